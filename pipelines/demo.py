@@ -131,8 +131,8 @@ def write_phantoms(
     if not force:
         for path in chain.from_iterable(pairs):
             if path.exists():
-                remedy = "name another folder, or pass --force"
-                raise ConfigError("is there already", where=path, remedy=remedy)
+                remedy = "choose another folder, or add --force"
+                raise ConfigError("exists already", where=path, remedy=remedy)
     for number, (image_path, labels_path) in enumerate(pairs, start=1):
         # The random stream depends on the number: sub-03 is the same head whether 3 or 300 are
         # made.

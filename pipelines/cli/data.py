@@ -301,7 +301,9 @@ def split(
         typer.echo(line, err=True)
     left_out = () if exclude is None else read_exclusions(exclude)
     if validation is not None and kfold is None and not published:
-        raise ConfigError("--validation without --published", remedy="use --ratios")
+        raise ConfigError(
+            "--validation requires --published or --kfold", remedy="use --ratios"
+        )
     if validation and kfold is not None:
         raise ConfigError(
             "--kfold has a fold for validation", remedy="give --validation 0 or none"

@@ -49,10 +49,11 @@ def evaluate(
 
     place = truth if scans.store is None else scans.store
     if truth is not None and scans.store is not None:
-        raise ConfigError("one of --truth and --store is needed", remedy="give either")
+        raise ConfigError("--truth or --store is required", remedy="give either")
     if scans.folds and scans.store is None:
         raise ConfigError(
-            "--folds without --store", remedy="name the store that was split"
+            "--folds requires --store",
+            remedy="add --store with the store that was split",
         )
     has_part = scans.store is not None and not scans.folds
     settings = asked(
@@ -64,12 +65,17 @@ def evaluate(
     )
     if settings.numbering is not None and scans.store is not None:
         raise ConfigError(
-            "--numbering with --store", remedy="leave it out: a store has its own"
+            "--numbering cannot be combined with --store",
+            remedy="leave --numbering out: the store has its own numbering",
         )
     if settings.persons is not None and not settings.repeat:
-        raise ConfigError("--persons is for --repeat", remedy="give both")
+        raise ConfigError(
+            "--persons has no effect without --repeat", remedy="give both"
+        )
     if settings.repeat and scans.store is not None:
-        raise ConfigError("--repeat with --store", remedy="give scans by --images")
+        raise ConfigError(
+            "--repeat cannot be combined with --store", remedy="give scans by --images"
+        )
     work: Callable[..., int] = evaluate_predictions
     table = "metrics.csv"
     if settings.repeat:
@@ -127,7 +133,7 @@ def norms(
     ] = Path("norms.tsv"),
     group: Annotated[
         str | None,
-        typer.Option(help="Group of the healthy persons, as the table calls it."),
+        typer.Option(help="Name of the group of healthy persons in the table."),
     ] = None,
     quiet: options.Quiet = False,
 ) -> int:
@@ -156,9 +162,7 @@ def people(
     ],
     results: Annotated[
         Path | None,
-        typer.Argument(
-            help="Label maps, as for trinat report: which row each one has."
-        ),
+        typer.Argument(help="Label maps, as for trinat report; show the row of each."),
     ] = None,
     strict: Strict = False,
 ) -> None:

@@ -42,7 +42,7 @@ def models(
     if show is not None:
         if model is None:
             remedy = "name one, or a folder"
-            raise ConfigError("models show without a model", remedy=remedy)
+            raise ConfigError("trinat models show requires a model", remedy=remedy)
         _show_model(model, json_)
         return 0
     from trinat.segmentation.models.checkpoint import read_info
@@ -160,7 +160,7 @@ def bundle(
         bool,
         typer.Option(
             "--default-weights",
-            help="Weigh the views as a new model does, not as the sources do.",
+            help="Use the default view weights instead of the sources' weights.",
         ),
     ] = False,
     licence: Annotated[
@@ -176,7 +176,7 @@ def bundle(
         bool,
         typer.Option(
             "--ensemble",
-            help="Sources of the same view become members whose mean counts.",
+            help="Average sources of the same view (an ensemble).",
         ),
     ] = False,
     overwrite: OverwriteModel = False,

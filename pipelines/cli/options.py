@@ -124,7 +124,7 @@ class LeftOut:
 
         if self.include_rejected and self.exclude is not None:
             raise ConfigError(
-                f"--include-rejected with --exclude {self.exclude}",
+                f"--include-rejected and --exclude {self.exclude} contradict each other",
                 remedy="leave one of them out",
             )
         if self.include_rejected:
@@ -170,7 +170,7 @@ class OnCluster:
             )
         if len(request.devices) > 1:
             devices = ",".join(request.devices)
-            what = f"--device {devices} with --cluster: a worker has one device"
+            what = f"--device {devices} with --cluster: each worker uses one device"
             remedy = "give one, as cuda, and start a worker for each GPU"
             raise ConfigError(what, remedy=remedy)
         workers = request.workers

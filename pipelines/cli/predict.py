@@ -47,17 +47,22 @@ def predict(
 
     if bool(request.inputs) == (scans.store is not None):
         raise ConfigError(
-            "what is to be segmented is one of two", remedy="give INPUTS or --store"
+            "INPUTS and --store cannot be combined", remedy="give INPUTS or --store"
         )
     if scans.folds and (scans.store is None or not request.model):
         raise ConfigError("--folds needs --store and --model", remedy="give both")
     if scans.store is not None and request.suffix != T1W:
-        raise ConfigError("--suffix is for a BIDS dataset, not for --store")
+        raise ConfigError(
+            "--suffix cannot be combined with --store: it selects "
+            "scans of a BIDS dataset"
+        )
     if request.persons is not None and not request.output.longitudinal:
-        raise ConfigError("--persons is for --longitudinal", remedy="give both")
+        raise ConfigError(
+            "--persons has no effect without --longitudinal", remedy="give both"
+        )
     if scans.store is not None and request.output.longitudinal:
         raise ConfigError(
-            "--longitudinal takes scans, no --store", remedy="give the scans"
+            "--longitudinal cannot be combined with --store", remedy="give the scans"
         )
     request = replace(
         request,

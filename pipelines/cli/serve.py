@@ -62,7 +62,7 @@ def serve_(
     logging.getLogger("trinat").setLevel(logging.INFO)
     if not is_loopback(settings.host):
         typer.echo(
-            "anyone on the network can read what is sent: put TLS before it", err=True
+            "the connection is not encrypted: put a TLS proxy in front of it", err=True
         )
     run_service(request, settings, typer.echo)
     return 0

@@ -63,7 +63,9 @@ def profile(
     ] = 5,
     store: Annotated[
         Path | None,
-        typer.Option(help="Of a recipe: train on this store, not on synthetic slices."),
+        typer.Option(
+            help="For a recipe: train on this store instead of synthetic slices."
+        ),
     ] = None,
     device: Device = "auto",
     threads: Threads = None,

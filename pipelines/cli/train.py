@@ -105,7 +105,7 @@ def _refuse_contradictions(
         several = f"--device {','.join(asked.devices)}"
     if timings and several:
         raise ConfigError(
-            f"--timings with {several}: times are of one process",
+            f"--timings cannot be combined with {several}: it measures one process",
             remedy="leave one of them out",
         )
     of_folds = ["--folds"] if scans.folds else []
@@ -115,7 +115,8 @@ def _refuse_contradictions(
         raise ConfigError(" with ".join(of_folds), remedy="leave one of them out")
     if of_folds and scans.store is None:
         raise ConfigError(
-            f"{of_folds[0]} without --store", remedy="name the store that was split"
+            f"{of_folds[0]} without --store",
+            remedy="add --store with the store that was split",
         )
 
 
@@ -138,7 +139,7 @@ def _splits_of_runs(
         return runs
     run = out / FOLD.format(fold)
     if run not in runs:
-        remedy = f"its folds are 0 to {len(runs) - 1}"
+        remedy = f"choose a fold from 0 to {len(runs) - 1}"
         raise ConfigError(f"has no fold {fold}", where=store, remedy=remedy)
     return {run: runs[run]}
 

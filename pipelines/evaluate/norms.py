@@ -69,7 +69,7 @@ def make_norms(
     """
     if os.path.lexists(out) and not (out.is_file() and is_of_norms(out)):
         raise OutputError(
-            "is no table of norms and would be replaced",
+            "exists and is not a table of norms, so it is not replaced",
             where=out,
             remedy="give another --out",
         )

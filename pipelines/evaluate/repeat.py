@@ -275,7 +275,9 @@ def _plan(
             else:
                 alone.append((person.name, case.id, "no label map and no prediction"))
         if len(with_map) == 1:
-            alone.append((person.name, with_map[0].image.name, "the person's only one"))
+            alone.append(
+                (person.name, with_map[0].image.name, "the person has no other scan")
+            )
         for first, second in combinations(with_map, 2):
             task = _Task(
                 person.name,

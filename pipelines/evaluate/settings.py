@@ -21,7 +21,7 @@ def _meanings_of_csf(typed: Iterable[str] | None) -> tuple[Csf, ...]:
         # Typer cannot check a list of choices given as a Literal.
         if word not in get_args(Csf):
             raise ConfigError(
-                f"--csf-pred {word}: no such meaning of CSF",
+                f"--csf-pred {word}: unknown definition of CSF",
                 remedy=f"give {' or '.join(get_args(Csf))}",
             )
         meanings.append(cast(Csf, word))
@@ -62,9 +62,7 @@ class LabelMapOptions:
     ] = None
     uncorrected: Annotated[
         bool,
-        Option(
-            "Take results as they were predicted, where there are corrections of them."
-        ),
+        Option("Use predictions, even if there are corrections."),
     ] = False
     jobs: Annotated[
         int | None,

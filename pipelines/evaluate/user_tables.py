@@ -157,7 +157,7 @@ def _refuse_unread(titles: Iterable[str], path: Path) -> None:
             raise ConfigError(
                 f"the column {title!r} is not understood",
                 where=path,
-                remedy="its columns of persons are sex, age_from and age_to",
+                remedy="its columns for persons are sex, age_from and age_to",
             )
 
 

@@ -48,7 +48,10 @@ def local_workers(where: str) -> int:
         return 0
     count = where.removeprefix("local:")
     if not count.isdecimal() or not int(count):
-        raise ConfigError(f"--cluster {where}: how many?", remedy="give local:2")
+        raise ConfigError(
+            f"--cluster {where}: the number of workers is missing",
+            remedy="give local:2",
+        )
     return int(count)
 
 
@@ -135,7 +138,10 @@ class Cluster(Generic[Item, Answer]):
             return answer
         reason = reason_of(error, where=False)
         if type(error).__name__ == "KilledWorker":
-            reason = f"killed {_ALLOWED_FAILURES + 1} workers, and was set aside"
+            reason = (
+                f"{_ALLOWED_FAILURES + 1} workers died while processing it, so it is not tried "
+                "again"
+            )
         return self.failed(item, reason)
 
     @contextmanager
@@ -149,8 +155,8 @@ class Cluster(Generic[Item, Answer]):
         try:
             yield
         except (CancelledError, OSError) as error:
-            remedy = "once it is back, the same command goes on"
-            what = "the scheduler was lost"
+            remedy = "restart the scheduler and run the same command to resume"
+            what = "the connection to the Dask scheduler was lost"
             raise InterruptedRunError(what, where=self.where, remedy=remedy) from error
 
     @contextmanager

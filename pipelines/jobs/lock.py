@@ -229,7 +229,9 @@ def _locked(path: Path, holder: _Holder | None) -> LockedError:
     if holder:
         who = f"process {holder.pid} on {holder.host}"
     remedy = "wait for it, stop it, or choose another folder"
-    return LockedError(f"{who} is at work here", where=path.parent, remedy=remedy)
+    return LockedError(
+        f"{who} is already working in this folder", where=path.parent, remedy=remedy
+    )
 
 
 def keep_only(folder: Path, names: Iterable[str], written: Collection[str]) -> None:
@@ -258,7 +260,7 @@ def refuse_existing(folder: Path, names: Iterable[str]) -> None:
     """Raise OutputError for a folder that has files of these names, marked or not."""
     for name in names:
         if os.path.lexists(folder / name):
-            what = "was not written by this command and would be replaced"
+            what = "was not written by this command, so it is not replaced"
             raise OutputError(what, where=folder / name, remedy="give another --out")
 
 
@@ -269,7 +271,7 @@ def refuse_others(folder: Path, names: Iterable[str]) -> None:
     known = set(names)
     for path in sorted(folder.iterdir()):
         if path.name not in known and not path.name.startswith("."):
-            what = "is not of this command: its folder holds other files"
+            what = "is not an output folder of this command: it has other files"
             raise OutputError(what, where=path, remedy="give another --out")
 
 

@@ -265,7 +265,7 @@ class Pool(Generic[ItemT, Answer]):
             self._early = False
             self._failed_starts += 1
             if self._failed_starts > _FAILED_STARTS:
-                what = f"a worker process on {worker.device} dies when it starts"
+                what = f"a worker process on {worker.device} died while starting"
                 remedy = "see trinat doctor; is there enough memory?"
                 raise DeviceError(f"{what} ({worker.how_it_died()})", remedy=remedy)
             # Start-up itself may fail, so the next worker gets no item until it is ready.
@@ -377,7 +377,7 @@ class _Worker(Generic[ItemT]):
         """Describe the signal or exit status that ended the process."""
         code = self.process.exitcode
         if code == -9:
-            return "killed, perhaps for want of memory"
+            return "killed, perhaps because memory ran out"
         if code is not None and code < 0:
             return f"signal {-code}"
         return f"exit status {code}"

@@ -76,7 +76,7 @@ def explain(
     voxels_by_slice = (classes == label.index).sum((1, 2))
     if not voxels_by_slice.any():
         raise InputError(
-            f"the {view.value} network sees no {label.name} in it", where=scan
+            f"the {view.value} network finds no {label.name} in it", where=scan
         )
     number = int(voxels_by_slice.argmax())
     # Window of the brain, which is the network's input in segmentation, and keeps the face out of

@@ -75,7 +75,9 @@ def find_corrected(study: Study) -> tuple[list[Corrected], list[str]]:
         used.add(labels)
         scan = study.image(item)
         if scan is None:
-            failures.append(f"{item.name}: its scan is not where it was: give --images")
+            failures.append(
+                f"{item.name}: its scan has been moved: give its folder with --images"
+            )
             continue
         segmented = item.entry.input_sha256
         # In another folder the same scan may be compressed differently.
@@ -85,14 +87,12 @@ def find_corrected(study: Study) -> tuple[list[Corrected], list[str]]:
         found.append(Corrected(item, person, scan, labels, mask, structures))
     if study.against is not None:
         failures.extend(
-            f"{file.name}: no result is of its scan"
+            f"{file.name}: no result belongs to its scan"
             for file in find_files(study.against)
             if file.path not in used
         )
     if not found and not failures:
-        raise EvaluationError(
-            "nothing is corrected here", where=study.folder, remedy=_CORRECT
-        )
+        raise EvaluationError("has no corrections", where=study.folder, remedy=_CORRECT)
     return found, failures
 
 

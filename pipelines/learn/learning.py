@@ -228,9 +228,9 @@ def _say_expectation(
     if made_by == {sha256_of(model.folder / MODEL_FILE)}:
         if 1 - agreement.dice < WORTHWHILE:
             raise EvaluationError(
-                f"there is nothing to learn: {agreement}",
+                f"the corrections differ too little from the results to learn from: {agreement}",
                 where=settings.results,
-                remedy="correct scans in which more is wrong",
+                remedy="correct scans with larger errors",
             )
         _log.info("%s", agreement)
     persons = len({each.person for each in corrected})

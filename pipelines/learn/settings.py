@@ -19,8 +19,7 @@ DEFAULT_RECIPE = "learn"
 _Labels = Annotated[
     Path | None,
     Option(
-        "Folder of label maps that were corrected elsewhere; they take the place of those in "
-        "RESULTS."
+        "Folder of label maps that were corrected elsewhere; they replace those in RESULTS."
     ),
 ]
 _Images = Annotated[

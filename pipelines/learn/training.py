@@ -89,7 +89,7 @@ def train_on(
     summary = prepare_store(checked, store)
     for row in summary.rows:
         if row.status == "failed":
-            _log.info("not learnt from: %s: %s", row.subject, row.reason)
+            _log.info("not used for learning: %s: %s", row.subject, row.reason)
     ((path, split),) = split_store(store, ratios=_RATIOS)
     _log.info(
         "trained on %d scans, judged by %d", len(split.train), len(split.validation)

@@ -147,7 +147,7 @@ def refuse_another_head(
     if agreement >= _SAME_HEAD_DICE:
         return
     what = (
-        f"agrees with what the model finds by a Dice of {agreement:.2f}, "
+        f"agrees with the model's labels by a Dice of {agreement:.2f}, "
         f"and {_SAME_HEAD_DICE:g} is needed"
     )
     partners = model.scheme.partner_permutation

@@ -48,7 +48,7 @@ from trinat.segmentation.space.views import View
 from trinat.segmentation.timing import stage, time_process, timed
 
 # Note on the only scan of a person in a longitudinal run.
-_ONLY_SCAN = "no other scan of this person to compare with: segmented by itself"
+_ONLY_SCAN = "segmented alone, because this person has no other scan"
 
 
 class CaseWorker:

@@ -121,8 +121,8 @@ class _Reporter:
             return
         begun = count(len(self._stages), "scan")
         self._shown.say(
-            f"stopping: finishing {begun} in hand, at most {GRACE_S:.0f} s; "
-            "a second Ctrl-C leaves them to the next run"
+            f"stopping: finishing {begun}, within {GRACE_S:.0f} s; "
+            "press Ctrl-C again to stop at once"
         )
 
     def hear(self, entry: Entry) -> None:
@@ -171,7 +171,7 @@ class _Reporter:
         where = out if outcome.is_part else out / "report.html"
         sys.stderr.write(f"{line}: {where}\n")
         if outcome.interrupted:
-            sys.stderr.write("stopped before the end: the same command goes on\n")
+            sys.stderr.write("stopped early: run the same command to resume\n")
 
 
 def _say_entry_as_json(entry: Entry) -> None:

@@ -28,7 +28,7 @@ from trinat.segmentation.io.streams import NO_CHECKSUM, has_checksum
 from trinat.segmentation.timing import Spent, stage, together
 
 _NO_SERIES = (
-    "no DICOM series, which --dicom-seg needs: leave it out, or give the DICOM files"
+    "--dicom-seg needs scans given as DICOM: leave it out, or give the DICOM files"
 )
 
 
@@ -189,7 +189,7 @@ class Recorder:
             for known in list(self.ledger.entries.values()):
                 was_refused = known.status == "failed" and known.is_refusal
                 if was_refused and known.case not in refused_now:
-                    no_longer = "no longer given"
+                    no_longer = "no longer among the inputs"
                     self.ledger.add(
                         Entry(known.case, "skipped", known.input, no_longer)
                     )
@@ -295,7 +295,7 @@ class Recorder:
 
     def _note_current(self, case: Case) -> None:
         # The entry of the earlier run is still valid.
-        unchanged = "done before, nothing changed"
+        unchanged = "unchanged since an earlier run"
         self.note(Entry(case.id, "skipped", case.shown, unchanged), keep=False)
 
     def _why_impossible(self, case: Case) -> str:

@@ -122,7 +122,7 @@ def predict(request: PredictRequest, heard: Listener | None = None) -> Outcome:
         _log.info("%s", remark)
     if not found.cases and not found.refusals:
         raise InputError(
-            "nothing to segment", remedy="name scans, or folders that hold some"
+            "there are no scans to segment", remedy="give scans or folders with scans"
         )
     if isinstance(request.output.reference, Norms):
         found = replace(found, cases=_with_facts(request, found))
@@ -184,7 +184,8 @@ def _with_facts(request: PredictRequest, found: Found) -> tuple[Case, ...]:
     if table is None:
         if found.bids_root is None:
             raise ConfigError(
-                "norms need age and sex of each person", remedy="give --participants"
+                "norms require the age and sex of every participant",
+                remedy="give --participants",
             )
         table = found.bids_root / "participants.tsv"
     return tuple(with_facts(found.cases, table, strict=request.strict))

@@ -203,7 +203,7 @@ class OutputSettings:
     fmriprep: Annotated[
         bool,
         Option(
-            "Of a BIDS dataset, write also what this program takes by --derivatives: fmriprep.",
+            "Also write derivatives for this program (fmriprep), from a BIDS dataset.",
             names=("--for",),
             typed=Literal["fmriprep"] | None,
             parse=bool,
@@ -502,10 +502,12 @@ class PredictRequest(WorkerOptions):
         """Raise ConfigError for options that contradict or require each other."""
         reads_persons = isinstance(self.output.reference, Norms)
         if self.output.reference and not self.output.page:
-            raise ConfigError("--reference is for pages", remedy="give --page too")
+            raise ConfigError(
+                "--reference has no effect without --page", remedy="give --page too"
+            )
         if self.people is not None and not reads_persons:
             raise ConfigError(
-                "--participants is for norms",
+                "--participants has no effect without --reference",
                 remedy="give --reference with a table of trinat norms, or leave it out",
             )
         if self.strict and not (self.output.longitudinal or reads_persons):
@@ -514,18 +516,17 @@ class PredictRequest(WorkerOptions):
                 remedy="leave it out",
             )
         if self.output.thickness and not self.output.parcels:
-            raise ConfigError(
-                "--thickness measures parcels of the cortex", remedy="add --parcels"
-            )
+            raise ConfigError("--thickness requires --parcels", remedy="add --parcels")
         if not self.output.longitudinal:
             return
         if self.output.samples:
             raise ConfigError(
-                "--longitudinal has no --uncertainty", remedy="leave one of them out"
+                "--longitudinal cannot be combined with --uncertainty",
+                remedy="leave one of them out",
             )
         if self.sessions:
             raise ConfigError(
-                "--longitudinal takes all sessions of a person together",
+                "--longitudinal cannot be combined with --session_label: it needs all sessions",
                 remedy="leave --session_label out",
             )
 

@@ -72,7 +72,7 @@ class StoredScans:
             if missing:
                 names = " and no ".join(missing)
                 raise ModelError(
-                    f"has no {names} network, which another fold has",
+                    f"has no network for the view {names}, unlike another fold",
                     where=f"{model}/{folder}",
                     remedy="finish this fold with trinat train --fold",
                 )

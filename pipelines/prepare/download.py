@@ -226,7 +226,7 @@ class _Transfer:
         what = "; ".join(dict.fromkeys(reasons))
         remedy = ""
         if self.have():
-            remedy = "the same command resumes it"
+            remedy = "run the same command to resume"
         raise DownloadError(what, where=self.remote.name, remedy=remedy)
 
     def fill(self, url: str) -> None:

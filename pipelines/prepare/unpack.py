@@ -153,7 +153,7 @@ class _Tar(tarfile.TarFile):
         try:
             return super().next()
         except (ValueError, ArithmeticError, RecursionError) as error:
-            raise tarfile.ReadError("a header that no tar writes") from error
+            raise tarfile.ReadError("has an invalid tar header") from error
 
 
 class _Unpacked(io.BufferedIOBase):
@@ -176,7 +176,7 @@ class _Unpacked(io.BufferedIOBase):
         block = self._stream.read(count)
         self._position += len(block)
         if self._position > self.end:
-            raise _refused(self._archive, "holds too much that is no file's content")
+            raise _refused(self._archive, "has too many bytes between its files")
         return block
 
 
@@ -219,7 +219,7 @@ def _problem_of(member: tarfile.TarInfo) -> str:
     if name.startswith(("/", "\\")) or PurePosixPath(name).is_absolute():
         return "has an absolute name"
     if ".." in PurePosixPath(name.replace("\\", "/")).parts:
-        return "climbs out of the folder"
+        return "leads out of the folder"
     if member.issym() or member.islnk():
         return "is a link"
     if not (member.isreg() or member.isdir()):

@@ -42,9 +42,12 @@ class Learning(BaseModel):
 
     state: State = "queued"
     scans: int = Field(description="corrected when it was asked for")
-    said: str = Field(default="", description="of a running one: what was done last")
+    said: str = Field(
+        default="", description="for a running job: the last finished step"
+    )
     lines: list[str] = Field(
-        default=[], description="what was made, why, and its Dice before and after"
+        default=[],
+        description="the new model, the reason for it, and its Dice before and after",
     )
     reason: str = Field(default="", description="why there is no model")
 
@@ -116,7 +119,7 @@ class Learner:
                 raise FullError("a model is being learnt")
             corrected = self.corrected
             if not corrected:
-                raise InputError("nothing is corrected here: correct a result first")
+                raise InputError("there are no corrections yet: correct a result first")
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder.mkdir()
             numbers = [each.number for each in self._study.submissions]

@@ -101,19 +101,17 @@ class Segmentation(BaseModel):
 
     id: str = Field(examples=["0f8c2d6a9b1e4c7d8a5f3e2b1c0d9e8f"])
     state: State = "queued"
-    place: int = Field(
-        default=0, description="place among the waiting scans; 0 once it was begun"
-    )
+    place: int = Field(default=0, description="position in the queue; 0 once started")
     progress: float = Field(default=0.0, ge=0, le=1)
     stage: str = Field(
-        default="", description="of a running one: reading, networks or writing"
+        default="", description="of a running scan: reading, networks or writing"
     )
     seconds: int | None = Field(
-        default=None, description="of a running one, since work on it began"
+        default=None, description="since a running scan was started"
     )
     seconds_left: int | None = Field(
         default=None,
-        description="of a running one, from how long others took since the start",
+        description="estimate for a running scan, from the time of earlier scans",
     )
     reason: str = Field(default="", description="why it failed", examples=[""])
     grade: str = Field(
@@ -124,7 +122,7 @@ class Segmentation(BaseModel):
     notes: list[str] = []
     outputs: list[str] = Field(
         default=[],
-        description="what was asked for",
+        description="requested outputs",
         examples=[["mgz"]],
     )
 
@@ -300,7 +298,7 @@ class Queue:
             if waiting + len(self._uploading) >= self._queued:
                 raise FullError("the queue is full")
             if list(self._clients.values()).count(client) >= self._per_client:
-                raise FullError("as many of your scans wait as may")
+                raise FullError("you have the maximum number of waiting scans")
             self._uploading.add(id)
             self._clients[id] = client
         try:
@@ -527,7 +525,7 @@ class EngineThread(threading.Thread):
                 if submission:
                     took_s = submission.ended - submission.accepted
                     _log.info("%s %s, %.1f s", submission.id, submission.state, took_s)
-            self.error = DeviceError("the engine came to its end")
+            self.error = DeviceError("the worker stopped unexpectedly")
         except _StoppedError:
             return
         except Exception as error:

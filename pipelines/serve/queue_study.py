@@ -115,7 +115,7 @@ class QueueStudy(Study):
     def rate(self, *_: object, **__: object) -> None:
         """Refuse every rating."""
         raise InputError(
-            "results of a service are not rated: they are deleted after a while"
+            "results of a service cannot be rated, because they are deleted after a while"
         )
 
     def _submission(self, item: Item) -> Submission:

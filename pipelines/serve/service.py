@@ -171,7 +171,7 @@ class Results:
             return "not made: this service has no --parcels"
         labels = self._queue.file(submission, Product.LABELS)
         if name == "corrected.nii.gz" and not corrected_path(labels).is_file():
-            return "not corrected: its page has a brush"
+            return "there is no correction of this scan; make one with the brush of its page"
         return ""
 
     def probability(self, submission: Submission, structure: str) -> Path:
@@ -345,7 +345,9 @@ def learnt(service: AtService) -> FileResponse:
     """Return the learnt model: a folder in a zip file."""
     job = service.learner.job
     if job is None or job.state != "done":
-        raise HTTPException(409, "no model: none was learnt, or it has not ended")
+        raise HTTPException(
+            409, "there is no learnt model, or learning has not finished"
+        )
     model = service.learner.model
     return FileResponse(model, media_type="application/zip", filename=model.name)
 

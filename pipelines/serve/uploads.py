@@ -90,7 +90,7 @@ def _take(queue: Queue, form: FormData, folder: Path) -> Segmentation:
             raise InputError("DICOM needs more packages", remedy=extra_remedy("dicom"))
         return queue.accept(scan, outputs, person).seen()
     if "dicom-seg" in outputs:
-        raise InputError("dicom-seg is made of DICOM files alone: send them as a zip")
+        raise InputError("dicom-seg requires DICOM input: send the files as a zip")
     # Refuses a header that is broken or announces too much data.
     with ScanStream(scan, packed=has_checksum(scan)) as source:
         if ".mg" in scan.name:

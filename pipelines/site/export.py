@@ -104,9 +104,9 @@ def _require_able(model: Model) -> None:
     for what, is_needed in missing.items():
         if is_needed:
             raise ModelError(
-                f"needs {what}, which a site does not have yet",
+                f"needs {what}, which sites do not support",
                 where=model.folder,
-                remedy="use a model as `fast` is",
+                remedy="use a model like `fast`",
             )
 
 

@@ -35,8 +35,8 @@ class TrainingClock:
         if time.monotonic() < self._end:
             return ""
         if self._too_few:
-            return f"its {self.seconds:g} seconds are too few: {self._too_few}"
-        return f"its {self.seconds:g} seconds are over"
+            return f"{self.seconds:g} seconds are too few: {self._too_few}"
+        return f"the time limit of {self.seconds:g} seconds is over"
 
     def note_validation(self, seconds: float) -> None:
         """Remember how long a validation took, if none took longer."""

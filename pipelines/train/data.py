@@ -62,7 +62,7 @@ def open_data(
     data = stage.data
     if data.synthetic is None and data.store is None:
         remedy = "give data.synthetic or data.store"
-        raise ConfigError("data names no source", remedy=remedy)
+        raise ConfigError("data has neither synthetic nor store", remedy=remedy)
     source: BatchSource
     with ExitStack() as opened:
         if data.synthetic is not None:
@@ -105,7 +105,10 @@ def _open_synthetic(
     # The last heads validate; where none are held out, new scans of the training heads do.
     count = len(maps.labels)
     if config.held_out >= count:
-        raise ConfigError(f"held_out is {config.held_out}, and there are {count} heads")
+        raise ConfigError(
+            f"held_out ({config.held_out}) must be less than the number "
+            f"of heads ({count})"
+        )
     seen = unseen = maps
     if config.held_out:
         first = count - config.held_out

@@ -270,7 +270,7 @@ def _resume(
         remedy = "--resume --seconds N does the rest in N seconds"
         raise TrainingError(what, where=run.folder, remedy=remedy)
     trainer.load(state)
-    _log.info("%s: goes on at step %d", run.job.name, state.counters.step)
+    _log.info("%s: continues at step %d", run.job.name, state.counters.step)
 
 
 @dataclass(eq=False)
@@ -323,7 +323,7 @@ class _JobAtWork:
                 raise
             if trainer.not_compiled and not reported_not_compiled:
                 reported_not_compiled = True
-                _log.warning("trains without being compiled: %s", trainer.not_compiled)
+                _log.warning("training without torch.compile: %s", trainer.not_compiled)
             self._note(report)
             at_rest = self._save_or_stop(report)
             if at_rest:
@@ -405,7 +405,7 @@ class _JobAtWork:
         why = self.why_stop() or IN_ANOTHER_PROCESS
         step = self.trainer.counters.step
         what = f"stopped at step {step}: {why}; its state is saved"
-        remedy = "the same command with --resume goes on"
+        remedy = "run the same command with --resume to continue"
         return InterruptedRunError(what, where=self.run.folder, remedy=remedy)
 
     @property

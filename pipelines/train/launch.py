@@ -174,7 +174,7 @@ def _run_processes(request: _Request, count: int) -> list[Path]:
             if isinstance(error, ChildFailedError):
                 rank, failure = error.get_first_failure()
                 what = f"process {rank} died of {failure.signal_name()}"
-    remedy = "the same command with --resume goes on from the last state"
+    remedy = "run the same command with --resume to continue from the last state"
     raise TrainingError(what, where=request.out, remedy=remedy)
 
 
@@ -210,8 +210,8 @@ def _train_together(request: _Request) -> list[Path]:
         is_of_gloo = isinstance(error, RuntimeError) and _GLOO_ERROR.search(str(error))
         if is_of_gloo or isinstance(error, distributed.DistError):
             remedy = (
-                "torchrun says which; the same command with --resume goes on from the "
-                "last state"
+                "torchrun names it; run the same command with --resume to continue from "
+                "the last state"
             )
             raise TrainingError(
                 "another process has died", where=request.out, remedy=remedy

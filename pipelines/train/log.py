@@ -389,7 +389,7 @@ class Trackers:
                 # Hours of training are worth more than their curves at a service.
                 del self._open[service]
                 _log.warning(
-                    "%s gets no more curves: %s; the training goes on",
+                    "curves are no longer sent to %s: %s; the training continues",
                     service,
                     _first_line(error),
                 )

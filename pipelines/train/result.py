@@ -61,7 +61,7 @@ def _last_finished(
             if folder is not None:
                 return stage, folder, each
     names = ", ".join(stage.name for stage in stages)
-    raise TrainingError(f"{names} left no {view.value} network", where=out)
+    raise TrainingError(f"{names} has no {view.value} network", where=out)
 
 
 def best_dice(recipe: Recipe, out: Path) -> float | None:

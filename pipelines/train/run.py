@@ -357,8 +357,10 @@ def _write_down(recipe: Recipe, out: Path, *, resume: bool) -> None:
     if (out / CONFIG).is_file():
         # The same that was killed before its first state begins again.
         if not resume and (_has_begun(out) or read_yaml(out / CONFIG) != content):
-            remedy = "go on with --resume, or give another --out"
-            raise TrainingError("a run is there already", where=out, remedy=remedy)
+            remedy = "continue it with --resume, or choose another --out"
+            raise TrainingError(
+                "the folder already has a run", where=out, remedy=remedy
+            )
         check_identity(read_yaml(out / CONFIG), content, out)
         remedy = "give the store that it began with (--store), or another --out"
         if len(known) == len(data):
@@ -470,7 +472,7 @@ def _train_jobs(
             why = why_stop()
             if begun and run.workers.largest(float(bool(why))):
                 what = f"stopped before {run.job.name}: {why or IN_ANOTHER_PROCESS}"
-                remedy = "the same command with --resume goes on"
+                remedy = "run the same command with --resume to continue"
                 raise InterruptedRunError(what, where=run.out, remedy=remedy)
             begun += 1
             ended = train_job(run, why_stop, clock, others=count - begun)

@@ -183,7 +183,7 @@ class Corrections:
             raise InputError("has no label map", where=item.name)
         indices, places = _unpacked(painted.content)
         if not len(indices):
-            raise InputError("nothing was changed", where=item.name)
+            raise InputError("there is no change to save", where=item.name)
         numbers = self._numbers(item)
         names = dict(zip(numbers.tolist(), ["", *self._names()], strict=True))
         del names[0]
@@ -221,7 +221,10 @@ class Corrections:
             remedy = "correct it in the scan's own space"
             raise GeometryError(what, where=item.name, remedy=remedy) from None
         if indices.max() >= ras.data.size or places.max() >= len(numbers):
-            raise InputError("changes are not of this map: reload", where=item.name)
+            raise InputError(
+                "the changes do not match this label map: reload the page",
+                where=item.name,
+            )
         data = np.array(ras.data, np.int32, order="F")
         # `reshape` returns a view here, so the assignment changes `data`; first axis first.
         data.reshape(-1, order="F")[indices] = numbers[places]

@@ -175,7 +175,7 @@ class Guard:
             raise HTTPException(status, "the request's head is too long")
         if not self._is_ours(scope):
             status = HTTPStatus.MISDIRECTED_REQUEST
-            raise HTTPException(status, "this server has another name: see --name")
+            raise HTTPException(status, "unknown host name: add it with --name")
         host = headers.get("host", "")
         origin = headers.get("origin")
         if origin is not None and origin not in (f"http://{host}", f"https://{host}"):
@@ -220,7 +220,7 @@ class Guard:
             f"{self._cookie_name}={self._cookie}; Path=/; HttpOnly; SameSite=Strict"
         )
         headers = {"Location": to, "Set-Cookie": cookie}
-        raise HTTPException(HTTPStatus.SEE_OTHER, "the page is there", headers)
+        raise HTTPException(HTTPStatus.SEE_OTHER, "redirecting to the page", headers)
 
     def _is_ours(self, scope: Scope) -> bool:
         return Headers(scope=scope).get("host", "") in self._names
@@ -330,4 +330,4 @@ def _cookie(headers: Headers, name: str) -> str:
 
 
 def _other_site() -> HTTPException:
-    return HTTPException(HTTPStatus.FORBIDDEN, "asked by a page of another site")
+    return HTTPException(HTTPStatus.FORBIDDEN, "requested by a page of another site")

@@ -197,7 +197,7 @@ def _some_done(done: Done) -> None:
 
 
 def _done_or_locked(done: Done) -> None:
-    if "is at work here" in done.err:
+    if "is already working in this folder" in done.err:
         if len(done.err.strip().splitlines()) > 1:
             raise wrong(f"refused in more than a line: {done.err[-300:]!r}")
         return

@@ -279,7 +279,7 @@ def clocks(attempt: Try) -> None:
         except Bad as bad:
             # A lock of another machine may be alive: it is reported in one line, and for a
             # minute only.
-            if "is at work here" not in str(bad):
+            if "is already working in this folder" not in str(bad):
                 raise
             shutil.rmtree(bench.out / ".trinat-work")
             checked_zero(bench.run(before=skewed(chance, 400)), "under a skewed clock")

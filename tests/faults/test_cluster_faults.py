@@ -83,7 +83,9 @@ def test_a_scan_that_kills_three_workers_is_set_aside(tmp_path: Path) -> None:
     assert (outcome.done, outcome.failed) == (2, 1)
     entry = read_entries([out / "run.jsonl"])["kills"]
     assert entry.status == "failed"
-    assert entry.reason == "killed 3 workers, and was set aside"
+    assert (
+        entry.reason == "3 workers died while processing it, so it is not tried again"
+    )
 
 
 def restrictions(settings: RunSettings, device: str, case: Case) -> Entry:
@@ -234,7 +236,9 @@ def test_scans_in_hand_when_the_scheduler_dies_are_done_by_the_next_run(
     with pytest.raises(InterruptedRunError) as lost:
         run_serially(scans, out, engine=_Loses)
     assert str(lost.value) == (
-        f"{address}: the scheduler was lost: once it is back, the same command goes on"
+        f"{address}: the connection to the Dask scheduler was lost: restart the "
+        "scheduler and run the same "
+        "command to resume"
     )
     assert caplog.records == []
     assert not (out / "run.jsonl").exists()

@@ -156,12 +156,14 @@ def pool_of(target, room: int) -> Pool[Letter, str]:
 def test_items_that_waited_behind_the_one_to_blame_are_done() -> None:
     letters = [Letter(name) for name in "axyz"]
     answers = list(pool_of(spell, room=3).run(letters, lambda: False))
-    blamed = "x: its process died while spelling (killed, perhaps for want of memory)"
+    blamed = (
+        "x: its process died while spelling (killed, perhaps because memory ran out)"
+    )
     assert sorted(answers) == ["A", "Y", "Z", blamed]
 
 
 def test_processes_that_die_at_their_start_end_the_work() -> None:
-    message = "a worker process on cpu dies when it starts"
+    message = "a worker process on cpu died while starting"
     with pytest.raises(DeviceError, match=message):
         list(pool_of(die, room=1).run([Letter("a")], lambda: False))
 

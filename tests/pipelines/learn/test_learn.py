@@ -133,7 +133,7 @@ def test_label_maps_from_elsewhere_count_as_a_whole(
     found, failures = find_corrected(study)
     assert [each.person for each in found] == ["sub-03"]
     assert found[0].structures is None
-    assert failures == ["sub-09_T1w_dseg: no result is of its scan"]
+    assert failures == ["sub-09_T1w_dseg: no result belongs to its scan"]
 
 
 def test_scans_that_are_gone_are_named_and_nothing_corrected_is_refused(
@@ -150,7 +150,9 @@ def test_scans_that_are_gone_are_named_and_nothing_corrected_is_refused(
     scan.unlink()
     found, failures = find_corrected(Study(results, rater=""))
     assert found == []
-    assert failures == ["sub-01_T1w: its scan is not where it was: give --images"]
+    assert failures == [
+        "sub-01_T1w: its scan has been moved: give its folder with --images"
+    ]
     with refusal(EvaluationError, results):
         learn(LearnSettings(results, tmp_path / "own"))
 

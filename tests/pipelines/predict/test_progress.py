@@ -106,6 +106,5 @@ def test_a_run_that_is_asked_to_stop_says_what_it_waits_for(capsys) -> None:
         capsys.readouterr()
         heard.on_stop()
     assert capsys.readouterr().err == (
-        "stopping: finishing 1 scan in hand, at most 60 s; "
-        "a second Ctrl-C leaves them to the next run\n"
+        "stopping: finishing 1 scan, within 60 s; press Ctrl-C again to stop at once\n"
     )

@@ -271,7 +271,7 @@ def test_a_task_of_a_slurm_array_is_a_part_wherever_the_array_counts_from(
 
 
 def test_no_input_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="nothing to segment"):
+    with pytest.raises(InputError, match="no scans to segment"):
         run_serially([], tmp_path / "out")
 
 
@@ -342,7 +342,7 @@ def test_what_was_not_taken_is_said_also_where_nothing_is_left(
     template.parent.mkdir(parents=True)
     template.touch()
     request = PredictRequest(inputs=(str(tmp_path / "subjects"),), out=tmp_path / "out")
-    with pytest.raises(InputError, match="nothing to segment"):
+    with pytest.raises(InputError, match="no scans to segment"):
         predict(request)
     assert logged.messages == [
         "fsaverage: not segmented, since it is a template, not a person"

@@ -75,10 +75,10 @@ def wait(learner: Learner, *states: str) -> None:
 def test_without_a_correction_nothing_is_learnt(tmp_path: Path) -> None:
     queue = Queue(tmp_path)
     learner = learner_of(queue, "fast")
-    with pytest.raises(InputError, match="nothing is corrected here"):
+    with pytest.raises(InputError, match="there are no corrections yet"):
         learner.ask()
     done(queue, sent(queue, 0), 0)
-    with pytest.raises(InputError, match="nothing is corrected here"):
+    with pytest.raises(InputError, match="there are no corrections yet"):
         learner.ask()
     assert learner.job is None
 

@@ -117,7 +117,7 @@ def test_who_has_too_few_seconds_for_a_view_is_told_of_what(time: Clock) -> None
     assert limit.why_over == ""
     job_of(limit, 0.0, 2, validates=True).start(1.0)
     assert limit.why_over == (
-        "its 90 seconds are too few: 29.0 of them are left for this job, "
+        "90 seconds are too few: 29.0 of them are left for this job, "
         "and what it writes and validates takes 42.0"
     )
 

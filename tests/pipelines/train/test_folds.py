@@ -157,7 +157,7 @@ def test_a_refused_start_leaves_the_run_of_another_that_is_about_to_begin(
     [
         (["--fold", "0"], "--fold 0 without --store"),
         (["--fold", "0", "--folds"], "--folds with --fold 0"),
-        (["--fold", "3", "--store"], "has no fold 3: its folds are 0 to 2"),
+        (["--fold", "3", "--store"], "has no fold 3: choose a fold from 0 to 2"),
     ],
 )
 def test_a_fold_that_there_is_not_is_refused(

@@ -201,7 +201,8 @@ def test_an_error_of_the_leader_before_a_step_is_one_line(
     status, words = ended(start(warm, recipe, undisturbed, "--quiet"), undisturbed)
     assert status == 4
     assert words.splitlines() == [
-        f"trinat: {undisturbed}: a run is there already: go on with --resume, or give another --out"
+        f"trinat: {undisturbed}: the folder already has a run: continue it with "
+        "--resume, or choose another --out"
     ]
 
 

@@ -76,7 +76,7 @@ def test_a_model_without_provenance_is_shown() -> None:
 
 
 def test_a_model_to_show_is_named() -> None:
-    with pytest.raises(ConfigError, match="models show without a model"):
+    with pytest.raises(ConfigError, match="models show requires a model"):
         CliRunner().invoke(app, ["models", "show"], catch_exceptions=False)
 
 

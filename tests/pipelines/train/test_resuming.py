@@ -339,7 +339,7 @@ def test_a_call_whose_time_is_over_after_the_first_step_saves_and_makes_no_progr
 ) -> None:
     recipe = tiny_recipe(tmp_path, "views=[coronal]")
     with pytest.raises(
-        InterruptedRunError, match=r"step 1: its 0\.001 seconds are too few"
+        InterruptedRunError, match=r"step 1: 0\.001 seconds are too few"
     ):
         train(recipe, tmp_path / "run", SILENT, seconds=1e-3)
     state, _ = read_latest(tmp_path / "run/train/coronal")

@@ -210,7 +210,7 @@ def test_a_model_brings_the_label_scheme_of_ones_own_that_it_learnt(
     [
         ({"scheme": "nowhere"}, "nowhere: no such label scheme"),
         ({"tracking": ["tensorboard"]}, "tracking by tensorboard needs it installed"),
-        ({"data": {"rows": 32, "columns": 32}}, "data names no source"),
+        ({"data": {"rows": 32, "columns": 32}}, "data has neither synthetic nor store"),
     ],
     ids=["scheme", "tensorboard", "data"],
 )

@@ -281,7 +281,7 @@ def test_a_map_on_another_grid_than_its_scan_is_not_corrected(out: Path) -> None
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"", "nothing was changed"),
+        (b"", "there is no change to save"),
         (b"abcd", "not changes"),
         (changes(RIGHT_THALAMUS, (0, 0, 18)), "not of this map"),
         (changes(200, (0, 0, 0)), "not of this map"),

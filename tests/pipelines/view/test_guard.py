@@ -152,7 +152,7 @@ def test_a_foreign_origin_is_refused(url: str) -> None:
         answer = httpx.get(url, headers=BEARER | {"Origin": origin})
         assert (answer.status_code, reason(answer)) == (
             403,
-            "asked by a page of another site",
+            "requested by a page of another site",
         )
     assert httpx.get(url, headers=BEARER | {"Origin": url}).status_code == 200
 
