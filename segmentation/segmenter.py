@@ -13,7 +13,7 @@ from trinat.segmentation.io.volume import ScanLike, Volume
 from trinat.segmentation.models.zoo import warn_of_licence
 from trinat.segmentation.result import Result
 from trinat.segmentation.space.views import View
-from trinat.segmentation.timing import heard_by, stage
+from trinat.segmentation.timing import report_stages_to, stage
 
 _Scan = TypeVar("_Scan", bound=ScanLike)
 
@@ -98,7 +98,7 @@ class Segmenter(Predictor):
             If `volume` is no scan.
         """
         warn_of_licence(self.model.folder)
-        with heard_by(progress):
+        with report_stages_to(progress):
             with stage("reading"):
                 scan = Volume.of(
                     volume,

@@ -121,7 +121,7 @@ def timed(clock: Clock) -> Iterator[None]:
 
 
 @contextmanager
-def heard_by(listener: Callable[[str], object]) -> Iterator[None]:
+def report_stages_to(listener: Callable[[str], object]) -> Iterator[None]:
     """Call `listener` with the name of each new stage in this block."""
     last = ""
 
@@ -142,8 +142,8 @@ def heard_by(listener: Callable[[str], object]) -> Iterator[None]:
 def stage(name: str) -> Iterator[None]:
     """Time the block as a stage on every active clock; without a clock it costs nothing.
 
-    Listeners (`heard_by`) receive its name. Stages may be nested: the inner one gets the time, and
-    the outer one continues when it ends.
+    Listeners (`report_stages_to`) receive its name. Stages may be nested: the inner one gets
+    the time, and the outer one continues when it ends.
     """
     listener = _listener.get()
     if listener is not None:

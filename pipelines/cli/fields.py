@@ -78,7 +78,7 @@ def with_fields(command: Callable[..., Any]) -> Callable[..., Any]:
             own = _parameter(parameter.name, get_args(hint)[0], default, option)
             parameters.append(own)
         elif is_dataclass(kind):
-            makers[parameter.name] = functools.partial(_made, kind, only)
+            makers[parameter.name] = functools.partial(_build_settings, kind, only)
             parameters += _parameters_of(kind, only)
         else:
             plain = parameter.replace(annotation=hint, kind=parameter.KEYWORD_ONLY)
@@ -103,7 +103,7 @@ def _remark(hint: Any, kind: type[_T]) -> _T | None:
     return next((each for each in get_args(hint) if isinstance(each, kind)), None)
 
 
-def _declared(
+def _declared_fields(
     kind: Any, only: Only | None
 ) -> Iterator[tuple[Field[Any], Any, Option | None]]:
     """Yield a command's fields of a settings class, with type and option; None for nested settings.
@@ -125,7 +125,7 @@ def _declared(
 
 def _parameters_of(kind: Any, only: Only | None) -> Iterator[inspect.Parameter]:
     """Yield the options of a settings class, and of the settings nested in it."""
-    for field, typed, option in _declared(kind, only):
+    for field, typed, option in _declared_fields(kind, only):
         if option is None:
             yield from _parameters_of(typed, only)
             continue
@@ -169,12 +169,12 @@ def _parameter(
     )
 
 
-def _made(kind: Any, only: Only | None, typed: dict[str, Any]) -> Any:
+def _build_settings(kind: Any, only: Only | None, typed: dict[str, Any]) -> Any:
     """Return settings made from the options, which are removed from `typed`."""
     values: dict[str, Any] = {}
-    for field, hint, option in _declared(kind, only):
+    for field, hint, option in _declared_fields(kind, only):
         if option is None:
-            values[field.name] = _made(hint, only, typed)
+            values[field.name] = _build_settings(hint, only, typed)
             continue
         values[field.name] = typed.pop(field.name)
         if option.parse is not None:

@@ -53,7 +53,7 @@ def models(
     broken = []
     for name, folder in shipped.items():
         try:
-            found.append(_described(name, folder, read_info(folder)))
+            found.append(_describe_as_json(name, folder, read_info(folder)))
         except (TrinatError, OSError) as error:
             # The other models remain usable.
             broken.append(reason_of(error))
@@ -77,7 +77,7 @@ def _show_model(name: str, json_: bool) -> None:
     folder = find_model(name)
     if json_:
         info = read_info(folder)
-        found = _described(info.name, folder, info)
+        found = _describe_as_json(info.name, folder, info)
         found["training"] = info.training.model_dump(mode="json")
         found["versions"] = info.versions
         found["jobs"] = read_provenance(folder)
@@ -91,7 +91,7 @@ def _show_model(name: str, json_: bool) -> None:
 def _print_models(
     found: Sequence[Mapping[str, Any]], missing: Mapping[str, str]
 ) -> None:
-    """Print models as returned by `_described`, and why others have no weights."""
+    """Print models as returned by `_describe_as_json`, and why others have no weights."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -119,7 +119,7 @@ def _print_models(
         console.print(f"{name} has no weights here: it is {why}.", markup=False)
 
 
-def _described(name: str, folder: Path, info: ModelInfo) -> dict[str, Any]:
+def _describe_as_json(name: str, folder: Path, info: ModelInfo) -> dict[str, Any]:
     """Return the JSON description of a model."""
     from trinat.segmentation.models.model_info import PRIOR_FILE, weights_file
 

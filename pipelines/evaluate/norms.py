@@ -75,7 +75,7 @@ def make_norms(
         )
 
     def check(facts: pd.DataFrame, table: Path) -> None:
-        persons = _of_group(facts, group, table).groupby("subject")
+        persons = _select_group(facts, group, table).groupby("subject")
         known = persons.agg(age=("age", "mean"), sex=("sex", "max"))
         _refuse_few(known[known["age"].notna() & (known["sex"] != "")], settings)
 
@@ -156,7 +156,7 @@ def _persons(
     """
     cohort = cohort_of(measured.chosen.scans, measured.known.scheme)
     frame = cohort.frame[cohort.frame["metric"] == "volume"]
-    frame = _of_group(frame, group, measured.known.table)
+    frame = _select_group(frame, group, measured.known.table)
     # The first known sex among a person's scans.
     with_sex = frame.assign(sex=frame["sex"].where(frame["sex"] != ""))
     by_person = with_sex.groupby("subject", sort=False)
@@ -181,7 +181,7 @@ def _persons(
     return persons
 
 
-def _of_group(frame: pd.DataFrame, group: str | None, table: Path) -> pd.DataFrame:
+def _select_group(frame: pd.DataFrame, group: str | None, table: Path) -> pd.DataFrame:
     """Return the rows of the healthy group; ConfigError if it is not clear which one that is."""
     groups = sorted(set(frame["group"]) - {""})
     if group is None:

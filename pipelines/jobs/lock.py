@@ -129,10 +129,10 @@ def _take(path: Path, descriptor: int) -> bool:
         raise _locked(path, _read_patiently(descriptor)) from None
     # The previous holder may have removed the file between our opening and locking it.
     try:
-        there = path.lstat()
+        found = path.lstat()
     except FileNotFoundError:
         return False
-    if not os.path.samestat(os.fstat(descriptor), there):
+    if not os.path.samestat(os.fstat(descriptor), found):
         return False
     _refuse_living(path, descriptor)
     name = json.dumps(asdict(_myself()))

@@ -81,9 +81,9 @@ class Pool(Generic[ItemT, Answer]):
     own: only an item that crashes that process, too, is to blame. `failed` makes the answer for
     an item that has crashed its process or exceeded the time limit, with the reason.
 
-    - `room` is the number of items a process holds. If it is 1, the item is at work at once; after
-      a crash it is retried while no other is at work, so that it has all of the memory, before it
-      is blamed.
+    - `capacity` is the number of items a process holds. If it is 1, the item is at work at once;
+      after a crash it is retried while no other is at work, so that it has all of the memory,
+      before it is blamed.
     - `timeout_s` is the limit for one item; 0 or None: none.
     - `on_stage` is called with an item's id and its new stage, and with ("", "ready") when a
       process is ready.
@@ -96,7 +96,7 @@ class Pool(Generic[ItemT, Answer]):
     devices: Sequence[str]
     failed: Callable[[ItemT, str], Answer]
     _: KW_ONLY
-    room: int = 1
+    capacity: int = 1
     timeout_s: float | None = None
     poll_s: float = POLL_S
     on_stage: Callable[[str, str], None] = ignore_stage
@@ -130,9 +130,9 @@ class Pool(Generic[ItemT, Answer]):
                 is_over = all(worker.finishing for worker in workers)
                 connections = [worker.connection for worker in workers]
                 with stage("stop") if is_over else nullcontext():
-                    heard = set(wait(connections, timeout=self.poll_s))
+                    readable = set(wait(connections, timeout=self.poll_s))
                 for worker in list(workers):
-                    if worker.connection not in heard:
+                    if worker.connection not in readable:
                         continue
                     answers, is_alive = self._receive(worker)
                     yield from answers
@@ -152,7 +152,7 @@ class Pool(Generic[ItemT, Answer]):
                     if late is not None:
                         worker.kill()
                         workers.remove(worker)
-                        yield self._failed_late(worker, late)
+                        yield self._answer_for_late(worker, late)
                         if not stop():
                             workers.append(self._start(worker.device))
         finally:
@@ -182,7 +182,7 @@ class Pool(Generic[ItemT, Answer]):
 
         A waiting suspect is handed out once the other workers are idle.
         """
-        if self.room > 1:
+        if self.capacity > 1:
             return False
         at_work = [other for other in workers if other is not worker and other.in_hand]
         if self._suspects:
@@ -205,7 +205,7 @@ class Pool(Generic[ItemT, Answer]):
         if worker.alone and worker.in_hand:
             return
         worker.alone = False
-        entered = WAITING if self.room > 1 else "at work"
+        entered = WAITING if self.capacity > 1 else "at work"
         if self._suspects:
             # A suspect is tried alone: a worker with other items finishes them first.
             if not worker.in_hand:
@@ -215,7 +215,7 @@ class Pool(Generic[ItemT, Answer]):
                     # The process is gone: keep the suspect for the next one.
                     self._suspects.appendleft(suspect)
             return
-        while len(worker.in_hand) < self.room:
+        while len(worker.in_hand) < self.capacity:
             try:
                 item = self._again.popleft() if self._again else next(waiting)
             except StopIteration:
@@ -272,9 +272,9 @@ class Pool(Generic[ItemT, Answer]):
             self._again.extend(hand.item for hand in worker.in_hand.values())
             return
         at_work = [hand for hand in worker.in_hand.values() if hand.stage != WAITING]
-        # With `room` 1, items of other processes may have taken its memory: it is retried alone
+        # With `capacity` 1, items of other processes may have taken its memory: it is retried alone
         # first.
-        if len(worker.in_hand) == 1 and at_work and (worker.alone or self.room > 1):
+        if len(worker.in_hand) == 1 and at_work and (worker.alone or self.capacity > 1):
             (hand,) = at_work
             reason = f"its process died while {hand.stage} ({worker.how_it_died()})"
             yield self.failed(hand.item, reason)
@@ -299,7 +299,7 @@ class Pool(Generic[ItemT, Answer]):
                 return hand
         return None
 
-    def _failed_late(self, worker: _Worker[ItemT], late: _InHand[ItemT]) -> Answer:
+    def _answer_for_late(self, worker: _Worker[ItemT], late: _InHand[ItemT]) -> Answer:
         """Return the answer for a late item; the other items of its process are repeated."""
         for hand in worker.in_hand.values():
             if hand is not late:

@@ -20,7 +20,7 @@ from typing import Protocol
 import typer
 
 from trinat.segmentation.errors import one_line
-from trinat.segmentation.timing import heard_by
+from trinat.segmentation.timing import report_stages_to
 
 MINUTE_S = 60.0
 LINE_S = 3.0  # minimum interval between lines of a log file
@@ -283,5 +283,5 @@ def stage_progress(name: str, quiet: bool) -> Iterator[None]:
         def begun(stage: str) -> None:
             shown.enter(f"{name}: {stage}", 0, None, every_s=0)
 
-        with heard_by(begun):
+        with report_stages_to(begun):
             yield

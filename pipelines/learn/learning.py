@@ -157,7 +157,7 @@ def learn(
     )
     if not _trains(settings, persons):
         why = f"{what}: factors of structures are fitted, the networks stay as they are"
-        return _by_factors(material, settings, why)
+        return _fit_factors(material, settings, why)
     if persons < 2:
         raise ConfigError(
             f"{what}: nobody would be left to judge a training by",
@@ -171,14 +171,14 @@ def learn(
         settings,
         progress=progress,
     )
-    return _by_training(material, trained, settings, what)
+    return _choose_training(material, trained, settings, what)
 
 
 def _material(study: Study, settings: LearnSettings) -> _Material:
     """Find the corrected scans, and segment them with the model to improve."""
     corrected, failures = find_corrected(study)
     require_scans(corrected, failures, settings.results, _SEE)
-    model = load_model(settings.model or _made_by(corrected))
+    model = load_model(settings.model or _find_source_model(corrected))
     # A name that no model can have is refused before anything is done.
     description_of(model, settings.out)
     mapping = Mappings()
@@ -240,7 +240,7 @@ def _say_expectation(
         _log.info("learning will take about %d min", max(1, round(seconds / 60)))
 
 
-def _by_factors(material: _Material, settings: LearnSettings, why: str) -> Learnt:
+def _fit_factors(material: _Material, settings: LearnSettings, why: str) -> Learnt:
     """Fit factors to all scans, judged by factors that have not seen a scan's person."""
     found = _factors_of(material)
     before = tuple(found.dice[BEFORE])
@@ -278,7 +278,7 @@ def _save_factors(
     )
 
 
-def _by_training(
+def _choose_training(
     material: _Material,
     trained: Trained,
     settings: LearnSettings,
@@ -441,7 +441,7 @@ def structures_corrected(
     return sorted(classes)
 
 
-def _made_by(corrected: Sequence[Corrected]) -> str:
+def _find_source_model(corrected: Sequence[Corrected]) -> str:
     """Return the shipped model that made the results; ConfigError if it is another one."""
     hashes = {each.item.entry.model for each in corrected}
     for name, folder in shipped_models().items():

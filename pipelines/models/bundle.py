@@ -87,7 +87,7 @@ def bundle(
         )
         prior = default_prior(first.scheme)
 
-    content = _joined_content(sources, members, fusion, licence)
+    content = _join_content(sources, members, fusion, licence)
     content["prior"] = prior
     if name is None:
         content["name"] = out.resolve().name
@@ -96,9 +96,7 @@ def bundle(
         content["name"] = name
         description = check(Description, content, "--name")
 
-    networks = {
-        view: _joined_network(of_view, view) for view, of_view in members.items()
-    }
+    networks = {view: _join_network(of_view, view) for view, of_view in members.items()}
     # Half precision where all sources are stored in it: so no weight is rounded here.
     precision: Precision = "float32"
     if all(source.info.precision == "float16" for source in sources):
@@ -165,7 +163,7 @@ def _common_fusion(sources: Sequence[Model]) -> Fusion:
     return first.info.fusion
 
 
-def _joined_content(
+def _join_content(
     sources: Sequence[Model],
     members: Members,
     fusion: Fusion,
@@ -173,7 +171,7 @@ def _joined_content(
 ) -> dict[str, Any]:
     """Fill the fields of the new model's `Description`, but for its name and its prior."""
     first = sources[0]
-    origins = {view: _joined_origin(found, view) for view, found in members.items()}
+    origins = {view: _join_origin(found, view) for view, found in members.items()}
     # The grid is common to all; slices are a view's own, as its own model cuts them.
     slices = {}
     for view, found in members.items():
@@ -201,15 +199,15 @@ def _joined_content(
         "reverse_contrast": first.info.reverse_contrast,
         "stripped_by": first.info.stripped_by,
         "not_predicted": tuple(name for name in first.scheme.names if name in missing),
-        "csf": _joined_csf(sources),
+        "csf": _join_csf(sources),
         "quality": quality,
-        "training": _joined_training(origins, licence),
+        "training": _join_training(origins, licence),
         "metrics": metrics,
         "origins": origins,
     }
 
 
-def _joined_csf(sources: Sequence[Model]) -> Csf:
+def _join_csf(sources: Sequence[Model]) -> Csf:
     """Find what all sources that predict CSF call by that name; two meanings are a ModelError."""
     known = [source for source in sources if _predicts_csf(source)]
     for source in known[1:]:
@@ -230,7 +228,7 @@ def _predicts_csf(source: Model) -> bool:
     return not fluids <= set(source.info.not_predicted)
 
 
-def _joined_network(sources: Sequence[Model], view: View) -> Network:
+def _join_network(sources: Sequence[Model], view: View) -> Network:
     """Take the view's network of a single source, or make an ensemble of several sources'.
 
     Members of an ensemble that differ in configuration or licence are a ModelError.
@@ -252,7 +250,7 @@ def _joined_network(sources: Sequence[Model], view: View) -> Network:
     return Ensemble(config, networks)
 
 
-def _joined_origin(sources: Sequence[Model], view: View) -> Origin:
+def _join_origin(sources: Sequence[Model], view: View) -> Origin:
     """Say where a view's weights come from.
 
     Of several members it is the first one's origin, with the data of all, and without metrics:
@@ -278,20 +276,20 @@ def _joined_origin(sources: Sequence[Model], view: View) -> Origin:
     notes = [origin.training for origin in origins]
     training = notes[0].model_copy(
         update={
-            "data": _listed_once([note.data for note in notes]),
-            "pseudo_labels": _listed_once([note.pseudo_labels for note in notes]),
+            "data": _join_texts([note.data for note in notes]),
+            "pseudo_labels": _join_texts([note.pseudo_labels for note in notes]),
         }
     )
     return origins[0].model_copy(update={"training": training, "metrics": {}})
 
 
-def _listed_once(texts: Sequence[str]) -> str:
+def _join_texts(texts: Sequence[str]) -> str:
     """Join texts that are not empty, each once and in their order: "x; y"."""
     different = dict.fromkeys(text for text in texts if text)
     return "; ".join(different)
 
 
-def _joined_training(origins: Mapping[View, Origin], licence: str) -> Training:
+def _join_training(origins: Mapping[View, Origin], licence: str) -> Training:
     """Join all views' notes; nothing is claimed for a view that does not say it."""
     notes = {view: origin.training for view, origin in origins.items()}
     # Views of one run share its notes, and its count of slices.
@@ -304,15 +302,15 @@ def _joined_training(origins: Mapping[View, Origin], licence: str) -> Training:
         slices_seen = sum(known_counts)
     licences = {view: note.licence or licence for view, note in notes.items()}
     return Training(
-        data=_by_view({view: note.data for view, note in notes.items()}),
-        licence=_by_view(licences),
-        recipe=_by_view({view: note.recipe for view, note in notes.items()}),
+        data=_describe_by_view({view: note.data for view, note in notes.items()}),
+        licence=_describe_by_view(licences),
+        recipe=_describe_by_view({view: note.recipe for view, note in notes.items()}),
         pseudo_labels="; ".join(sorted(pseudo_labels)),
         slices_seen=slices_seen,
     )
 
 
-def _by_view(texts: Mapping[View, str]) -> str:
+def _describe_by_view(texts: Mapping[View, str]) -> str:
     """Write what views say as one text; views that say the same are named together.
 
     "x" where all say x; else "coronal, axial: x; sagittal: not stated".

@@ -95,7 +95,7 @@ def fit(settings: FitSettings) -> Fitted:
         fusion = found.fusions[found.chosen]
         metrics[entry] = found.figures(found.chosen)
         # Other figures were measured with another fusion.
-        model = _changed(model, fusion=fusion, metrics=metrics)
+        model = _with_info(model, fusion=fusion, metrics=metrics)
         lines.append(f"{step}: {describe(fusion)}")
 
     why = skipped.get("limits") or _reason_to_keep_limits(settings, start, model)
@@ -108,7 +108,7 @@ def fit(settings: FitSettings) -> Fitted:
             # Weights and odds were fitted all the same.
             lines.append(f"limits: not found, {error}")
         else:
-            model = _changed(model, quality=quality)
+            model = _with_info(model, quality=quality)
             lines += [f"limits: {line}" for line in found_limits]
 
     changed = model.info != start.info
@@ -190,7 +190,7 @@ def _find_pairs(settings: FitSettings) -> tuple[list[Pair], list[str]]:
     return list(pairing.pairs), failures
 
 
-def _changed(model: Model, **changes: object) -> Model:
+def _with_info(model: Model, **changes: object) -> Model:
     """Return a model with another entry in its model.yaml; its folder stays as it is."""
     return replace(model, info=model.info.model_copy(update=changes))
 

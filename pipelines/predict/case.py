@@ -259,7 +259,7 @@ class CaseWorker:
             # The person's head is the head that more than half of the scans show, if there is one.
             if 2 * len(heads[0].scans) > len(person.scans):
                 head = heads[0]
-            for case, reason in _refused(person.scans, heads, head):
+            for case, reason in _find_mismatches(person.scans, heads, head):
                 person.failed.append(Entry.failed(case, self.settings, reason))
             kept = () if head is None else head.scans
             person.scans = [person.scans[number] for number in kept]
@@ -299,7 +299,7 @@ def _to_align(scan: CaseInProgress) -> Volume:
     return scan.to_align
 
 
-def _refused(
+def _find_mismatches(
     scans: Sequence[CaseInProgress], heads: Sequence[Head], head: Head | None
 ) -> list[tuple[Case, str]]:
     """Return each scan that does not show the person's head, with the reason to refuse it.

@@ -120,7 +120,7 @@ def _thickness_rows(
             is_left_out = name in entry.result.structures_left_out(excluded)
             if measured is not None and measured.mm is not None and not is_left_out:
                 values_mm[entry.case] = measured.mm
-        of_parcel = _in_time(entry for entry in taken if entry.case in values_mm)
+        of_parcel = _sort_by_time(entry for entry in taken if entry.case in values_mm)
         if len(of_parcel) < 2:
             continue
         thickness = [values_mm[entry.case] for entry in of_parcel]
@@ -206,7 +206,7 @@ def _persons_in(entries: Iterable[Entry], results: Path) -> dict[str, list[Entry
     renamed are skipped.
     """
     known = {entry.case: entry for entry in entries}
-    moved = _moved(known.values(), results)
+    moved = _find_moved(known.values(), results)
     # For each person, the scans by joint segmentation.
     found: dict[str, dict[_Segmentation, list[Entry]]] = {}
     for entry in known.values():
@@ -225,11 +225,11 @@ def _persons_in(entries: Iterable[Entry], results: Path) -> dict[str, list[Entry
             last = max(
                 current, key=lambda group: max(entry.finished for entry in group)
             )
-            ordered[person] = _in_time(last)
+            ordered[person] = _sort_by_time(last)
     return ordered
 
 
-def _in_time(scans: Iterable[Entry]) -> list[Entry]:
+def _sort_by_time(scans: Iterable[Entry]) -> list[Entry]:
     """Sort scans by time, or by name if any time is not known."""
     ordered: list[Entry] = natsorted(scans, key=lambda entry: entry.case)
     years = {entry.case: _time_point(entry).year for entry in ordered}
@@ -239,13 +239,13 @@ def _in_time(scans: Iterable[Entry]) -> list[Entry]:
     return ordered
 
 
-def _moved(entries: Iterable[Entry], results: Path) -> set[str]:
+def _find_moved(entries: Iterable[Entry], results: Path) -> set[str]:
     """Return the cases whose scans have been renamed or moved.
 
     The file of such a scan is missing, and another case has a scan with the same bytes. Paths of
     scans are relative to `results`.
     """
-    there = set()
+    current = set()
     gone = {}
     for entry in entries:
         if entry.status != "done":
@@ -253,8 +253,8 @@ def _moved(entries: Iterable[Entry], results: Path) -> set[str]:
         if entry.scan and not (results / entry.scan).exists():
             gone[entry.case] = entry.input_sha256
         else:
-            there.add(entry.input_sha256)
-    return {case for case, digest in gone.items() if digest in there}
+            current.add(entry.input_sha256)
+    return {case for case, digest in gone.items() if digest in current}
 
 
 def _is_whole(
@@ -300,7 +300,7 @@ def _courses(scans: Sequence[Entry], excluded: Collection[str]) -> list[Course]:
     courses = []
     for name in first.volumes_mm3:
         # Sort again: all remaining times may be known even if the time of an omitted scan is not.
-        of_structure = _in_time(
+        of_structure = _sort_by_time(
             entry
             for entry in taken
             if name not in entry.result.structures_left_out(excluded)

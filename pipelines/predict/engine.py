@@ -304,7 +304,7 @@ def local_engine(
         (settings,),
         devices,
         failed=lambda case, reason: Entry.failed(case, settings, reason),
-        room=_IN_HAND,
+        capacity=_IN_HAND,
         timeout_s=timeout_s,
         poll_s=poll_s,
         on_stage=on_stage,

@@ -169,11 +169,11 @@ def _predict(
             shown.on_entry(entry)
 
         silent = Listener()
-        heard = replace(shown, on_entry=note)
+        callbacks = replace(shown, on_entry=note)
         if not sum_up:
-            heard = replace(heard, on_end=silent.on_end)
-        engine = partial(engine, on_stage=heard.on_stage)
-        predict(replace(request, engine=engine), heard)
+            callbacks = replace(callbacks, on_end=silent.on_end)
+        engine = partial(engine, on_stage=callbacks.on_stage)
+        predict(replace(request, engine=engine), callbacks)
     return entries
 
 

@@ -41,9 +41,11 @@ def run_with_progress(
     for request in requests:
         with (
             log_lines(quiet),
-            listener(quiet=quiet, as_json=as_json, interactive=interactive) as heard,
+            listener(
+                quiet=quiet, as_json=as_json, interactive=interactive
+            ) as callbacks,
         ):
-            outcomes.append(predict(request, heard))
+            outcomes.append(predict(request, callbacks))
         if outcomes[-1].interrupted:
             break
     return sum_of(outcomes)

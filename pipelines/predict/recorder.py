@@ -142,7 +142,7 @@ class Recorder:
                     slices = slices_of(other.case)
                     (self.settings.out / slices).unlink(missing_ok=True)
         except (OutputError, OSError) as error:
-            return _not_placed(entry, error)
+            return _failed_placement(entry, error)
         self.shown = shown
         return entry
 
@@ -235,7 +235,7 @@ class Recorder:
             if known is not None and is_alone and known.is_current(case, self.settings):
                 self._note_current(case)
                 continue
-            obstructed = self._entry_if_obstructed(case)
+            obstructed = self._obstructed_entry(case)
             if obstructed is None:
                 yield case
             else:
@@ -268,7 +268,7 @@ class Recorder:
         obstructed_scans = {}
         known: dict[str, TimePoint | None] = {}
         for case in person.scans:
-            obstructed = self._entry_if_obstructed(case)
+            obstructed = self._obstructed_entry(case)
             if obstructed is not None:
                 obstructed_scans[case.id] = obstructed
                 continue
@@ -307,7 +307,7 @@ class Recorder:
             return _NO_SERIES
         return ""
 
-    def _entry_if_obstructed(self, case: Case) -> Entry | None:
+    def _obstructed_entry(self, case: Case) -> Entry | None:
         """Return a failed entry if files of the user are in the place of a case's outputs."""
         names = CaseNames(Path(), case.id, case.entities, self.settings.bids)
         paths = names.all(self.settings.output, case.path)
@@ -315,7 +315,7 @@ class Recorder:
         try:
             self.ledger.refuse(digests)
         except OutputError as error:
-            return _not_placed(Entry.of(case, self.settings, "failed"), error)
+            return _failed_placement(Entry.of(case, self.settings, "failed"), error)
         return None
 
     def outcome(self, given: int, *, is_part: bool) -> Outcome:
@@ -334,7 +334,7 @@ class Recorder:
         )
 
 
-def _not_placed(entry: Entry, error: Exception) -> Entry:
+def _failed_placement(entry: Entry, error: Exception) -> Entry:
     """Return the failed entry of a scan whose outputs cannot be put in place."""
     return replace(
         entry,

@@ -100,10 +100,10 @@ class Listener:
     on_stop: Callable[[], object] = _ignore
 
 
-def predict(request: PredictRequest, heard: Listener | None = None) -> Outcome:
-    """Segment the cases that are missing or changed in the output folder; report to `heard`."""
-    if heard is None:
-        heard = Listener()
+def predict(request: PredictRequest, callbacks: Listener | None = None) -> Outcome:
+    """Segment the cases that are missing or changed in the output folder; report to `callbacks`."""
+    if callbacks is None:
+        callbacks = Listener()
     request.check()
     with stage("find"):
         model = find_model(request.model)
@@ -136,17 +136,17 @@ def predict(request: PredictRequest, heard: Listener | None = None) -> Outcome:
     settings = request.settings(model, staging, bids=found.bids_root is not None)
     with (
         held(work, request.part),
-        _emptied(staging),
+        _clean_staging(staging),
         _open_ledger(request, settings, cases, refusals) as ledger,
     ):
-        heard.on_start(given)
+        callbacks.on_start(given)
         by_id = {case.id: case for case in cases}
-        recorder = Recorder(settings, ledger, heard.on_entry, by_id)
-        with stop_on_signal(heard.on_stop) as stop:
+        recorder = Recorder(settings, ledger, callbacks.on_entry, by_id)
+        with stop_on_signal(callbacks.on_stop) as stop:
             is_selection = request.participants or request.sessions
             are_all = request.shard is None or request.shard.part == 1
             recorder.refuse(refusals, are_all=are_all and not is_selection)
-            _segment(request, settings, recorder, units, stop, heard.on_stage)
+            _segment(request, settings, recorder, units, stop, callbacks.on_stage)
         with stage("tables"):
             folder = _make_tables_folder(staging)
             if found.bids_root is not None:
@@ -157,7 +157,7 @@ def predict(request: PredictRequest, heard: Listener | None = None) -> Outcome:
                 _renew_tables(ledger, folder, entries, request.excluded, request.out)
             ledger.move_in(folder)
     outcome = recorder.outcome(given, is_part=bool(request.part))
-    heard.on_end(outcome, request.out)
+    callbacks.on_end(outcome, request.out)
     return outcome
 
 
@@ -260,7 +260,7 @@ def _may_be_beside(part: str, other: str) -> bool:
 
 
 @contextmanager
-def _emptied(staging: Path) -> Iterator[None]:
+def _clean_staging(staging: Path) -> Iterator[None]:
     """Empty a staging folder before and after the block.
 
     Only a killed run leaves files there.
@@ -440,7 +440,7 @@ def merge(
     work = out / WORK
     _refuse_link(work)
     staging = work / "staging"
-    with run_lock(work / "lock"), _emptied(staging):
+    with run_lock(work / "lock"), _clean_staging(staging):
         contents = LedgerContents()
         if joined.exists():
             contents.read(joined)

@@ -491,9 +491,9 @@ class PredictRequest(WorkerOptions):
             return str(self.shard)
         parts = []
         if self.participants:
-            parts.append("sub-" + _joined(self.participants, "sub-"))
+            parts.append("sub-" + _strip_prefix(self.participants, "sub-"))
         if self.sessions:
-            parts.append("ses-" + _joined(self.sessions, "ses-"))
+            parts.append("ses-" + _strip_prefix(self.sessions, "ses-"))
         if not parts:
             return ""
         return "." + safe_component("_".join(parts))
@@ -589,7 +589,7 @@ class PredictRequest(WorkerOptions):
         return [self.devices[number % len(self.devices)] for number in range(count)]
 
 
-def _joined(labels: Iterable[str], prefix: str) -> str:
+def _strip_prefix(labels: Iterable[str], prefix: str) -> str:
     """Join labels such as 01 or sub-01 without their prefix, unique and in natural order."""
     short = {label.removeprefix(prefix) for label in labels}
     return "-".join(natsorted(short))

@@ -88,7 +88,7 @@ def fetch(
     if remote.md5:
         expected: str | None = f"md5 {remote.md5}"
     else:
-        expected = _recorded(folder).get(remote.name)
+        expected = _read_checksums(folder).get(remote.name)
     if target.exists():
         return _found(target, remote, expected)
     # One name per source and folder, so that the next run finds it; the lock keeps it ours.
@@ -110,7 +110,7 @@ def fetch(
         part.replace(target)
         transfer.validator.unlink(missing_ok=True)
     if remote.md5 is None:
-        known = _recorded(folder)
+        known = _read_checksums(folder)
         known[remote.name] = checksum
         text = json.dumps(known, indent=2, sort_keys=True)
         write_whole(folder / CHECKSUMS, text + "\n")
@@ -120,11 +120,11 @@ def fetch(
 def _found(target: Path, remote: RemoteFile, expected: str | None) -> Fetched:
     """Check a file that was there already."""
     remedy = "move it away and run this again"
-    checksum = _verified(target, remote, expected, remedy=remedy)
+    checksum = _checksum_of(target, remote, expected, remedy=remedy)
     return Fetched(target, checksum, remote.md5 is not None, was_there=True)
 
 
-def _recorded(folder: Path) -> dict[str, str]:
+def _read_checksums(folder: Path) -> dict[str, str]:
     """Read the checksums of earlier downloads to a folder, by file name."""
     path = folder / CHECKSUMS
     try:
@@ -140,7 +140,7 @@ def _recorded(folder: Path) -> dict[str, str]:
     return content
 
 
-def _verified(
+def _checksum_of(
     path: Path, remote: RemoteFile, expected: str | None, *, remedy: str
 ) -> str:
     """Return the checksum of a file, "md5 ..." or "sha256 ...".
@@ -213,7 +213,7 @@ class _Transfer:
             for _ in ("resumed", "fresh"):
                 try:
                     self.fill(url)
-                    return _verified(
+                    return _checksum_of(
                         self.part, self.remote, self.expected, remedy="try again later"
                     )
                 except DownloadError as error:
@@ -284,7 +284,7 @@ class _Transfer:
                 raise _RetryError("the server does not have the range asked for")
             if response.status == HTTPStatus.OK and have:
                 have = self.start_over()
-            start, total = _announced(response, have)
+            start, total = _announced_range(response, have)
             if start != have:
                 self.start_over()
                 raise _RetryError(
@@ -408,7 +408,7 @@ def _require_http(url: str) -> None:
         raise DownloadError("only http and https are fetched", where=url)
 
 
-def _announced(response: HTTPResponse, have: int) -> tuple[int, int | None]:
+def _announced_range(response: HTTPResponse, have: int) -> tuple[int, int | None]:
     """Return the first byte of the reply and the length of the whole file, by its headers.
 
     `have` is the byte asked for; it counts as the first if the server does not name one.

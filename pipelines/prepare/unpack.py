@@ -111,7 +111,7 @@ def extract(
     # Inside the destination, so that the final rename stays on one file system.
     scratch = Path(tempfile.mkdtemp(prefix=".unpacking-", dir=root))
     try:
-        with _opened(archive) as (tar, stream):
+        with _open_tar(archive) as (tar, stream):
             for member in _checked_members(tar, stream, archive, limits):
                 if member.isdir() or not wanted(member.name):
                     continue
@@ -176,7 +176,7 @@ class _Unpacked(io.BufferedIOBase):
         block = self._stream.read(count)
         self._position += len(block)
         if self._position > self.end:
-            raise _refused(self._archive, "has too many bytes between its files")
+            raise _unsafe_archive(self._archive, "has too many bytes between its files")
         return block
 
 
@@ -198,16 +198,16 @@ def _checked_members(
         count += 1
         content_bytes += member.size
         if count > limits.members:
-            raise _refused(
+            raise _unsafe_archive(
                 archive, f"holds more than the {limits.members} members declared"
             )
         if max(content_bytes, tar.offset) > limits.bytes:
-            raise _refused(
+            raise _unsafe_archive(
                 archive, f"holds more than the {limits.bytes} bytes declared"
             )
         problem = _problem_of(member)
         if problem:
-            raise _refused(archive, f"member {member.name!r} {problem}")
+            raise _unsafe_archive(archive, f"member {member.name!r} {problem}")
         yield member
 
 
@@ -227,7 +227,7 @@ def _problem_of(member: tarfile.TarInfo) -> str:
     return ""
 
 
-def _refused(archive: Path, what: str) -> DatasetError:
+def _unsafe_archive(archive: Path, what: str) -> DatasetError:
     """Return the error for an archive that is not to be trusted."""
     return DatasetError(
         what, where=archive, remedy="do not unpack it; download it again"
@@ -235,7 +235,7 @@ def _refused(archive: Path, what: str) -> DatasetError:
 
 
 @contextmanager
-def _opened(archive: Path) -> Iterator[tuple[tarfile.TarFile, _Unpacked]]:
+def _open_tar(archive: Path) -> Iterator[tuple[tarfile.TarFile, _Unpacked]]:
     """Open a tar stream; read it to its end, so that the checksum of gzip is compared."""
     try:
         with ExitStack() as stack:
@@ -252,7 +252,7 @@ def _opened(archive: Path) -> Iterator[tuple[tarfile.TarFile, _Unpacked]]:
             while unpacked.read(_DRAIN_BYTES):
                 pass
     except tarfile.FilterError as error:
-        raise _refused(archive, str(error)) from error
+        raise _unsafe_archive(archive, str(error)) from error
     except (tarfile.TarError, EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise IntegrityError(
             f"the archive is damaged ({error})",

@@ -468,7 +468,7 @@ def _changes(courses: Sequence[Course]) -> Table:
     The order is by the ratio to the noise. All courses have times, or none has: then there are no
     changes per year.
     """
-    ranked = sorted(courses, key=_beside_noise, reverse=True)
+    ranked = sorted(courses, key=_relative_to_noise, reverse=True)
     has_times = courses[0].has_times
     columns: Columns = [
         "Person",
@@ -518,7 +518,7 @@ def _unit(courses: Sequence[Course]) -> str:
     return "%"
 
 
-def _beside_noise(course: Course) -> float:
+def _relative_to_noise(course: Course) -> float:
     """Return the ratio of a change to the noise; if the noise is unknown, the change itself."""
     value = abs(_value(course))
     if not course.change.noise:

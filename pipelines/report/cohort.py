@@ -259,13 +259,13 @@ def cohort_of(
         }
         intracranial = np.array([_or_nan(scan.intracranial_mm3) for scan in scans])
         adjusted, adjustment = adjust(volumes, intracranial, adjusting)
-        frame = _with_more(frame, compared, adjusted, ADJUSTED, adjustment.unit)
+        frame = _insert_rows(frame, compared, adjusted, ADJUSTED, adjustment.unit)
         compared = ADJUSTED
     harmonisation = None
     if harmonising:
         unit = "mm3" if adjustment is None else adjustment.unit
         harmonised, harmonisation = harmonise(frame, compared)
-        frame = _with_more(frame, compared, harmonised, HARMONISED, unit)
+        frame = _insert_rows(frame, compared, harmonised, HARMONISED, unit)
         compared = HARMONISED
     frame["z"] = frame.groupby(["structure", "metric"])["value"].transform(_z_scores)
     is_compared = frame["metric"].isin([compared, "asymmetry_index"])
@@ -283,7 +283,7 @@ def cohort_of(
     )
 
 
-def _with_more(
+def _insert_rows(
     frame: pd.DataFrame,
     metric: str,
     made: Mapping[str, _Values],

@@ -129,17 +129,19 @@ def cohort_page(
         site_plots=[drawing for drawing in drawings if drawing.name == SITES],
         limit=OUTLIER_Z,
         has_norms="percentile" in cohort.frame,
-        volumes=_described(cohort, "volume"),
-        asymmetry=_described(cohort, "asymmetry_index"),
+        volumes=_describe_metric(cohort, "volume"),
+        asymmetry=_describe_metric(cohort, "asymmetry_index"),
         groups=[found for found in by_facts if found is not None],
         model=cohort.model,
         **_of_model(cohort),
         changes=None if changes is None else _of_changes(changes, drawings),
         adjustment=cohort.adjustment,
-        adjusted=_described(cohort, ADJUSTED) if cohort.adjustment else None,
+        adjusted=_describe_metric(cohort, ADJUSTED) if cohort.adjustment else None,
         coefficients=adjustment_table(cohort.adjustment),
         harmonisation=cohort.harmonisation,
-        harmonised=_described(cohort, HARMONISED) if cohort.harmonisation else None,
+        harmonised=_describe_metric(cohort, HARMONISED)
+        if cohort.harmonisation
+        else None,
         sites=site_tables(cohort.harmonisation) if cohort.harmonisation else [],
         uncertainty=_uncertainty(cohort),
         pictures=pictures,
@@ -201,8 +203,8 @@ def _of_parcels(parcels: Cohort, drawings: Sequence[Drawing]) -> dict[str, objec
     """Return the template variables of the section on parcels."""
     tables = {
         "outliers": _outliers(parcels),
-        "volumes": _described(parcels, "volume"),
-        "asymmetry": _described(parcels, "asymmetry_index"),
+        "volumes": _describe_metric(parcels, "volume"),
+        "asymmetry": _describe_metric(parcels, "asymmetry_index"),
     }
     shown: dict[str, object] = {
         name: replace(each, id=f"parcel-{each.id}") for name, each in tables.items()
@@ -327,7 +329,7 @@ def _outliers(cohort: Cohort) -> Table:
     return table("outlier-table", "Far from the group, or out of range", columns, rows)
 
 
-def _described(cohort: Cohort, metric: str) -> Table:
+def _describe_metric(cohort: Cohort, metric: str) -> Table:
     """Return mean, spread and range of each structure's volume or each pair's asymmetry."""
     if metric == "volume":
         caption = "Volumes (mm³)"

@@ -88,9 +88,9 @@ def drawings(evaluation: Evaluation) -> dict[str, list[Drawing]]:
             compared.append(figures.comparison_plot(table, "hd95", first, second))
     return {
         "structures": boxes,
-        "models": _numbered(compared),
-        "volumes": _numbered(volumes),
-        "confusions": _numbered(confusions),
+        "models": _with_unique_names(compared),
+        "volumes": _with_unique_names(volumes),
+        "confusions": _with_unique_names(confusions),
     }
 
 
@@ -106,7 +106,7 @@ def heat_maps(evaluation: Evaluation) -> list[Drawing]:
             figures.heat_map(evaluation.frame, model, metric)
             for model in evaluation.models
         ]
-        found += _numbered(maps)
+        found += _with_unique_names(maps)
     return found
 
 
@@ -338,7 +338,7 @@ def _cards_of(
     return cards
 
 
-def _numbered(drawings: Iterable[Drawing]) -> list[Drawing]:
+def _with_unique_names(drawings: Iterable[Drawing]) -> list[Drawing]:
     """Give figures of several models unique names, as they become files in one folder."""
     numbered = []
     for number, drawing in enumerate(drawings, start=1):

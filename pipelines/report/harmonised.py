@@ -82,11 +82,11 @@ def harmonise(
 
     before = means.to_numpy(float)
     effects = site_effects(before, numbers, facts_of_persons)
-    after = effects.taken_away(before, numbers, facts_of_persons)
+    after = effects.remove_site_effects(before, numbers, facts_of_persons)
     remaining = site_effects(after, numbers, facts_of_persons)
     sites_of_scans = pd.Index(names).get_indexer(known["site"])
     harmonised = np.full(values.shape, np.nan)
-    harmonised[is_known.to_numpy()] = effects.taken_away(
+    harmonised[is_known.to_numpy()] = effects.remove_site_effects(
         values[is_known].to_numpy(float),
         sites_of_scans,
         of_scans[is_known].to_numpy(float),
@@ -243,7 +243,9 @@ class SiteEffects:
         """Return the mean values (N, K) expected for facts (N, P), without site effects."""
         return np.asarray(self.mean + facts @ self.slopes)
 
-    def taken_away(self, values: Values, sites: Sites, facts: Values) -> Values:
+    def remove_site_effects(
+        self, values: Values, sites: Sites, facts: Values
+    ) -> Values:
         """Return measurements (N, K) of persons at `sites` (N,) with the site effects removed."""
         expected = self.expected(facts)
         residuals = (values - expected) / self.sd

@@ -120,12 +120,12 @@ def repeat_page(
 
 def _kinds(means: pd.DataFrame) -> list[Kind]:
     """Return the comparisons: labels first, then each model with labels, and with itself."""
-    there = set(zip(means["comparison"], means["model"], strict=True))
+    compared = set(zip(means["comparison"], means["model"], strict=True))
     models = [model for model in means["model"].unique() if model]
     kinds = [(LABELS, "")]
     for model in models:
         kinds += [(OTHER_LABELS, model), (PREDICTIONS, model)]
-    return [kind for kind in kinds if kind in there]
+    return [kind for kind in kinds if kind in compared]
 
 
 def _title(kind: Kind) -> str:

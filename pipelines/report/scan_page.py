@@ -23,7 +23,7 @@ from trinat.pipelines.report.page import (
 from trinat.pipelines.study.participants import Facts
 from trinat.pipelines.study.record import DOUBTFUL, ScanResult
 from trinat.segmentation.inference.prediction import Prediction
-from trinat.segmentation.metrics.norms import NormError, Norms, Place
+from trinat.segmentation.metrics.norms import NormError, NormPosition, Norms
 from trinat.segmentation.rendering.pictures import (
     EDGES,
     brain_window,
@@ -64,7 +64,7 @@ def scan_page(
     `facts` describe how the result was made. Volumes are compared with the ranges or norms of
     `reference`, with norms by the facts of the `person`; without a reference they are shown alone.
     """
-    compared = _compared(result, reference, person or Facts())
+    compared = _compare_with_reference(result, reference, person or Facts())
     return render(
         "scan.html",
         script="",
@@ -170,7 +170,7 @@ class _Compared:
     cells: Mapping[str, Cell] = field(default_factory=dict)
 
 
-def _compared(
+def _compare_with_reference(
     result: ScanResult,
     reference: Sequence[NormalRange] | Norms,
     person: Facts,
@@ -204,7 +204,7 @@ def _compared(
         except NormError as error:
             why = why or str(error)
             continue
-        cells[name] = _among_equals(volume_mm3, place)
+        cells[name] = _percentile_cell(volume_mm3, place)
         persons.append(place.persons)
     if not cells:
         return _Compared(note=f"No percentiles: {why}.")
@@ -257,7 +257,7 @@ def _volumes(
     if any(result.doubt_about(name) for name in volumes_mm3):
         columns.append("Why")
         for names, row in zip(names_of_rows, rows, strict=True):
-            row.insert(len(columns) - 1, _why(names, result))
+            row.insert(len(columns) - 1, _reason_for_doubt(names, result))
     if compared.title:
         columns += [compared.title, f"{compared.title}, right"]
     return table("volume-table", "Volumes", columns, rows)
@@ -282,10 +282,10 @@ def _row(
     row: list[Any] = [
         title,
         _grade(names, result),
-        _measured(left),
-        _measured(right),
+        _format_number(left),
+        _format_number(right),
         sum(volumes_mm3),
-        _measured(asymmetry, 1, sign=True),
+        _format_number(asymmetry, 1, sign=True),
     ]
     if compared.title:
         row += [compared.cells.get(name, Cell("")) for name in names]
@@ -294,7 +294,7 @@ def _row(
     return row
 
 
-def _measured(value: float | None, digits: int = 0, *, sign: bool = False) -> Cell:
+def _format_number(value: float | None, digits: int = 0, *, sign: bool = False) -> Cell:
     """Format a number; None is an empty cell."""
     if value is None:
         return Cell("")
@@ -319,7 +319,7 @@ def _grade(names: Sequence[str], result: ScanResult) -> Cell:
     return Cell(grades[0], kind=grades[0])
 
 
-def _why(names: Sequence[str], result: ScanResult) -> str:
+def _reason_for_doubt(names: Sequence[str], result: ScanResult) -> str:
     """Return why a structure or its sides are doubtful; a side is named if the two differ."""
     doubts = {name: result.doubt_about(name) for name in names}
     if len(set(doubts.values())) == 1:
@@ -342,7 +342,7 @@ def _in_range(volume_mm3: float, low: float, high: float) -> Cell:
     return Cell(text, place=_strip(volume_mm3, low, (low + high) / 2, high))
 
 
-def _among_equals(volume_mm3: float, place: Place) -> Cell:
+def _percentile_cell(volume_mm3: float, place: NormPosition) -> Cell:
     """Return the percentile of a volume in the norms for this person."""
     shown = f"{place.percentile:.0f}"
     if place.percentile < 1:

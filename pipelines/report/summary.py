@@ -396,8 +396,8 @@ def evaluate_frame(
     members: dict[str, list[str]] = {}
     for group, labels in members_of_groups(scheme).items():
         members[f"group:{group}"] = [label.name for label in labels]
-    not_predicted = _noted(frame, NOT_PREDICTED)
-    other_csf = _noted(frame, OTHER_CSF)
+    not_predicted = _with_note(frame, NOT_PREDICTED)
+    other_csf = _with_note(frame, OTHER_CSF)
     keys = pd.MultiIndex.from_frame(frame[["model", "structure"]])
     left_out = pd.concat([not_predicted, other_csf])
     frame = frame[~keys.isin(pd.MultiIndex.from_frame(left_out))]
@@ -413,7 +413,7 @@ def evaluate_frame(
     )
 
 
-def _noted(frame: pd.DataFrame, note: str) -> pd.DataFrame:
+def _with_note(frame: pd.DataFrame, note: str) -> pd.DataFrame:
     """Return the models and structures with a note, each once."""
     found = frame.loc[frame["note"] == note, ["model", "structure"]]
     return found.drop_duplicates(ignore_index=True)

@@ -166,7 +166,7 @@ class Results:
         """Return why a scan does not have one of the results, or "" if it has."""
         output = _RESULTS[name].output
         if output and output not in submission.outputs:
-            return _not_asked(output)
+            return _not_requested(output)
         if name in _OF_PARCELS and not submission.result.parcels:
             return "not made: this service has no --parcels"
         labels = self._queue.file(submission, Product.LABELS)
@@ -180,7 +180,7 @@ class Results:
         It is extracted from the 4D file of all maps, in the order given by the JSON beside it.
         """
         if "probabilities" not in submission.outputs:
-            raise HTTPException(404, _not_asked("probabilities"))
+            raise HTTPException(404, _not_requested("probabilities"))
         maps = self._queue.file(submission, Product.PROBABILITIES)
         sidecar = self._queue.file(submission, Product.PROBABILITIES, ".json")
         abbreviations = json.loads(read_text(sidecar))["LabelMap"]
@@ -199,7 +199,7 @@ class Results:
         return path
 
 
-def _not_asked(output: str) -> str:
+def _not_requested(output: str) -> str:
     """Return the refusal of an optional result that was not requested."""
     return f"not made: ask for it with outputs={output}"
 

@@ -29,9 +29,9 @@ from trinat.pipelines.study.naming import Product
 from trinat.segmentation.data.identity import (
     Identity,
     Named,
+    disambiguate,
     identity_alone,
     identity_of,
-    told_apart,
 )
 from trinat.segmentation.data.sources.base import natural_order, without_suffix
 from trinat.segmentation.data.sources.bids import (
@@ -363,7 +363,7 @@ def _with_persons(files: Sequence[ScanFile], place: Path) -> list[ScanFile]:
             identity = replace(identity, scan=file.scan)
         identities.append(identity)
     named = []
-    for file, identity in zip(files, told_apart(identities), strict=True):
+    for file, identity in zip(files, disambiguate(identities), strict=True):
         folders = file.folders
         if file.identity and identity.person != file.subject:
             folders = identity.site

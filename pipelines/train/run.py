@@ -352,7 +352,7 @@ def _write_down(recipe: Recipe, out: Path, *, resume: bool) -> None:
     data = {}
     for stage in recipe.stages:
         if stage.data.store is not None:
-            data[str(stage.data.store.path)] = _taken_from(stage.data.store)
+            data[str(stage.data.store.path)] = _content_of_store(stage.data.store)
     known = read_data(out)
     if (out / CONFIG).is_file():
         # The same that was killed before its first state begins again.
@@ -397,7 +397,7 @@ def _has_begun(out: Path) -> bool:
     return any(has_state(job) or (job / DONE).is_file() for job in jobs)
 
 
-def _taken_from(config: StoreConfig) -> dict[str, Any]:
+def _content_of_store(config: StoreConfig) -> dict[str, Any]:
     """Describe what a run takes from a store: the files of its subjects, and its split.
 
     Of those that train it has the licences, and who made the labels; `not_predicted` are the

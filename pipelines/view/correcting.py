@@ -98,12 +98,12 @@ class Corrections:
             paths = sorted(self._drafts(item).glob(f"{self._key(item)}-*.draft"))
         except OutputError as error:
             paths = []
-            unreadable.append(_named(error))
+            unreadable.append(_client_reason(error))
         for path in paths:
             try:
                 known, changes = self._read_draft(path, item)
             except InputError as error:
-                unreadable.append(_named(error))
+                unreadable.append(_client_reason(error))
                 continue
             tab = path.stem.rpartition("-")[2]
             voxels = len(changes) // _BYTES_A_VOXEL
@@ -111,12 +111,12 @@ class Corrections:
         drafts.sort(key=lambda draft: draft["at"], reverse=True)
         correction = None
         try:
-            correction = self._said_of(item)
+            correction = self._correction_data(item)
         except IntegrityError as error:
-            unreadable.append(_named(error))
+            unreadable.append(_client_reason(error))
         return {"correction": correction, "drafts": drafts, "unreadable": unreadable}
 
-    def _said_of(self, item: Item) -> dict[str, Any] | None:
+    def _correction_data(self, item: Item) -> dict[str, Any] | None:
         """Return the correction of a scan as sent to the page, or None if there is none."""
         if item.labels is None:
             return None
@@ -151,7 +151,7 @@ class Corrections:
     def keep(self, number: int, painted: Painted) -> None:
         """Store changes as the draft of their tab."""
         item = self._study[number]
-        _unpacked(painted.content)
+        _parse_changes(painted.content)
         known = _DraftFacts(
             item.name,
             self._study.corrector,
@@ -181,7 +181,7 @@ class Corrections:
         item = self._study[number]
         if item.labels is None:
             raise InputError("has no label map", where=item.name)
-        indices, places = _unpacked(painted.content)
+        indices, places = _parse_changes(painted.content)
         if not len(indices):
             raise InputError("there is no change to save", where=item.name)
         numbers = self._numbers(item)
@@ -190,7 +190,7 @@ class Corrections:
         lock = self._study.folder / WORK / "lock.corrections"
         correction = save_correction(
             item.labels,
-            self._changed(number, indices, places, numbers),
+            self._apply_changes(number, indices, places, numbers),
             Session(by=self._study.corrector, at=_now(), minutes=painted.minutes),
             builds_on=painted.builds_on,
             names=names,
@@ -202,7 +202,7 @@ class Corrections:
                 self._draft(item, tab).unlink(missing_ok=True)
         self._study.corrected(item, correction, lock)
 
-    def _changed(
+    def _apply_changes(
         self,
         number: int,
         indices: NDArray[np.uint32],
@@ -263,7 +263,7 @@ class Corrections:
         head, _, changes = read_bytes(path).partition(b"\n")
         try:
             known = _DRAFT_FACTS.validate_json(head)
-            _unpacked(changes)
+            _parse_changes(changes)
         except (ValidationError, InputError):
             raise InputError(
                 "is an unreadable draft of a correction", where=path, remedy="remove it"
@@ -283,7 +283,7 @@ class Corrections:
         return hashlib.sha256(whose.encode("utf-8", "surrogateescape")).hexdigest()[:24]
 
 
-def _unpacked(content: bytes) -> tuple[NDArray[np.uint32], NDArray[np.uint8]]:
+def _parse_changes(content: bytes) -> tuple[NDArray[np.uint32], NDArray[np.uint8]]:
     """Return indices (n,) and places (n,) of changed voxels."""
     count, rest = divmod(len(content), _BYTES_A_VOXEL)
     if rest:
@@ -292,7 +292,7 @@ def _unpacked(content: bytes) -> tuple[NDArray[np.uint32], NDArray[np.uint8]]:
     return indices, np.frombuffer(content, np.uint8, count, offset=4 * count)
 
 
-def _named(error: TrinatError) -> str:
+def _client_reason(error: TrinatError) -> str:
     """Return the reason of an error with the bare name of its file, as clients see the text."""
     return f"{Path(error.where or '').name}: {reason_of(error, where=False)}"
 

@@ -156,7 +156,7 @@ class _Answers:
     async def correct(self, request: Request) -> Response:
         """Save a correction from the changes in the body and return the updated scan."""
         number = request.path_params["number"]
-        painted = await _painted(request)
+        painted = await _read_changes(request)
         await run_in_threadpool(self._corrections.save, number, painted)
         return JSONResponse(await run_in_threadpool(self._detail, number))
 
@@ -169,7 +169,7 @@ class _Answers:
     async def keep(self, request: Request) -> Response:
         """Store the changes in the body as the draft of a tab."""
         number = request.path_params["number"]
-        painted = await _painted(request)
+        painted = await _read_changes(request)
         await run_in_threadpool(self._corrections.keep, number, painted)
         return Response(status_code=204)
 
@@ -180,7 +180,7 @@ class _Answers:
         return Response(status_code=204)
 
 
-async def _painted(request: Request) -> Painted:
+async def _read_changes(request: Request) -> Painted:
     """Return the changes in the body of a request, with the parameters of its address."""
     given = request.query_params
     minutes = -1.0

@@ -1,6 +1,6 @@
 """Slices of a store, read ahead or as a torch dataset, and their order in training.
 
-`SliceDataset` indexes the slices and their locations (`Place`); `SubjectFiles` reads them,
+`SliceDataset` indexes the slices and their locations (`SlabLocation`); `SubjectFiles` reads them,
 `SliceReaders` reads them in threads; `BalancedSampler` determines their order in training.
 """
 
@@ -38,7 +38,7 @@ _OPEN_FILES = 256
 SliceTransform = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
-class Place(NamedTuple):
+class SlabLocation(NamedTuple):
     """Location of a slab: slice `middle` of file number `file`, and its neighbours, `thick` in all.
 
     `file` counts in the order of the subjects that a dataset was made of; `middle` counts slices of
@@ -95,7 +95,7 @@ class SubjectFiles:
                 self._open[number] = None
         return self._files[number]
 
-    def read(self, place: Place) -> StoredSlice:
+    def read(self, place: SlabLocation) -> StoredSlice:
         """Read the slice at a place, with its neighbours, and its labels."""
         file = self[place.file]
         labels = file.labels(place.view, place.middle, place.middle + 1)
@@ -103,7 +103,7 @@ class SubjectFiles:
         counted = file.counted(place.view, place.middle, place.middle + 1)
         return StoredSlice(image, labels[0], None if counted is None else counted[0])
 
-    def name(self, place: Place) -> str:
+    def name(self, place: SlabLocation) -> str:
         """Return subject and slice of a place, for messages."""
         subject = self._files[place.file].path.stem
         return f"{subject}:{place.middle}"
@@ -123,7 +123,9 @@ class SliceReaders:
             self._threads = ThreadPoolExecutor(workers, "reader")
 
     def order(
-        self, places: Sequence[Place], changes: Sequence[StoredChange] | None = None
+        self,
+        places: Sequence[SlabLocation],
+        changes: Sequence[StoredChange] | None = None,
     ) -> list[Callable[[], StoredSlice]]:
         """Schedule slices for reading; calling an item of the result waits for its slice.
 
@@ -140,7 +142,7 @@ class SliceReaders:
             return reads
         return [self._threads.submit(read).result for read in reads]
 
-    def _read_changed(self, place: Place, change: StoredChange) -> StoredSlice:
+    def _read_changed(self, place: SlabLocation, change: StoredChange) -> StoredSlice:
         return change(self.files.read(place))
 
     def close(self) -> None:
@@ -201,11 +203,11 @@ class SliceDataset(Dataset[tuple[Tensor, Tensor]]):
             return image, labels
         return self.transform(image, labels)
 
-    def place(self, index: int) -> Place:
+    def place(self, index: int) -> SlabLocation:
         """Return the location of an item in `files`."""
         file = int(self.subject_of[index])
         middle = int(self.slice_of[index])
-        return Place(file, self.view, middle, self.thick)
+        return SlabLocation(file, self.view, middle, self.thick)
 
     def _index(
         self, store: Store

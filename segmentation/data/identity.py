@@ -85,7 +85,7 @@ class Named:
 
 def identify(scans: Sequence[Named]) -> list[Identity]:
     """Return the identity of each scan of a study."""
-    return told_apart([identity_alone(scan) for scan in scans])
+    return disambiguate([identity_alone(scan) for scan in scans])
 
 
 def identity_alone(scan: Named) -> Identity:
@@ -132,7 +132,7 @@ def _above(person: str, folders: Sequence[str]) -> tuple[str, ...]:
     return tuple(folders)
 
 
-def told_apart(scans: Sequence[Identity]) -> list[Identity]:
+def disambiguate(scans: Sequence[Identity]) -> list[Identity]:
     """Prefix persons with their folders if the same name occurs below several folders.
 
     All persons in these folders then get the prefix, as in A/sub-01. A unique identifier counts

@@ -261,12 +261,12 @@ def shift_of_labels(
     low = np.maximum(occupied.min(axis=0) - most, most)
     high = np.minimum(occupied.max(axis=0) + most, np.array(classes.shape) - most)
     seen = image[_box(low, high, (0, 0, 0))].astype(np.float64).ravel()
-    best = _explained(seen, classes[_box(low, high, (0, 0, 0))])
+    best = _explained_variance(seen, classes[_box(low, high, (0, 0, 0))])
     found = None
     for axis, distance in product(range(3), _SHIFTS):
         shift = [0, 0, 0]
         shift[axis] = distance
-        share = _explained(seen, classes[_box(low, high, shift)])
+        share = _explained_variance(seen, classes[_box(low, high, shift)])
         if share > best:
             best = share
             # The classes were read from the shifted position, so they belong in the opposite
@@ -287,13 +287,15 @@ def _box(
     )
 
 
-def _explained(values: NDArray[np.float64], classes: NDArray[np.integer]) -> float:
+def _explained_variance(
+    values: NDArray[np.float64], classes: NDArray[np.integer]
+) -> float:
     """Return the share (0 to 1) of the variance of values (N,) between classes."""
     groups = classes.ravel()
     counts = np.bincount(groups)
     sums = np.bincount(groups, values)
-    there = counts > 0
+    present = counts > 0
     mean = values.mean()
-    between = (sums[there] ** 2 / counts[there]).sum() - len(values) * mean**2
+    between = (sums[present] ** 2 / counts[present]).sum() - len(values) * mean**2
     total = ((values - mean) ** 2).sum()
     return float(between / total) if total > 0 else 0.0

@@ -206,8 +206,8 @@ class SubjectFile:
     def slab(self, view: View, middle: int, thick: int) -> Quantised:
         """Read `thick` slices around the middle one, (C, H, W), padded with background at the ends.
 
-        `view` and `middle` as in `Place`; C is `thick`. The padding has the code of intensity
-        0. The file is opened if it is not open, and stays open.
+        `view` and `middle` as in `SlabLocation`; C is `thick`. The padding has the code of
+        intensity 0. The file is opened if it is not open, and stays open.
         """
         start = middle - thick // 2
         slab = self.codes(view, max(start, 0), start + thick)
@@ -242,28 +242,28 @@ class SubjectFile:
 
     def has(self, view: View, name: str) -> bool:
         """Return True if the view has a dataset `name`, such as image or labels."""
-        return f"{view.value}/{name}" in self._opened()
+        return f"{view.value}/{name}" in self._open_file()
 
     @property
     def affine(self) -> NDArray[np.float64]:
         """Affine (4, 4) from voxels of the working grid to RAS millimetres."""
-        affine: NDArray[np.float64] = self._opened().attrs["affine"]
+        affine: NDArray[np.float64] = self._open_file().attrs["affine"]
         return affine
 
     @property
     def fingerprint(self) -> str:
         """Hash of everything that the slices were made from."""
-        return str(self._opened().attrs["fingerprint"])
+        return str(self._open_file().attrs["fingerprint"])
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Remarks that were made when the scan was read."""
-        return tuple(json.loads(self._opened().attrs["notes"]))
+        return tuple(json.loads(self._open_file().attrs["notes"]))
 
     @property
     def statistics(self) -> Statistics:
         """Return value of `write_subject`, as stored in the file."""
-        values = json.loads(self._opened().attrs["statistics"])
+        values = json.loads(self._open_file().attrs["statistics"])
         percentiles = values.pop("percentiles")
         per_class = {name: tuple(entries) for name, entries in values.items()}
         return Statistics(percentiles=percentiles, **per_class)
@@ -302,7 +302,7 @@ class SubjectFile:
 
     def _dataset(self, view: View, name: str) -> h5py.Dataset:
         """Return a dataset of the opened file, looked up by name once."""
-        file = self._opened()
+        file = self._open_file()
         dataset = self._datasets.get((view, name))
         if dataset is None:
             place = f"{view.value}/{name}"
@@ -312,7 +312,7 @@ class SubjectFile:
             self._datasets[view, name] = dataset
         return dataset
 
-    def _opened(self) -> h5py.File:
+    def _open_file(self) -> h5py.File:
         """Return the file, opened by this process."""
         # A handle that was inherited through fork shares its file position with the parent.
         if self._file is None or self._pid != os.getpid():

@@ -16,8 +16,8 @@ from trinat.segmentation.space.views import SliceAxes, View, slice_axes, to_slic
 
 # Lower limit of a class's probability in each view of a geometric mean. On the two scans that chose
 # it, 0.01 and 0.001 did alike, and 0.1 a thousandth worse.
-_LEAST = 1e-3
-_SPAN = -math.log(_LEAST)
+_MIN_PROBABILITY = 1e-3
+_SPAN = -math.log(_MIN_PROBABILITY)
 # Number of voxels whose classes stay in a processor's cache from one operation to the next: adding
 # views takes a fifth less time, finishing half the time (docs/notes/speed.md).
 _VOXELS_IN_CACHE = 4096
@@ -158,7 +158,7 @@ class ViewAggregator:
         if view is View.SAGITTAL and self._is_divided:
             probabilities = self._divide(before, probabilities)
         if self.is_geometric:
-            logarithms = probabilities.clamp(min=_LEAST).log_()
+            logarithms = probabilities.clamp(min=_MIN_PROBABILITY).log_()
             return logarithms.mul_(weight / _SPAN).add_(weight)
         return probabilities * weight
 
@@ -180,7 +180,7 @@ class ViewAggregator:
             return added
         logarithms = added.float().sub(1).mul_(_SPAN)
         # A class that no view considers possible gets probability 0.
-        values = logarithms.exp_().sub_(_LEAST).clamp_(min=0).to(added.dtype)
+        values = logarithms.exp_().sub_(_MIN_PROBABILITY).clamp_(min=0).to(added.dtype)
         sums = values.sum(-1, keepdim=True, dtype=torch.float32)
         return values / sums.clamp_(min=1e-6)
 

@@ -25,7 +25,7 @@ from trinat.segmentation.space.views import SliceAxes, View, to_slices
 # Least probability of cortex on the working grid for a voxel that may be cortex in the scan.
 _MAY_BE_CORTEX = 0.02
 # Lower limit of a parcel's probability in each view of the geometric mean.
-_LEAST = 1e-3
+_MIN_PROBABILITY = 1e-3
 # Weight of the neighbours' mean in a voxel of cortex, and number of iterations.
 _FOLLOWS = 0.7
 _TIMES = 2
@@ -127,7 +127,7 @@ def mean_of_views(
     """
     places = may_be_cortex(cortex)
     device = places.device
-    numbers = _numbered(places)
+    numbers = _number_positions(places)
     count = int(places.sum())
     names = len(parcellation.parcels) - 1
     logarithms = torch.zeros((count, names), device=device)
@@ -139,8 +139,10 @@ def mean_of_views(
         wanted = numbers_here[is_wanted].long()
         # Classes that are no parcels are impossible here.
         own = part.probabilities[is_wanted][:, 1:]
-        own = own / own.sum(1, keepdim=True).clamp(min=_LEAST)
-        logarithms[wanted] += own.clamp(min=_LEAST).log().float() * weights[view]
+        own = own / own.sum(1, keepdim=True).clamp(min=_MIN_PROBABILITY)
+        logarithms[wanted] += (
+            own.clamp(min=_MIN_PROBABILITY).log().float() * weights[view]
+        )
         if view not in by_view:
             by_view[view] = torch.zeros(count, dtype=torch.uint8, device=device)
         by_view[view][wanted] = (1 + own.argmax(1)).to(torch.uint8)
@@ -150,7 +152,7 @@ def mean_of_views(
     return logarithms, by_view
 
 
-def _numbered(places: Tensor) -> Tensor:
+def _number_positions(places: Tensor) -> Tensor:
     """Return the indices of the set positions (X, Y, Z) in C order; -1 elsewhere."""
     count = int(places.sum())
     numbers = torch.full(places.shape, -1, dtype=torch.int32, device=places.device)
@@ -164,7 +166,7 @@ def _follow_neighbours(values: Tensor, places: Tensor) -> Tensor:
     Values without neighbours become smaller, and keep their order.
     """
     count = len(values)
-    numbers = _numbered(places)
+    numbers = _number_positions(places)
     pairs = []
     for axis, length in enumerate(places.shape):
         one = numbers.narrow(axis, 0, length - 1)

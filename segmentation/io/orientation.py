@@ -26,7 +26,7 @@ _SAME_SPACING = 0.01
 _TRUST = "decide with --trust-affine sform, qform or header"
 
 
-class Place(NamedTuple):
+class ChosenAffine(NamedTuple):
     """The affine of an image, the (q-form, s-form) codes to write, and notes on the choice.
 
     `affine` is (4, 4), voxel index -> RAS mm. `notes` are empty if there was nothing to choose.
@@ -42,7 +42,7 @@ def place(
     trust: TrustAffine | None,
     axes: str | None,
     where: Path,
-) -> Place:
+) -> ChosenAffine:
     """Choose the affine of an image.
 
     The s-form takes precedence over the q-form. With `trust`, "sform" and "qform" are taken
@@ -54,15 +54,15 @@ def place(
     qform = header.qform
     sform = header.sform
     if trust == "sform":
-        return _place(header, sform, "s-form", where)
+        return _check_form(header, sform, "s-form", where)
     if trust == "qform":
-        return _place(header, qform, "q-form", where)
+        return _check_form(header, qform, "q-form", where)
     if not (qform.code or sform.code):
         return _place_without_form(header, trust, axes, where)
     if sform.code:
-        taken = _place(header, sform, "s-form", where)
+        taken = _check_form(header, sform, "s-form", where)
     else:
-        taken = _place(header, qform, "q-form", where)
+        taken = _check_form(header, qform, "q-form", where)
     found = "".join(nib.aff2axcodes(taken.affine))
     if axes is not None and trust is None and found != axes:
         raise GeometryError(
@@ -90,7 +90,7 @@ def _place_without_form(
     trust: TrustAffine | None,
     axes: str | None,
     where: Path,
-) -> Place:
+) -> ChosenAffine:
     """Place an image without coded forms: by `axes`, or by nibabel's default."""
     if axes is not None:
         affine = _from_axes(axes, header)
@@ -98,10 +98,10 @@ def _place_without_form(
         affine = header.bare
     else:
         raise GeometryError("no orientation in its header", where=where, remedy=_TRUST)
-    return _place(header, Form(1, affine), "voxel size", where)
+    return _check_form(header, Form(1, affine), "voxel size", where)
 
 
-def _place(header: Header, form: Form, name: str, where: Path) -> Place:
+def _check_form(header: Header, form: Form, name: str, where: Path) -> ChosenAffine:
     """Take one form; its code goes to both forms of the output, which then agree.
 
     A note says if the header's voxel sizes are not those of the form.
@@ -114,7 +114,7 @@ def _place(header: Header, form: Form, name: str, where: Path) -> Place:
         notes = (
             f"its header's voxel size of {sizes} mm is not that of the {name}, which is used",
         )
-    return Place(affine, (code, code), notes)
+    return ChosenAffine(affine, (code, code), notes)
 
 
 def _sound(form: Form, name: str, where: Path) -> NDArray[np.float64]:

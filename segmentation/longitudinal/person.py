@@ -59,7 +59,7 @@ _SMOOTH_MM = 25.0
 _STEP = 4
 # Voxels in which all scans are brighter than this are tissue.
 _TISSUE = 0.15
-_LEAST = 1e-4
+_EPSILON = 1e-4
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,13 +163,13 @@ def evened(images: Sequence[Image]) -> list[Image]:
     logarithms = []
     for image in coarse:
         total = _smooth(image * tissue)
-        mean = (total + _LEAST) / (share + _LEAST)
+        mean = (total + _EPSILON) / (share + _EPSILON)
         logarithms.append(np.log(mean))
     common = np.mean(logarithms, axis=0)
     result = []
     for image, logarithm in zip(images, logarithms, strict=True):
         gain = np.exp(common - logarithm)
-        even = image * _stretched(gain, image.shape)
+        even = image * _upsample(gain, image.shape)
         result.append(np.asarray(even, np.float32))
     return result
 
@@ -178,7 +178,7 @@ def _smooth(values: NDArray[Any]) -> NDArray[Any]:
     return np.asarray(ndimage.gaussian_filter(values, _SMOOTH_MM / _STEP))
 
 
-def _stretched(values: NDArray[Any], shape: Sequence[int]) -> NDArray[np.float32]:
+def _upsample(values: NDArray[Any], shape: Sequence[int]) -> NDArray[np.float32]:
     """Interpolate values of every n-th voxel to the full grid: linear inside, constant beyond."""
     for axis, length in enumerate(shape):
         last = values.shape[axis] - 1

@@ -365,11 +365,11 @@ def _robust_solution(
 
 def _about_centre(matrix: Matrix, centre: NDArray[np.float64]) -> Matrix:
     """Return a matrix relative to an origin at `centre`."""
-    there = np.eye(4)
-    there[:3, 3] = centre
+    to_centre = np.eye(4)
+    to_centre[:3, 3] = centre
     back = np.eye(4)
     back[:3, 3] = -centre
-    return np.asarray(there @ matrix @ back)
+    return np.asarray(to_centre @ matrix @ back)
 
 
 def _likeness(first: Image, second: Image) -> float:

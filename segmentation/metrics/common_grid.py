@@ -43,8 +43,8 @@ def on_grid_of(
     from trinat.segmentation.space.grid_map import GridMap
     from trinat.segmentation.space.resample import resample_labels
 
-    there = GridMap.between(labels.grid, reference.grid)
-    data = resample_labels(labels.data, there)
+    grid_map = GridMap.between(labels.grid, reference.grid)
+    data = resample_labels(labels.data, grid_map)
     note = f"resampled to the truth's grid, label by label ({difference})"
     return Volume(data, reference.affine, reference.codes), note
 

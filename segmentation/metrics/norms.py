@@ -120,7 +120,7 @@ class Equals:
 
 
 @dataclass(frozen=True)
-class Place:
+class NormPosition:
     """Position of a volume in the distribution of a person's sex, age and size of head.
 
     `low_mm3` and `high_mm3` are the 5th and 95th centile, `median_mm3` the 50th; `persons` is the
@@ -177,7 +177,7 @@ class Norms:
         sex: str | None,
         age: float | None,
         intracranial_mm3: float | None,
-    ) -> Place:
+    ) -> NormPosition:
         """Return the position of a volume in the norms; raise NormError if none applies."""
         if age is None or not sex:
             raise NormError("age and sex are not known")
@@ -188,7 +188,7 @@ class Norms:
         if volume_mm3 <= 0:
             raise NormError("nothing was found")
         z = equals.z(volume_mm3)
-        return Place(
+        return NormPosition(
             z,
             100 * NormalDist().cdf(z),
             equals.volume_mm3(-_Z_OF_95),

@@ -23,7 +23,7 @@ from trinat.segmentation.models.quicknat import (
 __all__ = ["FAST", "PUBLISHED", "Architecture", "build"]
 
 # Below this a probability has no logarithm in half precision either.
-_LEAST = 1e-7
+_MIN_PROBABILITY = 1e-7
 
 
 class EnsembleConfig(NetworkConfig):
@@ -40,7 +40,7 @@ class EnsembleConfig(NetworkConfig):
         return cls(**shared, members=members, member=member)
 
     @model_validator(mode="after")
-    def _as_the_member(self) -> Self:
+    def _check_member(self) -> Self:
         """Check that the settings shared by all networks equal those of the member."""
         for name in NetworkConfig.model_fields:
             if getattr(self, name) != getattr(self.member, name):
@@ -88,7 +88,7 @@ class Ensemble(Network):
         # Sequentially: vmap took 1.9 to 2.8 times as long on a CPU (docs/notes/toolbox.md).
         found = [network(slices).float().softmax(1) for network in members]
         mean = torch.stack(found).mean(0)
-        logarithms = mean.clamp(min=_LEAST).log()
+        logarithms = mean.clamp(min=_MIN_PROBABILITY).log()
         return logarithms.to(self.classifier.weight.dtype)
 
     def arrange(self, layout: torch.memory_format) -> None:
@@ -120,13 +120,13 @@ def build(config: NetworkConfig) -> Network:
     raise ValueError(f"{type(config).__name__} is no configuration of a network here")
 
 
-def _of_its_kind(given: Any) -> Any:
+def _validate_by_kind(given: Any) -> Any:
     """Validate a configuration by the class that the key `architecture` names."""
     if not isinstance(given, Mapping):
         return given
     name = str(given.get("architecture", _DEFAULT))
     if name == _ENSEMBLE:
-        member = _of_its_kind(given.get("member"))
+        member = _validate_by_kind(given.get("member"))
         return EnsembleConfig.model_validate({**given, "member": member})
     if name not in _NETWORKS:
         raise ValueError(f"{name!r} is no architecture; known: {', '.join(_NETWORKS)}")
@@ -135,4 +135,6 @@ def _of_its_kind(given: Any) -> Any:
 
 
 # In a model.yaml or a recipe: the key `architecture` names the network.
-Architecture = Annotated[SerializeAsAny[NetworkConfig], BeforeValidator(_of_its_kind)]
+Architecture = Annotated[
+    SerializeAsAny[NetworkConfig], BeforeValidator(_validate_by_kind)
+]

@@ -46,11 +46,11 @@ def sharpened(source: Tensor, to: GridMap) -> Tensor:
     """
     for axis, variance in enumerate(to.blur):
         if variance >= _LEAST_BLUR:
-            source = _sharpened_along(source, axis, float(variance))
+            source = _sharpen_along(source, axis, float(variance))
     return source
 
 
-def _sharpened_along(source: Tensor, axis: int, variance: float) -> Tensor:
+def _sharpen_along(source: Tensor, axis: int, variance: float) -> Tensor:
     """Subtract from an image what a blur of this variance, in voxels², adds along one axis.
 
     That is half the variance times each voxel's difference from its two neighbours. Edge voxels are

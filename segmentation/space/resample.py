@@ -268,7 +268,7 @@ class _LabelVotes:
         lowest, _ = to.touched(whole_map)
         first = torch.from_numpy(np.floor(lowest + _ROUNDING)).long()
         for rows in slabs(to.shape):
-            agreed = self._agreed(to, rows, points)
+            agreed = self._unanimous_label(to, rows, points)
             out[rows] = agreed
             undecided = (agreed == _MIXED).nonzero()
             undecided[:, 0] += rows.start
@@ -277,7 +277,7 @@ class _LabelVotes:
                 out[tuple(voxels.T)] = self._tally(to, voxels, points, first)
         return out
 
-    def _agreed(self, to: GridMap, rows: slice, points: list[Point]) -> Tensor:
+    def _unanimous_label(self, to: GridMap, rows: slice, points: list[Point]) -> Tensor:
         """Return the one label around all sample points of each voxel of a slab, or _MIXED."""
         first, *others = points
         agreed = self._label_around(to, rows, first)

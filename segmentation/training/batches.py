@@ -17,7 +17,7 @@ from torch import Tensor
 from trinat.segmentation.data.augmentation import Augmenter, upload
 from trinat.segmentation.data.dataset import (
     BalancedSampler,
-    Place,
+    SlabLocation,
     SliceDataset,
     SliceReaders,
     StoredSlice,
@@ -338,7 +338,7 @@ class StoreSource(BatchSource):
         """Return the number of training slices of a view."""
         return len(self.datasets[view])
 
-    def _places(self, view: View, first: int, count: int) -> list[Place]:
+    def _places(self, view: View, first: int, count: int) -> list[SlabLocation]:
         """Return the locations in the files of slices first..first+count-1 of a view."""
         items = [self._item(view, number) for number in range(first, first + count)]
         return [self.datasets[view].place(item) for item in items]

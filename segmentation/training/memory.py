@@ -46,14 +46,14 @@ class StepMemory(NamedTuple):
         """Return the bytes of a step with this many slices at once."""
         return self.fixed + slices * self.each
 
-    def largest_batch(self, batch: int, there: int) -> int:
-        """Return the largest divisor of `batch` that fits into `there` bytes; 0 if none does.
+    def largest_batch(self, batch: int, available: int) -> int:
+        """Return the largest divisor of `batch` that fits into `available` bytes; 0 if none does.
 
         A divisor, since accumulation makes up for the rest.
         """
         largest = 0
         for slices in range(1, batch + 1):
-            if batch % slices == 0 and self.needed(slices) <= there:
+            if batch % slices == 0 and self.needed(slices) <= available:
                 largest = slices
         return largest
 

@@ -35,7 +35,7 @@ _PENALTY = 1.5e-4
 # The most probable classes of a voxel that are kept.
 _KEPT = 6
 # Lower probabilities count as this.
-_LEAST = 1e-4
+_MIN_PROBABILITY = 1e-4
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +78,9 @@ class DoubtfulVoxels:
         slabs = torch.split(fused, _SLAB)
         true_slabs = torch.split(torch.from_numpy(truth), _SLAB)
         for slab, true in zip(slabs, true_slabs, strict=True):
-            best = slab.float().clamp_(min=_LEAST).log_().topk(min(_KEPT, count))
+            best = (
+                slab.float().clamp_(min=_MIN_PROBABILITY).log_().topk(min(_KEPT, count))
+            )
             reachable = _is_reachable(best.values)
             has_factor = (reachable & ~is_fixed[best.indices]).any(-1)
             doubtful = has_factor & reachable[..., 1]

@@ -140,7 +140,7 @@ def write_state(folder: Path, state: State, *, name: str | None = None) -> Path:
         file.write(payload)
     if name is None:
         # States of later steps were damaged and not used; they would count as the newest.
-        known = _numbered(folder)
+        known = _sorted_files(folder)
         place = known.index(path)
         kept = known[place : place + _KEPT]
         for old in known:
@@ -218,7 +218,7 @@ def read_latest(folder: Path) -> tuple[State | None, list[IntegrityError]]:
     damaged state costs some steps and not the run.
     """
     problems: list[IntegrityError] = []
-    for path in _numbered(folder):
+    for path in _sorted_files(folder):
         try:
             return read_state(path), problems
         except IntegrityError as error:
@@ -228,7 +228,7 @@ def read_latest(folder: Path) -> tuple[State | None, list[IntegrityError]]:
 
 def has_state(folder: Path) -> bool:
     """Return True if a job has saved a state that it could resume from."""
-    return bool(_numbered(folder))
+    return bool(_sorted_files(folder))
 
 
 def differences(stored: Any, wanted: Any, key: str = "") -> Iterator[str]:
@@ -296,7 +296,7 @@ def _without_places(value: Any) -> Any:
     return kept
 
 
-def _numbered(folder: Path) -> list[Path]:
+def _sorted_files(folder: Path) -> list[Path]:
     """Return the state files of `folder`, the newest first."""
     paths = folder.glob("state-*.state")
     numbered = [path for path in paths if _NAME.fullmatch(path.name)]

@@ -33,7 +33,7 @@ _DIFFERS = "{} differs"
 # Typical spread of measures of correct labels, as a share of the median, and the minimum spread of
 # structures.
 _USUAL_SPREAD = 0.05
-_LEAST = 0.02
+_MIN_SPREAD = 0.02
 # Minimum number of voxels in the sampled slices for a reliable position or size.
 _FEWEST = 20
 # Number of subjects that the typical spread counts for, beside the observed spread.
@@ -205,7 +205,7 @@ def rank(
     from_one = 1 + measures
     apart, own = _apart_from_others(from_one.to_numpy())
     usual = _USUAL_SPREAD * from_one.median().to_numpy()
-    spread = _moderated(own, usual, len(subjects))
+    spread = _shrunken_spread(own, usual, len(subjects))
     distances = pd.DataFrame(apart / spread, subjects, list(MEASURES))
     by_structure = _by_structure(list(found.values()), partners)
     # Among many structures one is always somewhat far, so only the excess over others counts.
@@ -275,8 +275,8 @@ def _by_structure(
     # Each half has half of the slices, so their mean varies by half of their difference.
     of_slices = _MAD_TO_STD * np.median(differences, axis=0) / 2
     apart, own = _apart_from_others(whole)
-    usual = np.maximum(np.median(own, axis=1, keepdims=True), _LEAST)
-    spread = np.maximum(_moderated(own, usual, len(found)), of_slices)
+    usual = np.maximum(np.median(own, axis=1, keepdims=True), _MIN_SPREAD)
+    spread = np.maximum(_shrunken_spread(own, usual, len(found)), of_slices)
     distances = apart / spread
     # A better Dice than usual is no fault; sizes may be wrong in both directions.
     distances[:, 1:] = np.abs(distances[:, 1:])
@@ -311,7 +311,7 @@ def _apart_from_others(values: Values) -> tuple[Values, Values]:
     return apart, _MAD_TO_STD * np.median(np.abs(apart), axis=0)
 
 
-def _moderated(own: Values, usual: Values, subjects: int) -> Values:
+def _shrunken_spread(own: Values, usual: Values, subjects: int) -> Values:
     """Return the spread over some subjects, shrunk towards the usual spread.
 
     Few subjects say little about a spread: of five, three may be alike by chance. So it is averaged

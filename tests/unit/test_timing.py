@@ -13,7 +13,7 @@ import pytest
 from trinat.segmentation import timing
 from trinat.segmentation.timing import (
     Clock,
-    heard_by,
+    report_stages_to,
     stage,
     timed,
     together,
@@ -112,7 +112,7 @@ def test_the_table_of_a_process_adds_up_from_its_creation() -> None:
 
 def test_who_listens_hears_each_stage_that_follows_another() -> None:
     heard: list[str] = []
-    with heard_by(heard.append):
+    with report_stages_to(heard.append):
         for name in ("reading", "coronal", "coronal", "axial"):
             with stage(name):
                 pass

@@ -117,7 +117,7 @@ def _entry(folder: Path, kind: str) -> Subject | Exclusion:
     labels: Path | None
     try:
         if kind == "freesurfer":
-            image, labels = _of_freesurfer(folder)
+            image, labels = _find_freesurfer(folder)
         else:
             layout = IMAGES[kind]
             image = _one(folder, layout.pattern.format(s=session))
@@ -151,7 +151,7 @@ class _LacksFileError(Exception):
     """Raised if a session lacks a file; the message names it."""
 
 
-def _of_freesurfer(folder: Path) -> tuple[Path, Path]:
+def _find_freesurfer(folder: Path) -> tuple[Path, Path]:
     """Return image and labels of a session on a FreeSurfer disc."""
     image = find_image(folder)
     if image is None:

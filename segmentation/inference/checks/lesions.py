@@ -58,7 +58,7 @@ _NAMED = 2
 
 
 @dataclass(frozen=True)
-class Place:
+class Region:
     """A place that is too dark or too bright, and the structures that it is in.
 
     `mm3` is its volume; `structures` may be empty.
@@ -75,7 +75,7 @@ def check_lesions(evidence: Evidence, limits: Limits) -> list[Finding]:
     look, and the segmentation around it may be good.
     """
     findings = []
-    for what, place in find_places(evidence).items():
+    for what, place in find_regions(evidence).items():
         if place.mm3 > limits.lesion_mm3:
             where = "the brain"
             if place.structures:
@@ -85,7 +85,7 @@ def check_lesions(evidence: Evidence, limits: Limits) -> list[Finding]:
     return findings
 
 
-def find_places(evidence: Evidence) -> dict[str, Place]:
+def find_regions(evidence: Evidence) -> dict[str, Region]:
     """Return the dark and the bright places in the brain, by kind.
 
     Empty if white matter or cortex is too small, or has no brightness, to compare with, and if
@@ -110,22 +110,22 @@ def find_places(evidence: Evidence) -> dict[str, Place]:
     darker_than_cortex = (image < cortex / white) & (weights == VOXELS)
     fluid_brightness = cortex - _BELOW_CORTEX * (white - cortex)
     dark_as_fluid = brain & ~fluid & (image < fluid_brightness / white)
-    dark_places = _opened(darker_than_cortex, _DARK_RADIUS)
-    dark_places |= _opened(dark_as_fluid, _FLUID_RADIUS)
+    dark_places = _opening(darker_than_cortex, _DARK_RADIUS)
+    dark_places |= _opening(dark_as_fluid, _FLUID_RADIUS)
     # A mass labelled as white matter is its own surrounding: large places are compared with the
     # whole brain's, and must have an edge.
     means = np.asarray(blocks / white, np.float32)
-    bright_places = _opened(brain & (image > _BRIGHT), _BRIGHT_RADIUS)
-    masses = _opened(brain & (means > _BRIGHT_MASS), _MASS_RADIUS)
+    bright_places = _opening(brain & (image > _BRIGHT), _BRIGHT_RADIUS)
+    masses = _opening(brain & (means > _BRIGHT_MASS), _MASS_RADIUS)
     bright_places |= _with_edge(masses, means, weights, (_EDGE, np.inf))
 
     darkest, brightest = (1 - share * (1 - cortex / white) for share in _GREY)
     thick = block_sums(evidence.mask(_GREY_STRUCTURES - {"background"})) > 0
     around = brain & ~thick
-    grey_places = _opened(
+    grey_places = _opening(
         around & (image > darkest) & (image < brightest), _GREY_RADIUS
     )
-    masses = _opened(around & (means > darkest) & (means < brightest), _GREY_RADIUS)
+    masses = _opening(around & (means > darkest) & (means < brightest), _GREY_RADIUS)
     grey_places |= _with_edge(masses, means, weights, (0, brightest))
     return {
         "dark": _place(evidence, dark_places),
@@ -167,7 +167,7 @@ def _inside(labelled: Mask) -> Mask:
     return filled[inner, inner, inner]
 
 
-def _opened(mask: Mask, radius: int) -> Mask:
+def _opening(mask: Mask, radius: int) -> Mask:
     """Return the union of all balls of this radius (in blocks) inside a mask."""
     # The centre of a ball has as much on each side of it, which excludes most of a brain at once.
     centres = mask
@@ -186,10 +186,10 @@ def _opened(mask: Mask, radius: int) -> Mask:
     return opened
 
 
-def _place(evidence: Evidence, mask: Mask) -> Place:
+def _place(evidence: Evidence, mask: Mask) -> Region:
     """Measure a mask of blocks, and the structures that it and its rim are mostly in."""
     if not mask.any():
-        return Place(0.0)
+        return Region(0.0)
     rim = ndimage.binary_dilation(mask)
     voxels = rim
     for axis in range(3):
@@ -200,4 +200,4 @@ def _place(evidence: Evidence, mask: Mask) -> Place:
     counts[0] = 0
     largest = np.argsort(-counts, kind="stable")[:_NAMED]
     names = tuple(evidence.scheme.names[k] for k in largest if counts[k] > 0)
-    return Place(float(np.count_nonzero(mask)) * VOXELS, names)
+    return Region(float(np.count_nonzero(mask)) * VOXELS, names)

@@ -171,19 +171,19 @@ def licence_of(folder: Path) -> str:
 
     Errors in a model are reported when it is loaded.
     """
-    training = _said(folder).get("training")
+    training = _read_metadata(folder).get("training")
     licence = training.get("licence") if isinstance(training, dict) else None
     return licence if isinstance(licence, str) else ""
 
 
 def is_for_any_contrast(folder: Path) -> bool:
     """Return True if a model is for scans of any contrast; the default is T1."""
-    return _said(folder).get("contrast") == "any"
+    return _read_metadata(folder).get("contrast") == "any"
 
 
 def stripper_of(folder: Path) -> Path | None:
     """Return the folder of the model that strips whole heads for a model, or None."""
-    name = _said(folder).get("stripped_by")
+    name = _read_metadata(folder).get("stripped_by")
     return None if name is None else find_stripper(str(name), folder)
 
 
@@ -199,7 +199,7 @@ def find_stripper(name: str, folder: Path) -> Path:
     return shipped[name]
 
 
-def _said(folder: Path) -> dict[str, Any]:
+def _read_metadata(folder: Path) -> dict[str, Any]:
     """Return the contents of a model's model.yaml, not validated; empty if it cannot be read."""
     try:
         return read_model_file(folder)

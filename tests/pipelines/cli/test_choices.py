@@ -61,5 +61,7 @@ def test_rejected_results_are_left_out_unless_they_are_asked_for() -> None:
     assert LeftOut().grades() == ("reject",)
     assert LeftOut(include_rejected=True).grades() == ()
     assert LeftOut(exclude="look").grades() == ("reject", "look")
-    with pytest.raises(ConfigError, match="--include-rejected and --exclude look contradict"):
+    with pytest.raises(
+        ConfigError, match="--include-rejected and --exclude look contradict"
+    ):
         LeftOut(include_rejected=True, exclude="look").grades()

@@ -143,19 +143,19 @@ def sleep(connection: Connection, device: str) -> None:
     time.sleep(600)
 
 
-def pool_of(target, room: int) -> Pool[Letter, str]:
+def pool_of(target, capacity: int) -> Pool[Letter, str]:
     return Pool(
         target,
         (),
         ["cpu"],
         failed=lambda letter, reason: f"{letter.id}: {reason}",
-        room=room,
+        capacity=capacity,
     )
 
 
 def test_items_that_waited_behind_the_one_to_blame_are_done() -> None:
     letters = [Letter(name) for name in "axyz"]
-    answers = list(pool_of(spell, room=3).run(letters, lambda: False))
+    answers = list(pool_of(spell, capacity=3).run(letters, lambda: False))
     blamed = (
         "x: its process died while spelling (killed, perhaps because memory ran out)"
     )
@@ -165,11 +165,11 @@ def test_items_that_waited_behind_the_one_to_blame_are_done() -> None:
 def test_processes_that_die_at_their_start_end_the_work() -> None:
     message = "a worker process on cpu died while starting"
     with pytest.raises(DeviceError, match=message):
-        list(pool_of(die, room=1).run([Letter("a")], lambda: False))
+        list(pool_of(die, capacity=1).run([Letter("a")], lambda: False))
 
 
 def test_a_suspect_is_not_lost_with_a_worker_that_dies_before_it_gets_it() -> None:
-    pool = pool_of(sleep, room=3)
+    pool = pool_of(sleep, capacity=3)
     worker = pool._start("cpu")
     worker.ready = True
     worker.process.kill()
@@ -188,12 +188,12 @@ def test_that_a_signal_ended_the_tracker_of_resources_is_no_warning() -> None:
     os.waitpid(tracker, 0)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        worker = pool_of(sleep, room=1)._start("cpu")
+        worker = pool_of(sleep, capacity=1)._start("cpu")
     worker.kill()
 
 
 def test_a_worker_never_sees_ctrl_c_not_even_while_it_imports() -> None:
-    worker = pool_of(sleep, room=1)._start("cpu")
+    worker = pool_of(sleep, capacity=1)._start("cpu")
     status = Path(f"/proc/{worker.process.pid}/status").read_text()
     worker.kill()
     blocked = next(line for line in status.splitlines() if line.startswith("SigBlk"))

@@ -137,7 +137,10 @@ def test_a_bids_dataset_is_compared_with_norms_by_its_own_table(
     ("options", "said"),
     [
         (["--reference", "ranges.tsv"], "give --page too"),
-        (["--participants", "ranges.tsv"], "--participants has no effect without --reference"),
+        (
+            ["--participants", "ranges.tsv"],
+            "--participants has no effect without --reference",
+        ),
         (
             ["--page", "--reference", "ranges.tsv", "--participants", "ranges.tsv"],
             "--participants has no effect without --reference",

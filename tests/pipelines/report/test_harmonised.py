@@ -241,7 +241,7 @@ def test_an_effect_that_all_structures_share_is_taken_away_whole() -> None:
     assert effects.shift == pytest.approx(np.array([[0.5, 0.5], [-0.5, -0.5]]))
     assert effects.scale == pytest.approx(np.full((2, 2), np.sqrt(10 / 9)))
     expected = 100 + 10 * RESIDUALS * np.sqrt(9 / 10)
-    found = effects.taken_away(volumes, SITES, NO_FACTS)
+    found = effects.remove_site_effects(volumes, SITES, NO_FACTS)
     assert found[:, 0] == pytest.approx(expected)
     assert found[:, 1] == pytest.approx(expected)
 
@@ -274,7 +274,7 @@ def test_a_volume_that_is_not_known_costs_no_other() -> None:
     effects = site_effects(more, sites, facts)
     # The mean over 20 persons, as without the 21st.
     assert effects.mean[:2] == pytest.approx([100, 100])
-    assert np.isnan(effects.taken_away(more, sites, facts)).sum() == 2
+    assert np.isnan(effects.remove_site_effects(more, sites, facts)).sum() == 2
 
 
 def test_a_structure_that_a_site_has_too_few_of_is_left_alone() -> None:
@@ -320,7 +320,9 @@ def test_neurocombat(persons: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) 
     spread = 0.1 * mean * draw.uniform(0.8, 1.2, (len(persons), 32))
     volumes = mean + facts @ slopes + spread[sites] * draw.normal(size=(count, 32))
     volumes += (0.1 * mean * draw.normal(size=(len(persons), 32)))[sites]
-    ours = site_effects(volumes, sites, facts).taken_away(volumes, sites, facts)
+    ours = site_effects(volumes, sites, facts).remove_site_effects(
+        volumes, sites, facts
+    )
 
     table = pandas.DataFrame({"site": sites, "sex": sex, "group": group, "age": age})
     for settled, equal in ((1e-4, 1e-6), (1e-12, 1e-11)):

@@ -354,7 +354,7 @@ def test_what_checks_measure_is_what_python_measures(
     np.testing.assert_allclose(
         found["skullShares"], measuring.skull_shares(evidence, inside)
     )
-    places = lesions.find_places(evidence)
+    places = lesions.find_regions(evidence)
     assert list(found["places"]) == list(places)
     for what, place in places.items():
         assert found["places"][what] == {

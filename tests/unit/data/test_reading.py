@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from helpers.small_store import damage, small_store
 
-from trinat.segmentation.data.dataset import Place, SliceReaders, SubjectFiles
+from trinat.segmentation.data.dataset import SlabLocation, SliceReaders, SubjectFiles
 from trinat.segmentation.data.slices import SubjectFile
 from trinat.segmentation.errors import IntegrityError
 from trinat.segmentation.space.views import View
 
 SHAPES = {"a": (16, 18, 20), "b": (17, 15, 13)}
 PLACES = [
-    Place(file, view, middle, 3)
+    SlabLocation(file, view, middle, 3)
     for file, view, middle in (
         (0, View.AXIAL, 0),
         (1, View.CORONAL, 7),
@@ -100,7 +100,9 @@ def test_a_damaged_slice_is_named_and_the_others_still_read(tmp_path: Path) -> N
     store = small_store(tmp_path / "store", SHAPES)
     damage(store / "subjects/b.h5", View.AXIAL, "image", 4)
     readers = readers_of(store, 1)
-    bad, good = readers.order([Place(1, View.AXIAL, middle, 1) for middle in (4, 5)])
+    bad, good = readers.order(
+        [SlabLocation(1, View.AXIAL, middle, 1) for middle in (4, 5)]
+    )
     with pytest.raises(
         IntegrityError, match=r"b\.h5: damaged: axial image of slices 4 to 4"
     ):

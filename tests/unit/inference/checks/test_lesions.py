@@ -13,7 +13,7 @@ from helpers.evidence import (
     evidence,
 )
 
-from trinat.segmentation.inference.checks.lesions import check_lesions, find_places
+from trinat.segmentation.inference.checks.lesions import check_lesions, find_regions
 from trinat.segmentation.inference.checks.limits import LIMITS
 
 SHAPE = (64, 64, 64)
@@ -36,7 +36,7 @@ def test_a_place_that_is_labelled_as_white_matter_is_found_and_named(
     value, what
 ) -> None:
     given = evidence(BRAIN, np.where(BLOB, value, SOUND))
-    assert find_places(given)[what].mm3 == BLOB_MM3
+    assert find_regions(given)[what].mm3 == BLOB_MM3
     (finding,) = check_lesions(given, LIMITS)
     assert finding.reason.startswith(f"a {what} place of ")
     assert finding.structures[0] == "white"
@@ -46,7 +46,7 @@ def test_a_place_that_is_labelled_as_white_matter_is_found_and_named(
 def test_fluid_that_is_labelled_as_none_is_found(label: int) -> None:
     found = np.where(BLOB, label, BRAIN).astype(np.uint8)
     given = evidence(found, np.where(BLOB, 0.2, SOUND))
-    assert find_places(given)["dark"].mm3 == BLOB_MM3
+    assert find_regions(given)["dark"].mm3 == BLOB_MM3
 
 
 def test_a_ventricle_is_no_lesion() -> None:
@@ -60,12 +60,12 @@ def test_shading_is_no_lesion() -> None:
 
 
 def test_white_matter_without_any_brightness_is_compared_with_nothing() -> None:
-    assert find_places(evidence(BRAIN, np.where(BRAIN == WHITE, 0, SOUND))) == {}
+    assert find_regions(evidence(BRAIN, np.where(BRAIN == WHITE, 0, SOUND))) == {}
 
 
 def test_where_cortex_is_the_brighter_one_nothing_is_compared() -> None:
     given = evidence(BRAIN, np.where(BLOB, 0.3, np.array([0.0, 0.7, 1.0])[BRAIN]))
-    assert find_places(given) == {}
+    assert find_regions(given) == {}
 
 
 # As large relative to its white matter as a mass of 20 mm in a brain.
@@ -82,7 +82,7 @@ def test_a_large_bright_mass_is_measured_against_what_is_beyond_its_edge() -> No
 
 def test_shading_without_an_edge_is_no_mass() -> None:
     shading = np.exp(np.linspace(-0.55, 0.55, SHAPE[0]))[:, None, None]
-    assert find_places(evidence(BRAIN, SOUND * shading))["bright"].mm3 == 0
+    assert find_regions(evidence(BRAIN, SOUND * shading))["bright"].mm3 == 0
 
 
 @pytest.mark.parametrize(
@@ -98,4 +98,4 @@ def test_a_grey_mass_is_found_whatever_its_label(label: int, name: str) -> None:
 def test_a_nucleus_that_is_as_grey_is_no_mass() -> None:
     found = np.where(MASS, LEFT, BRAIN).astype(np.uint8)
     given = evidence(found, np.where(MASS, 0.7, SOUND))
-    assert find_places(given)["grey"].mm3 == 0
+    assert find_regions(given)["grey"].mm3 == 0
