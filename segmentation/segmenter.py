@@ -39,7 +39,7 @@ class Segmenter(Predictor):
 
     Parameters
     ----------
-    model, device, precision, views, parcels
+    model, device, precision, views, parcels, lesions
         As in `trinat.segment`; `model` has no default.
     batch : int, optional
         Number of slices in a batch. Default: as many as suit the device.
@@ -122,6 +122,7 @@ def segment(
     views: Iterable[View | str] | str | None = ...,
     precision: ComputePrecision = ...,
     parcels: bool = ...,
+    lesions: bool = ...,
     progress: Callable[[str], object] = ...,
     **options: Unpack[ScanOptions],
 ) -> Result: ...
@@ -136,6 +137,7 @@ def segment(
     views: Iterable[View | str] | str | None = ...,
     precision: ComputePrecision = ...,
     parcels: bool = ...,
+    lesions: bool = ...,
     progress: Callable[[str], object] = ...,
     **options: Unpack[ScanOptions],
 ) -> list[Result]: ...
@@ -149,6 +151,7 @@ def segment(
     views: Iterable[View | str] | str | None = None,
     precision: ComputePrecision = "auto",
     parcels: bool = False,
+    lesions: bool = False,
     progress: Callable[[str], object] = _say_nothing,
     **options: Unpack[ScanOptions],
 ) -> Result | list[Result]:
@@ -172,6 +175,8 @@ def segment(
         Number type of the networks: "auto", "float32", "bfloat16" or "float16".
     parcels : bool
         Divide the cortex into parcels, for `result.parcels()` and `result.parcel_labels`.
+    lesions : bool
+        Find lesions of white matter, for `result.lesions`.
     mirror : bool
         Average with the prediction of the mirrored scan.
     samples, seed : int
@@ -212,7 +217,12 @@ def segment(
     >>> result.save("labels.nii.gz")
     """
     segmenter = Segmenter(
-        model, device=device, views=views, precision=precision, parcels=parcels
+        model,
+        device=device,
+        views=views,
+        precision=precision,
+        parcels=parcels,
+        lesions=lesions,
     )
     if not isinstance(scan, list):
         return segmenter.segment(scan, progress=progress, **options)

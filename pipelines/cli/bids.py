@@ -41,6 +41,8 @@ def command(
             "parcels",
             "thickness",
             "callosum",
+            "lesions",
+            "smallest_lesion_mm3",
             "fmriprep",
             "page",
             "people",

@@ -20,6 +20,7 @@ from trinat.pipelines.predict.case_files import (
     by_name,
     callosum_result,
     judge,
+    lesions_result,
     thickness_results,
 )
 from trinat.pipelines.predict.case_in_progress import (
@@ -67,6 +68,7 @@ class CaseWorker:
                 batch=settings.batch,
                 allow_cpu=settings.allow_cpu,
                 parcels=settings.output.parcels,
+                lesions=settings.output.lesions,
             )
         self._limits = quality.limits_of(self._predictor.model.info)
         self._parcel_limits = self._limits
@@ -177,7 +179,8 @@ class CaseWorker:
         The run moves the files into place from there.
         """
         assert scan.found is not None
-        found = scan.found
+        smallest_mm3 = self.settings.output.smallest_lesion_mm3
+        found = replace(scan.found, smallest_lesion_mm3=smallest_mm3)
         changes: dict[str, float] = {}
         with timed(scan.clock):
             if self.settings.output.clean:
@@ -206,6 +209,13 @@ class CaseWorker:
                         **result.measures_mm3,
                         **result.callosum.volumes_mm3,
                         "CorpusCallosum": result.callosum.total_mm3,
+                    }
+                if self.settings.output.lesions:
+                    with stage("lesions"):
+                        result.lesions = lesions_result(found.lesions)
+                    result.measures_mm3 = {
+                        **result.measures_mm3,
+                        "White-matter-lesions": result.lesions.mm3,
                     }
             # Use a unique name: on a cluster, a worker that was given up for dead may still be
             # writing.

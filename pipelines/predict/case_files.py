@@ -35,6 +35,8 @@ from trinat.pipelines.study.naming import (
 )
 from trinat.pipelines.study.record import (
     CallosumResult,
+    LesionResult,
+    LesionsResult,
     ParcelResult,
     ScanResult,
     ThicknessResult,
@@ -43,20 +45,23 @@ from trinat.segmentation.inference import quality
 from trinat.segmentation.inference.callosum import Callosum
 from trinat.segmentation.inference.checks.evidence import Evidence
 from trinat.segmentation.inference.checks.limits import Limits
+from trinat.segmentation.inference.lesions import Lesions
 from trinat.segmentation.inference.measuring import ParcelMeasure, measure
 from trinat.segmentation.inference.prediction import Prediction, Tissues
 from trinat.segmentation.inference.thickness import CortexThickness
-from trinat.segmentation.io.files import sha256_of, write_whole
+from trinat.segmentation.io.files import sha256_of, write_tsv, write_whole
 from trinat.segmentation.io.volume import Volume, write_maps
 from trinat.segmentation.labels import HEMISPHERES, Side
 from trinat.segmentation.labels.measures import MEASURES, BrainVolumes
-from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
+from trinat.segmentation.labels.scheme import TISSUES, LabelScheme, load_scheme
 from trinat.segmentation.models.checkpoint import Model
 from trinat.segmentation.rendering.pictures import draw_mosaic, encoded
 from trinat.segmentation.space.views import reoriented
 from trinat.segmentation.timing import stage
 
-_TISSUE_MAPS = [product for product in Product if "label" in product.own_entities]
+_TISSUE_MAPS = [
+    product for product in Product if product.own_entities.get("label") in TISSUES
+]
 # Smallest share of a structure changed by clean-up that is reported.
 _REPORTED_CHANGE = 0.01
 
@@ -176,6 +181,25 @@ def callosum_result(found: Callosum) -> CallosumResult:
     )
 
 
+def lesions_result(found: Lesions) -> LesionsResult:
+    """Return the measurements of the lesions of a scan, rounded."""
+    rows = []
+    for lesion in found.lesions:
+        x, y, z = (round(mm, 2) for mm in lesion.centroid_mm)
+        rows.append(
+            LesionResult(
+                lesion=lesion.number,
+                mm3=round(lesion.volume_mm3, 3),
+                region=lesion.region,
+                x_mm=x,
+                y_mm=y,
+                z_mm=z,
+                probability=round(lesion.probability, 3),
+            )
+        )
+    return LesionsResult(grade=found.grade, reasons=list(found.reasons), lesions=rows)
+
+
 def _raw(case: Case) -> str:
     """Return the BIDS URI of a case's scan."""
     return f"bids:raw:{case.shown}"
@@ -232,6 +256,8 @@ class CaseFiles:
         origin["ModelSHA256"] = self.settings.model_sha256
         if self.settings.parcels_sha256:
             origin["ParcelsModelSHA256"] = self.settings.parcels_sha256
+        if self.settings.lesions_sha256:
+            origin["LesionsNetworkSHA256"] = self.settings.lesions_sha256
         origin["TrinatVersion"] = version("trinat")
         return origin
 
@@ -253,6 +279,8 @@ class CaseFiles:
             Product.STATS: self._write_stats,
             Product.PARCELS: self._write_parcels,
             Product.CALLOSUM: self._write_callosum,
+            Product.LESIONS: self._write_lesions,
+            Product.LESION_LIST: partial(self._write_lesion_list, result),
             Product.PARCEL_STATS: self._write_parcel_stats,
             Product.BRAIN_MASK: partial(self._write_brain_mask, Product.BRAIN_MASK),
             Product.ENTROPY: self._write_entropy,
@@ -339,6 +367,19 @@ class CaseFiles:
         path = self.names.path(Product.CALLOSUM)
         self.found.callosum.labels.write(path, labels=True)
         self._write_sidecar(Product.CALLOSUM)
+
+    def _write_lesions(self) -> None:
+        """Write the map of lesions: 0 and 1."""
+        path = self.names.path(Product.LESIONS)
+        self.found.lesions.mask.write(path, labels=True)
+        self._write_sidecar(Product.LESIONS, Type="Lesion")
+
+    def _write_lesion_list(self, result: ScanResult) -> None:
+        """Write a row for each lesion, the largest first."""
+        assert result.lesions is not None
+        rows = [list(lesion.model_dump().values()) for lesion in result.lesions.lesions]
+        path = self.names.path(Product.LESION_LIST)
+        write_tsv(path, tuple(LesionResult.model_fields), rows)
 
     def _write_parcel_stats(self) -> None:
         """Write parcels.stats: structures and parcels as `mri_segstats` lists them."""

@@ -46,7 +46,7 @@ MACHINE = "Machine"
 _VIEWS = ("coronal", "axial", "sagittal")
 TABLES = (
     *("summary.tsv", "volumes.tsv", "qc.tsv", "report.html"),
-    *("parcels.tsv", "thickness.tsv", "callosum.tsv"),
+    *("parcels.tsv", "thickness.tsv", "callosum.tsv", "lesions.tsv"),
 )
 # Files of a run with --longitudinal: changes, their volumes, their page, changes of thickness.
 CHANGES = (
@@ -200,6 +200,23 @@ class OutputSettings:
             panel=FILES,
         ),
     ] = False
+    lesions: Annotated[
+        bool,
+        Option(
+            "Find lesions of white matter: write a map and a list of them for each scan, and "
+            "lesions.tsv.",
+            panel=FILES,
+        ),
+    ] = False
+    smallest_lesion_mm3: Annotated[
+        float,
+        Option(
+            "With --lesions: leave out lesions smaller than this volume in mm³.",
+            names=("--smallest-lesion",),
+            min=0,
+            panel=FILES,
+        ),
+    ] = 3.0
     fmriprep: Annotated[
         bool,
         Option(
@@ -299,6 +316,7 @@ class RunSettings(WorkerOptions):
     on the disk of `out` and emptied at start and end. With `bids`, names follow BIDS.
     `parcels_sha256` is the hash of the model's own model of parcels, if parcels are requested, and
     `stripper_sha256` the hash of the model that strips whole heads, if the model has one.
+    `lesions_sha256` is the hash of the model's network for lesions, if these are requested.
     """
 
     out: Path
@@ -308,6 +326,7 @@ class RunSettings(WorkerOptions):
     bids: bool = False
     parcels_sha256: str = ""
     stripper_sha256: str = ""
+    lesions_sha256: str = ""
 
     def digest(self, case: Work) -> str:
         """Return a hash of everything that results of a case depend on, besides scan and model."""
@@ -316,6 +335,8 @@ class RunSettings(WorkerOptions):
             further.append(self.parcels_sha256)
         if self.stripper_sha256:
             further.append(self.stripper_sha256)
+        if self.lesions_sha256:
+            further.append(self.lesions_sha256)
         if case.facts is not None:
             further.append(asdict(case.facts))
         digest = self.output.digest()
@@ -524,6 +545,11 @@ class PredictRequest(WorkerOptions):
                 "--longitudinal cannot be combined with --uncertainty",
                 remedy="leave one of them out",
             )
+        if self.output.lesions:
+            raise ConfigError(
+                "--longitudinal cannot be combined with --lesions",
+                remedy="segment the scans without --longitudinal",
+            )
         if self.sessions:
             raise ConfigError(
                 "--longitudinal cannot be combined with --session_label: it needs all sessions",
@@ -543,6 +569,7 @@ class PredictRequest(WorkerOptions):
         """
         from trinat.segmentation.models.zoo import (
             MODEL_FILE,
+            find_lesions_file,
             find_parcels_folder,
             stripper_of,
         )
@@ -561,6 +588,9 @@ class PredictRequest(WorkerOptions):
         stripper = stripper_of(model)
         if stripper is not None:
             of_stripper = sha256_of(stripper / MODEL_FILE)
+        of_lesions = ""
+        if self.output.lesions:
+            of_lesions = sha256_of(find_lesions_file(model))
         return RunSettings(
             self.out,
             model,
@@ -569,6 +599,7 @@ class PredictRequest(WorkerOptions):
             bids,
             of_parcels,
             of_stripper,
+            of_lesions,
             **options,
         )
 

@@ -37,7 +37,13 @@ from trinat.pipelines.report.page import (
 )
 from trinat.pipelines.study.entry import Entry, most_doubtful, taught_by_models
 from trinat.pipelines.study.naming import Product
-from trinat.pipelines.study.record import GRADES, ParcelResult, ScanResult
+from trinat.pipelines.study.record import (
+    GRADES,
+    CallosumResult,
+    LesionsResult,
+    ParcelResult,
+    ScanResult,
+)
 from trinat.segmentation.io.files import write_tsv, write_whole
 
 if TYPE_CHECKING:
@@ -121,7 +127,9 @@ def write_measures(out: Path, entries: Iterable[Entry]) -> None:
     if any(entry.result.thickness for entry in measured):
         write_thickness(out / "thickness.tsv", measured)
     if any(entry.result.callosum for entry in measured):
-        _write_callosum(out / "callosum.tsv", measured)
+        _write_columns(out / "callosum.tsv", measured, "callosum")
+    if any(entry.result.lesions for entry in measured):
+        _write_columns(out / "lesions.tsv", measured, "lesions")
 
 
 def _write_summary(path: Path, entries: Sequence[Entry], folder: Path) -> None:
@@ -223,13 +231,13 @@ def write_thickness(path: Path, entries: Sequence[Entry]) -> None:
     write_tsv(path, (*key_names, *columns.values()), rows)
 
 
-def _write_callosum(path: Path, entries: Sequence[Entry]) -> None:
-    """Write a row for each scan: grade, volumes and lengths of the corpus callosum."""
+def _write_columns(path: Path, entries: Sequence[Entry], name: str) -> None:
+    """Write a row for each scan: the columns of a part of its result, by the field's name."""
     key_names, keys = _keys(entries)
     found = []
     for entry in entries:
-        callosum = entry.result.callosum
-        found.append({} if callosum is None else callosum.columns())
+        part: CallosumResult | LesionsResult | None = getattr(entry.result, name)
+        found.append({} if part is None else part.columns())
     columns = _keys_in(found)
     rows = []
     for key, values in zip(keys, found, strict=True):

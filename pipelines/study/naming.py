@@ -129,6 +129,10 @@ class Product(Enum):
         desc="",
         further=(".json",),
     )
+    LESIONS = _Facts(
+        "mask", ".nii.gz", plain="lesions", label="lesion", desc="", further=(".json",)
+    )
+    LESION_LIST = _Facts("lesions", ".tsv", is_in_bids=False, setting="lesions")
     GREY_MATTER = _tissue("GM")
     WHITE_MATTER = _tissue("WM")
     FLUID = _tissue("CSF")
@@ -214,6 +218,7 @@ LEFT_OUT = "left out: "
 # Endings of names of results that may be beside scans: our results, and masks of other programs.
 RESULT_ENDINGS = (
     *("_dseg", "_tissues", "_parcels", "_callosum", "_probseg"),
+    "_lesions",
     *("_mask", "_brainmask", "_entropy", "_thickness"),
 )
 

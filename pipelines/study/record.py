@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 GRADES = ("failed", "reject", "look", "ungraded", "pass")
 # Grades of structures that require a reason.
 DOUBTFUL = ("reject", "look")
+# Regions of lesions, and limits of the size classes that they are counted in.
+LESION_REGIONS = ("periventricular", "juxtacortical", "infratentorial", "deep")
+LESION_SIZES_MM3 = (10, 100, 1000)
 # Results of these grades enter no mean, test, norm, adjustment or change of a group.
 EXCLUDED_GRADES = ("reject",)
 
@@ -126,6 +129,56 @@ class CallosumResult(_Record):
         return row
 
 
+class LesionResult(_Record):
+    """Measurements of one lesion; its fields are the columns of the list of a scan's lesions.
+
+    `x_mm`, `y_mm` and `z_mm` are its centre of gravity in RAS mm.
+    """
+
+    lesion: int
+    mm3: FiniteFloat
+    region: str
+    x_mm: FiniteFloat
+    y_mm: FiniteFloat
+    z_mm: FiniteFloat
+    probability: FiniteFloat
+
+
+class LesionsResult(_Record):
+    """Lesions of white matter, the largest first; its columns are those of lesions.tsv."""
+
+    grade: str
+    reasons: list[str]
+    lesions: list[LesionResult]
+
+    @property
+    def mm3(self) -> float:
+        """Volume of all lesions."""
+        return round(sum(lesion.mm3 for lesion in self.lesions), 3)
+
+    def columns(self) -> dict[str, JsonValue]:
+        """Return a row of lesions.tsv by the names of its columns."""
+        row: dict[str, JsonValue] = {
+            "grade": self.grade,
+            "reasons": "; ".join(self.reasons),
+            "lesions": len(self.lesions),
+            "lesions_mm3": self.mm3,
+        }
+        for region in LESION_REGIONS:
+            found = [lesion.mm3 for lesion in self.lesions if lesion.region == region]
+            row[f"{region}_lesions"] = len(found)
+            row[f"{region}_mm3"] = round(sum(found), 3)
+        low = 0
+        for high in LESION_SIZES_MM3:
+            within = [low <= lesion.mm3 < high for lesion in self.lesions]
+            row[f"lesions_below_{high}_mm3"] = sum(within)
+            low = high
+        row[f"lesions_from_{low}_mm3"] = sum(
+            lesion.mm3 >= low for lesion in self.lesions
+        )
+        return row
+
+
 class TimePoint(_Record):
     """Data of a scan in the joint segmentation of several scans of a person.
 
@@ -177,6 +230,7 @@ class ScanResult(_Record):
     thickness: dict[str, ThicknessResult] = {}
     thickness_doubts: list[str] = []
     callosum: CallosumResult | None = None
+    lesions: LesionsResult | None = None
     picture: str = ""
     longitudinal: TimePoint | None = None
 

@@ -18,6 +18,8 @@ from torch import Tensor
 from trinat.segmentation.errors import LabelError
 from trinat.segmentation.grid import grown, is_empty
 from trinat.segmentation.inference.callosum import Callosum, find_callosum, measured
+from trinat.segmentation.inference.lesion_network import LesionMap
+from trinat.segmentation.inference.lesions import SMALLEST_MM3, Lesions, find_lesions
 from trinat.segmentation.inference.parcels import Parcels
 from trinat.segmentation.inference.thickness import CortexThickness, measure_cortex
 from trinat.segmentation.inference.uncertainty import Uncertainty, entropy_of
@@ -76,7 +78,8 @@ class Prediction:
     and `image` is what the networks saw there. `agreement` is the mean Dice between views, (K,);
     None with one view. `not_predicted` names structures that the model does not predict: they have
     no volume. `csf` is the model's definition of CSF. `parcel_map` has the parcels of the cortex,
-    if wanted.
+    and `lesion_map` the lesions, if wanted; smaller lesions than `smallest_lesion_mm3` are left
+    out.
     """
 
     fused: Tensor
@@ -89,6 +92,8 @@ class Prediction:
     not_predicted: tuple[str, ...]
     csf: Csf = "region"
     parcel_map: Parcels | None = None
+    lesion_map: LesionMap | None = None
+    smallest_lesion_mm3: float = SMALLEST_MM3
 
     @cached_property
     def working(self) -> Volume:
@@ -218,6 +223,30 @@ class Prediction:
         found = self.indices
         is_white = (found.data == left) | (found.data == right)
         return measured(section, self.image, replace(found, data=is_white), self.plan)
+
+    @cached_property
+    def lesions(self) -> Lesions:
+        """Lesions of white matter, in the scan's own space; `labels` stays as it is.
+
+        LabelError if no lesions were asked for.
+
+        Examples
+        --------
+        >>> result = trinat.segment("flair.nii.gz", model="any", lesions=True)
+        >>> result.lesions.count == len(result.lesions.lesions)
+        True
+        """
+        if self.lesion_map is None:
+            raise LabelError(
+                "no lesions were asked for", remedy="segment with lesions=True"
+            )
+        return find_lesions(
+            self._restored(self.lesion_map.probability),
+            self.indices,
+            self.scheme,
+            is_flair=self.lesion_map.is_flair,
+            smallest_mm3=self.smallest_lesion_mm3,
+        )
 
     @property
     def voxel_mm3(self) -> float:

@@ -17,6 +17,11 @@ from trinat.segmentation.inference.fusion import (
     multiply_odds,
     odds_by_class,
 )
+from trinat.segmentation.inference.lesion_network import (
+    LesionMap,
+    find_lesion_map,
+    load_lesion_network,
+)
 from trinat.segmentation.inference.localisation import (
     INSIDE,
     LOOK_EVERY,
@@ -54,7 +59,11 @@ from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.parcels import Parcellation
 from trinat.segmentation.models.checkpoint import Model, load_model
 from trinat.segmentation.models.hardware import GPU, choose_device, refuse_forked_gpu
-from trinat.segmentation.models.zoo import find_parcels_folder, find_stripper
+from trinat.segmentation.models.zoo import (
+    find_lesions_file,
+    find_parcels_folder,
+    find_stripper,
+)
 from trinat.segmentation.space.conform import Conformed, ConformPlan
 from trinat.segmentation.space.views import (
     SliceAxes,
@@ -81,7 +90,7 @@ class Predictor:
     Can be used for many scans, one after another. `views` are those to run, all by default; `batch`
     is the number of slices in a batch. With `allow_cpu` the processor takes over if a GPU is out of
     memory even for single slices. With `parcels` the model's networks for parcels divide the
-    cortex.
+    cortex, and with `lesions` its network for lesions of white matter finds these.
     """
 
     def __init__(
@@ -94,6 +103,7 @@ class Predictor:
         batch: int | None = None,
         allow_cpu: bool = False,
         parcels: bool = False,
+        lesions: bool = False,
     ) -> None:
         wanted_views = chosen_views(views)
         if not isinstance(model, Model):
@@ -143,6 +153,10 @@ class Predictor:
                     where=model.folder,
                     remedy="add another view",
                 )
+
+        self._lesions = None
+        if lesions:
+            self._lesions = load_lesion_network(find_lesions_file(model.folder))
 
     @property
     def axes(self) -> dict[View, SliceAxes]:
@@ -229,6 +243,7 @@ class Predictor:
         with stage("prior"):
             remarks = (self.weigh(fusion.fused, plan), *sight.remarks)
         parcels = self.find_parcels(image[region.box], fusion.fused, mirror=mirror)
+        lesions = self.find_lesions(image[region.box], fusion.fused, plan)
         uncertainty: Uncertainty | None = None
         if samples:
             with stage("samples"):
@@ -241,7 +256,27 @@ class Predictor:
             remarks,
             uncertainty=uncertainty,
             parcels=parcels,
+            lesions=lesions,
         )
+
+    def find_lesions(
+        self, image: Tensor, probabilities: Tensor, plan: ConformPlan
+    ) -> LesionMap | None:
+        """Find lesions of white matter in a region of an image; None if they are not wanted.
+
+        `image` (X, Y, Z) and `probabilities` (X, Y, Z, K), of structures, are those of the region,
+        and `plan` is the way from it to the scan.
+        """
+        if self._lesions is None:
+            return None
+        with stage("lesions"):
+            return find_lesion_map(
+                self._lesions,
+                image.cpu().numpy(),
+                probabilities.cpu(),
+                self.model.scheme,
+                max(plan.scan.spacing_mm),
+            )
 
     def find_parcels(
         self, image: Tensor, probabilities: Tensor, *, mirror: bool = False
@@ -282,11 +317,13 @@ class Predictor:
         *,
         uncertainty: Uncertainty | None = None,
         parcels: Parcels | None = None,
+        lesions: LesionMap | None = None,
     ) -> Prediction:
         """Combine the results of the views to the prediction of a scan.
 
         `probabilities` (X, Y, Z, K) and `maps`, each view's own classes, are those of the region,
-        as are `parcels`. `remarks` are notes on how they were made; empty ones are dropped.
+        as are `parcels` and `lesions`. `remarks` are notes on how they were made; empty ones are
+        dropped.
         """
         plan = conformed.plan.cropped(region.box)
         _forget_beyond_the_scan(probabilities, plan)
@@ -314,6 +351,7 @@ class Predictor:
             not_predicted=not_predicted,
             csf=self.model.info.csf,
             parcel_map=parcels,
+            lesion_map=lesions,
         )
 
     @property

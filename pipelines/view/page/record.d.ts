@@ -14,6 +14,22 @@ export interface CallosumResult {
   thickness_mm?: number[];
 }
 
+export interface LesionResult {
+  lesion?: number;
+  mm3?: number;
+  region?: string;
+  x_mm?: number;
+  y_mm?: number;
+  z_mm?: number;
+  probability?: number;
+}
+
+export interface LesionsResult {
+  grade?: string;
+  reasons?: string[];
+  lesions?: LesionResult[];
+}
+
 export interface ParcelResult {
   freesurfer?: number;
   side?: "left" | "right";
@@ -65,6 +81,7 @@ export interface ScanResult {
   thickness?: Record<string, ThicknessResult>;
   thickness_doubts?: string[];
   callosum?: CallosumResult | null;
+  lesions?: LesionsResult | null;
   picture?: string;
   longitudinal?: TimePoint | null;
 }

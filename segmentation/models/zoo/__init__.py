@@ -19,11 +19,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "COPY_AGAIN",
+    "LESIONS_FILE",
     "MODEL_FILE",
     "NOT_YET",
     "OWN_LICENCE",
     "PARCELS_FOLDER",
     "default_model",
+    "find_lesions_file",
     "find_model",
     "find_parcels_folder",
     "find_stripper",
@@ -42,6 +44,8 @@ __all__ = [
 MODEL_FILE = "model.yaml"
 # In a model's folder, the folder of the model that divides its cortex into parcels.
 PARCELS_FOLDER = "parcels"
+# In a model's folder, the network that finds lesions of white matter.
+LESIONS_FILE = "lesions.safetensors"
 # The remedy for a file of a model that is damaged.
 COPY_AGAIN = "copy or download the model again"
 _MAX_BYTES = 1 << 20  # of a model.yaml
@@ -124,6 +128,18 @@ def find_parcels_folder(folder: Path) -> Path:
             remedy=f"train them into its folder {PARCELS_FOLDER} (docs/parcels.md), or do without",
         )
     return of_parcels
+
+
+def find_lesions_file(folder: Path) -> Path:
+    """Return the network for lesions in a model's folder; raise ModelError without one."""
+    path = folder / LESIONS_FILE
+    if not path.is_file():
+        raise ModelError(
+            "has no network for lesions of white matter",
+            where=folder,
+            remedy="take the model `any`, or train one into its folder (docs/notes/lesions.md)",
+        )
+    return path
 
 
 def read_model_file(folder: Path) -> dict[str, Any]:

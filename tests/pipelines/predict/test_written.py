@@ -14,6 +14,7 @@ from pathlib import Path
 import nibabel as nib
 import numpy as np
 import pytest
+from helpers.lesions import save_lesion_network
 from helpers.overfitted import (
     miniature,
     overfitted_model,
@@ -22,6 +23,7 @@ from helpers.overfitted import (
 )
 from helpers.serial import QUICK, run_serially, table, write_heads, write_scans
 from helpers.small_model import edit, set_key
+from scipy import ndimage
 
 from trinat.pipelines.predict.engine import SerialEngine
 from trinat.pipelines.predict.run import predict
@@ -423,6 +425,58 @@ def test_the_callosum_is_a_map_of_its_own_and_a_table(tmp_path: Path) -> None:
     rows = [line.split() for line in lines if not line.startswith("#")]
     of_stats = {int(fields[1]): int(fields[2]) for fields in rows}
     assert of_stats[255] == (callosum == 255).sum()
+
+
+def test_lesions_are_a_map_a_list_and_columns_of_tables(tmp_path: Path) -> None:
+    scans = write_heads(tmp_path / "in", "a.nii.gz")
+    model = tmp_path / "model"
+    shutil.copytree(overfitted_model(), model)
+    run_serially(scans, tmp_path / "plain", model=str(model))
+    structures = nib.load(tmp_path / "plain/a_dseg.nii.gz")
+    # A dark ball of 123 voxels in the middle of the white matter.
+    white = np.isin(np.asarray(structures.dataobj), (2, 41))
+    from_border = ndimage.distance_transform_edt(white)
+    middle = np.unravel_index(from_border.argmax(), white.shape)
+    offsets = np.indices(white.shape) - np.reshape(middle, (3, 1, 1, 1))
+    ball = (offsets**2).sum(0) <= 9
+    scan = nib.load(scans / "a.nii.gz")
+    image = scan.get_fdata()
+    image[ball] *= 0.5
+    nib.save(nib.Nifti1Image(image, scan.affine), scans / "a.nii.gz")
+    save_lesion_network(model, brighter=0.25)
+    output = replace(QUICK, lesions=True, smallest_lesion_mm3=50.0)
+    run_serially(scans, tmp_path / "out", output=output, model=str(model))
+    lesions = np.asarray(nib.load(tmp_path / "out/a_lesions.nii.gz").dataobj)
+    assert set(np.unique(lesions)) == {0, 1}
+    assert lesions[ball].mean() > 0.9
+    rows = table(tmp_path / "out/a_lesions.tsv")
+    assert all(float(row["mm3"]) >= 50 for row in rows)
+    assert sum(float(row["mm3"]) for row in rows) == lesions.sum()
+    place = scan.affine @ [*middle, 1]
+    centres = [[float(row[f"{axis}_mm"]) for axis in "xyz"] for row in rows]
+    apart_mm = np.linalg.norm(np.array(centres) - place[:3], axis=1)
+    assert apart_mm.min() < 1
+    [of_scan] = table(tmp_path / "out/lesions.tsv")
+    assert int(of_scan["lesions"]) == len(rows)
+    assert float(of_scan["lesions_mm3"]) == lesions.sum()
+    # Found in T1.
+    assert of_scan["grade"] == "look"
+    [volumes] = table(tmp_path / "out/volumes.tsv")
+    assert float(volumes["White-matter-lesions_mm3"]) == lesions.sum()
+
+
+def test_a_model_without_a_network_for_lesions_is_refused(tmp_path: Path) -> None:
+    scans = write_scans(tmp_path / "in", "a.nii.gz")
+    with pytest.raises(ModelError) as raised:
+        run_serially(scans, tmp_path / "out", output=replace(QUICK, lesions=True))
+    assert raised.value.where == str(random_model())
+
+
+def test_lesions_are_not_for_joint_segmentation(tmp_path: Path) -> None:
+    scans = write_scans(tmp_path / "in", "a.nii.gz")
+    output = replace(QUICK, lesions=True, longitudinal=True)
+    with pytest.raises(ConfigError):
+        run_serially(scans, tmp_path / "out", output=output)
 
 
 def test_parcels_of_the_raters_have_their_own_numbers_and_names(tmp_path: Path) -> None:

@@ -1,0 +1,306 @@
+"""Probability of a lesion in each voxel of the brain, by a small network.
+
+The network sees no image. It sees how much brighter than white matter a voxel and its surroundings
+are, how probable the structures are that a model has found there, and how often lesions lie at this
+place. So it is trained within minutes, and takes seconds for a scan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import safetensors.torch
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from scipy import ndimage
+from torch import Tensor, nn
+
+from trinat.segmentation.errors import ModelError
+from trinat.segmentation.io.files import read_bytes
+from trinat.segmentation.labels.scheme import LabelScheme
+from trinat.segmentation.models.zoo import COPY_AGAIN
+from trinat.segmentation.space.morphology import largest_part, without_holes
+
+Image = NDArray[np.float32]
+
+# FreeSurfer numbers of the groups of structures whose probabilities are features.
+_GROUPS = {
+    "white": (2, 41),
+    "cortex": (3, 42),
+    "deep": (10, 11, 12, 13, 17, 18, 26, 28, 49, 50, 51, 52, 53, 54, 58, 60),
+    "ventricle": (4, 5, 14, 43, 44),
+    "below": (7, 8, 15, 16, 46, 47),
+}
+# Background and the fluid around the brain.
+_NO_BRAIN = (0, 24)
+_OUTSIDE = "outside"
+# Groups whose surroundings are features, too.
+_AROUND = ("white", "cortex", "ventricle")
+_SIGMAS_MM = (1.0, 2.0, 4.0)
+FEATURES = (
+    *("brighter", *(f"brighter_{sigma:g}mm" for sigma in _SIGMAS_MM)),
+    *("in_noise", "in_noise_1mm", "in_contrast"),
+    *("depth_mm", "from_ventricle_mm", "prior"),
+    *_GROUPS,
+    *(f"{name}_around" for name in _AROUND),
+    *("lateral", "forward", "up"),
+    *("is_flair", "thick_mm"),
+)
+# Extent of the cerebral white matter in MNI space in mm: first to 99th percentile.
+MNI_LOW = np.array([-57.0, -92.0, -30.0])
+MNI_HIGH = np.array([57.0, 54.0, 57.0])
+_SURE = 0.9
+# In T1, cortex is darker than white matter by more than this share.
+_DARKER = -0.07
+# White matter that differs from its median by more deviations is a lesion.
+_OUTLIER = 2.5
+# Shading is smooth over this distance.
+_SHADING_MM = 12.0
+# Parts of ventricles that are smaller are mislabelled lesions.
+_LARGE_PART = 300
+_MAX_MM = 40.0
+# Of a normal distribution: standard deviations in a median absolute deviation.
+_SD_OF_MAD = 1.4826
+
+
+class LesionNetwork(nn.Module):
+    """Network of a voxel's features, and the map of how often lesions lie at a place."""
+
+    def __init__(self, prior_shape: tuple[int, ...], hidden: int = 32) -> None:
+        """Build the network; `hidden` is the width of its two layers."""
+        super().__init__()
+        self.prior: Tensor
+        self.mean: Tensor
+        self.deviation: Tensor
+        self.register_buffer("prior", torch.zeros(prior_shape))
+        self.register_buffer("mean", torch.zeros(len(FEATURES)))
+        self.register_buffer("deviation", torch.ones(len(FEATURES)))
+        self.layers = nn.Sequential(
+            nn.Linear(len(FEATURES), hidden),
+            nn.ReLU(),
+            nn.Linear(hidden, hidden),
+            nn.ReLU(),
+            nn.Linear(hidden, 1),
+        )
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return the logit of lesion (N,) from features (N, F)."""
+        normal = ((features - self.mean) / self.deviation).clamp(-5, 5)
+        logits: Tensor = self.layers(normal)
+        return logits.squeeze(-1)
+
+
+@dataclass(frozen=True, eq=False)
+class VoxelFeatures:
+    """Features (N, F) of the voxels that `places` (X, Y, Z) marks, in C order.
+
+    `is_flair`: cortex is not darker than white matter, as it is in T1.
+    """
+
+    places: NDArray[np.bool_]
+    values: NDArray[np.float32]
+    is_flair: bool
+
+
+@dataclass(frozen=True, eq=False)
+class LesionMap:
+    """Probability of lesion on the working grid, (X, Y, Z), and the contrast it was found in."""
+
+    probability: NDArray[np.float32]
+    is_flair: bool
+
+
+def load_lesion_network(path: Path) -> LesionNetwork:
+    """Load the network from a safetensors file; raise ModelError for another or a damaged one."""
+    try:
+        tensors = safetensors.torch.load(read_bytes(path))
+        network = LesionNetwork(tuple(tensors["prior"].shape))
+        network.load_state_dict(tensors)
+    # load_state_dict raises RuntimeError for other names and shapes.
+    except (SafetensorError, KeyError, RuntimeError) as error:
+        raise ModelError(
+            "is not a network for lesions", where=path, remedy=COPY_AGAIN
+        ) from error
+    return network.eval()
+
+
+def find_lesion_map(
+    network: LesionNetwork,
+    image: Image,
+    probabilities: Tensor,
+    scheme: LabelScheme,
+    thick_mm: float,
+) -> LesionMap:
+    """Find the probability of lesion: see `features_of`; 0 without white matter and cortex."""
+    prior = network.prior.numpy()
+    groups = groups_of(probabilities, scheme)
+    features = features_of(image, groups, prior, thick_mm)
+    if features is None:
+        return LesionMap(np.zeros(image.shape, np.float32), is_flair=False)
+    return LesionMap(lesion_probability(network, features), features.is_flair)
+
+
+def groups_of(probabilities: Tensor, scheme: LabelScheme) -> dict[str, Image]:
+    """Return the probability of each group of structures, and of what is no brain, (X, Y, Z).
+
+    `probabilities` (X, Y, Z, K) are those of the classes of `scheme`.
+    """
+    groups = {}
+    for name, numbers in {**_GROUPS, _OUTSIDE: _NO_BRAIN}.items():
+        members = [label.index for label in scheme.labels if label.fs_id in numbers]
+        groups[name] = probabilities[..., members].float().sum(-1).numpy()
+    return groups
+
+
+def features_of(
+    image: Image, groups: Mapping[str, Image], prior: Image, thick_mm: float
+) -> VoxelFeatures | None:
+    """Return the features of all voxels of the brain; None if there is no white matter or cortex.
+
+    `image` (X, Y, Z) is on the working grid, and the contrast is T1 or FLAIR; `groups` are those of
+    `groups_of`. `prior` is the map of how often lesions lie at a place of the white matter's
+    extent. `thick_mm` is the largest side of the scan's voxels.
+    """
+    brain = without_holes(largest_part(groups[_OUTSIDE] < 0.5))
+    white = brain & (groups["white"] > _SURE)
+    cortex = brain & (groups["cortex"] > _SURE)
+    if white.sum() < _LARGE_PART or cortex.sum() < _LARGE_PART:
+        return None
+    brightness = float(np.median(image[white]))
+    deviation = float(_SD_OF_MAD * np.median(np.abs(image[white] - brightness)))
+    deviation = max(deviation, 0.01 * brightness)
+    contrast = float(np.median(image[cortex])) / brightness - 1
+    # Cortex that is hardly darker is that of a FLAIR scan with thick slices.
+    sign = -1.0 if contrast < _DARKER else 1.0
+    is_usual = white & (np.abs(image - brightness) < _OUTLIER * deviation)
+    local = _shaded(image, is_usual, brightness)
+    brighter = np.where(brain, sign * (image / local - 1), 0).astype(np.float32)
+    brighter = np.clip(brighter, -1, 2)
+    noise = deviation / brightness
+    inside = brain.astype(np.float32)
+    smooth = [_smoothed(brighter, inside, sigma) for sigma in _SIGMAS_MM]
+    depth = ndimage.distance_transform_edt(brain)
+    extent = _extent(groups["white"] > 0.5)
+    place = _relative(brain, extent)
+    columns = [
+        brighter[brain],
+        *(values[brain] for values in smooth),
+        brighter[brain] / noise,
+        smooth[0][brain] / noise,
+        brighter[brain] / max(abs(contrast), 0.05),
+        depth[brain],
+        _from_ventricle(groups["ventricle"] > 0.5)[brain],
+        _looked_up(prior, place),
+        *(groups[name][brain] for name in _GROUPS),
+        *(
+            ndimage.gaussian_filter(groups[name], 2.0, truncate=2)[brain]
+            for name in _AROUND
+        ),
+        np.abs(place[:, 0] - 0.5),
+        place[:, 1],
+        place[:, 2],
+        np.full(len(place), sign),
+        np.full(len(place), thick_mm),
+    ]
+    values = np.stack(columns, 1).astype(np.float32)
+    return VoxelFeatures(brain, values, sign > 0)
+
+
+@torch.no_grad()
+def lesion_probability(
+    network: LesionNetwork, features: VoxelFeatures
+) -> NDArray[np.float32]:
+    """Return the probability of lesion, (X, Y, Z); 0 outside of the brain."""
+    found = np.zeros(features.places.shape, np.float32)
+    logits = network(torch.from_numpy(features.values))
+    found[features.places] = torch.sigmoid(logits).numpy()
+    return found
+
+
+def _shaded(image: Image, is_usual: NDArray[np.bool_], brightness: float) -> Image:
+    """Return the brightness of white matter around each voxel, as the coil shades it."""
+    # At a third of the resolution, since shading is smooth.
+    step = 3
+    sigma = _SHADING_MM / step
+    part = (slice(None, None, step),) * 3
+    weights = is_usual[part].astype(np.float32)
+    summed = ndimage.gaussian_filter(image[part] * weights, sigma)
+    shares = ndimage.gaussian_filter(weights, sigma)
+    least = 0.01
+    coarse = (summed + least * brightness) / (shares + least)
+    fine = np.repeat(np.repeat(np.repeat(coarse, step, 0), step, 1), step, 2)
+    x, y, z = image.shape
+    fine = ndimage.uniform_filter(fine[:x, :y, :z], step)
+    return np.asarray(np.maximum(fine, 0.3 * brightness), np.float32)
+
+
+def _smoothed(values: Image, inside: Image, sigma: float) -> Image:
+    """Return the mean of values around each voxel, over voxels inside of the brain alone."""
+    shares = ndimage.gaussian_filter(inside, sigma, truncate=2)
+    summed = ndimage.gaussian_filter(values * inside, sigma, truncate=2)
+    return np.asarray(summed / np.maximum(shares, 0.05), np.float32)
+
+
+def _from_ventricle(ventricle: NDArray[np.bool_]) -> Image:
+    """Return the distance from the ventricles' large parts, at most `_MAX_MM`."""
+    parts, _ = ndimage.label(ventricle)
+    is_large = np.bincount(parts.ravel()) >= _LARGE_PART
+    is_large[0] = False
+    large = is_large[parts]
+    if not large.any():
+        return np.full(ventricle.shape, _MAX_MM, np.float32)
+    distance = ndimage.distance_transform_edt(~large)
+    return np.asarray(np.minimum(distance, _MAX_MM), np.float32)
+
+
+def _extent(white: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """Return the extent of white matter, (2, 3): first and 99th percentile."""
+    extent: NDArray[np.float64] = np.percentile(np.argwhere(white), [1, 99], axis=0)
+    return extent
+
+
+def _relative(
+    places: NDArray[np.bool_], extent: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Return places (N, 3) relative to an extent: 0 at its first end, 1 at its last."""
+    low, high = extent
+    relative: NDArray[np.float64] = (np.argwhere(places) - low) / (high - low)
+    return relative
+
+
+def _looked_up(prior: Image, place: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the prior (N,) at places (N, 3), which are 0 to 1 in a map with a margin of half."""
+    scale = np.array(prior.shape) / 2 - 0.5
+    points = (place + 0.5) * scale
+    found: NDArray[np.float64] = ndimage.map_coordinates(
+        prior, points.T, order=1, mode="nearest"
+    )
+    return found
+
+
+def prior_of(
+    masks: list[tuple[NDArray[np.bool_], NDArray[np.float64]]],
+    shape: tuple[int, int, int] = (48, 60, 40),
+) -> Image:
+    """Return the logarithm of how often lesions lie at a place, symmetric in left and right.
+
+    `masks` are lesions in MNI space with RAS axes and 1 mm, each with the place of its voxel 0. The
+    map reaches from half of the white matter's extent before it to half of it behind it.
+    """
+    total = np.zeros(shape)
+    scale = np.array(shape) / 2 - 0.5
+    for mask, origin_mm in masks:
+        place = (np.argwhere(mask) + origin_mm - MNI_LOW) / (MNI_HIGH - MNI_LOW)
+        cells = np.round((place + 0.5) * scale).astype(int)
+        kept = ((cells >= 0) & (cells < shape)).all(1)
+        own = np.zeros(shape)
+        np.add.at(own, tuple(cells[kept].T), 1)
+        # Patients with many lesions must not outweigh the others.
+        total += own / own.sum() ** 0.5
+    total = total + total[::-1]
+    total = ndimage.gaussian_filter(total, 1.5)
+    return np.asarray(np.log(total / total.sum() + 1e-6), np.float32)

@@ -1,0 +1,256 @@
+"""Lesions of white matter: numbered, measured and graded.
+
+A network (`lesion_network.py`) gives the probability of lesion, which is restored to the scan's own
+space. Likely voxels that touch are one lesion there, and the structures of the model show its
+region.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import ndimage
+
+from trinat.segmentation.inference.checks.limits import GradeName
+from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.labels.scheme import LabelScheme
+
+Region = Literal["periventricular", "juxtacortical", "infratentorial", "deep"]
+REGIONS: tuple[Region, ...] = (
+    "periventricular",
+    "juxtacortical",
+    "infratentorial",
+    "deep",
+)
+# Smallest lesion by default: three voxels of 1 mm.
+SMALLEST_MM3 = 3.0
+# A voxel with at least this probability is lesion.
+LIKELY = 0.5
+# A lesion with a voxel this near to a ventricle, or to the cortex, belongs to it.
+_NEAR_VENTRICLE_MM = 2.0
+_NEAR_CORTEX_MM = 1.5
+# Parts of ventricles and cortex that are smaller are lesions which the first model mislabelled.
+_LARGE_PART_MM3 = 300.0
+# FreeSurfer numbers.
+_WHITE_MATTER = (2, 41)
+_LATERAL_VENTRICLES = (4, 5, 43, 44)
+_CORTEX = (3, 42)
+_INFRATENTORIAL = (7, 8, 15, 16, 46, 47)
+_SUPRATENTORIAL = (2, 3, 4, 10, 11, 12, 13, 41, 42, 43, 49, 50, 51, 52)
+# Limits of the grade: share of the white matter that lesions fill, and the volume from which
+# lesions in a single slice or on a single side are implausible.
+_MOST_OF_WHITE = 0.05
+_MANY_MM3 = 1000.0
+# Voxels that share a face, an edge or a corner belong to one lesion.
+_TOUCHING = np.ones((3, 3, 3), bool)
+
+
+@dataclass(frozen=True)
+class Lesion:
+    """One lesion: its number in the map, volume, centre of gravity, region and mean probability.
+
+    `centroid_mm` is in RAS mm.
+    """
+
+    number: int
+    volume_mm3: float
+    centroid_mm: tuple[float, float, float]
+    region: Region
+    probability: float
+
+
+@dataclass(frozen=True, eq=False)
+class Lesions:
+    """Lesions of a scan, the largest first.
+
+    `numbers` is the map of their numbers in the scan's own space, int32; 0 is no lesion. `grade`
+    says how far to trust them, and `reasons` why they are doubtful.
+    """
+
+    numbers: Volume
+    lesions: tuple[Lesion, ...]
+    grade: GradeName
+    reasons: tuple[str, ...]
+
+    @property
+    def mask(self) -> Volume:
+        """Map of all lesions in the scan's own space: 0 and 1, uint8."""
+        found = self.numbers
+        mask = (found.data > 0).astype(np.uint8)
+        return Volume(mask, found.affine, found.codes, found.notes)
+
+    @property
+    def count(self) -> int:
+        """Number of lesions."""
+        return len(self.lesions)
+
+    @property
+    def volume_mm3(self) -> float:
+        """Volume of all lesions."""
+        return sum(lesion.volume_mm3 for lesion in self.lesions)
+
+    @property
+    def count_by_region(self) -> dict[Region, int]:
+        """Number of lesions of each region."""
+        counts = Counter(lesion.region for lesion in self.lesions)
+        return {region: counts[region] for region in REGIONS}
+
+    @property
+    def volume_by_region_mm3(self) -> dict[Region, float]:
+        """Volume of the lesions of each region."""
+        volumes = dict.fromkeys(REGIONS, 0.0)
+        for lesion in self.lesions:
+            volumes[lesion.region] += lesion.volume_mm3
+        return volumes
+
+
+def find_lesions(
+    probability: Volume,
+    structures: Volume,
+    scheme: LabelScheme,
+    *,
+    is_flair: bool,
+    smallest_mm3: float = SMALLEST_MM3,
+) -> Lesions:
+    """Find the lesions of a scan; measure and grade them.
+
+    `probability` of lesion and `structures`, classes of `scheme`, are on the scan's own grid.
+    Lesions that are smaller than `smallest_mm3` are left out. `is_flair` says whether grey matter
+    is brighter than white matter, as in FLAIR.
+    """
+    grid = probability.grid
+    voxel_mm3 = grid.voxel_mm3
+    parts, _ = ndimage.label(probability.data >= LIKELY, _TOUCHING)
+    sizes = np.bincount(parts.ravel())
+    # A tolerance for volumes of voxels that are not exact.
+    kept = np.flatnonzero(sizes * voxel_mm3 >= smallest_mm3 - 1e-6)
+    kept = kept[kept > 0]
+    # Largest first; equal ones in the order of the map.
+    kept = kept[np.argsort(-sizes[kept], kind="stable")]
+    numbers_of = np.zeros(len(sizes), np.int32)
+    numbers_of[kept] = np.arange(1, len(kept) + 1)
+    numbers = numbers_of[parts]
+    regions = _regions(numbers, len(kept), structures, scheme)
+    means = _over_lesions(probability.data, numbers, len(kept)) / sizes[kept]
+    lesions = []
+    boxes = ndimage.find_objects(numbers)
+    for number, box in enumerate(boxes, start=1):
+        places = np.argwhere(numbers[box] == number)
+        middle = places.mean(axis=0) + [side.start for side in box]
+        x, y, z = (grid.affine[:3, :3] @ middle + grid.affine[:3, 3]).tolist()
+        lesions.append(
+            Lesion(
+                number=number,
+                volume_mm3=len(places) * voxel_mm3,
+                centroid_mm=(x, y, z),
+                region=regions[number - 1],
+                probability=float(means[number - 1]),
+            )
+        )
+    volume = Volume(numbers, probability.affine, structures.codes, structures.notes)
+    reasons = _doubts(lesions, numbers, structures, scheme, is_flair)
+    return Lesions(volume, tuple(lesions), "look" if reasons else "pass", reasons)
+
+
+def _doubts(
+    lesions: list[Lesion],
+    numbers: NDArray[np.int32],
+    structures: Volume,
+    scheme: LabelScheme,
+    is_flair: bool,
+) -> tuple[str, ...]:
+    """Return the reasons to look at lesions before they are used."""
+    reasons = []
+    if not is_flair:
+        reasons.append("found without FLAIR, which shows lesions best")
+    total_mm3 = sum(lesion.volume_mm3 for lesion in lesions)
+    white = [scheme.find(number).index for number in _WHITE_MATTER]
+    white_voxels = np.count_nonzero(np.isin(structures.data, white))
+    white_mm3 = white_voxels * structures.grid.voxel_mm3
+    if total_mm3 > _MOST_OF_WHITE * white_mm3:
+        reasons.append(
+            f"lesions fill {total_mm3 / max(white_mm3, 1):.0%} of the white matter"
+        )
+    if total_mm3 < _MANY_MM3:
+        return tuple(reasons)
+    x, y, z = np.nonzero(numbers)
+    if any(len(np.unique(axis)) == 1 for axis in (x, y, z)):
+        reasons.append("all lesions lie in one slice")
+    # A side is that of most white matter in a half of the scan.
+    is_left = np.isin(structures.data, [white[0]])
+    is_right = np.isin(structures.data, [white[1]])
+    from_left = ndimage.distance_transform_edt(~is_left) if is_left.any() else None
+    from_right = ndimage.distance_transform_edt(~is_right) if is_right.any() else None
+    if from_left is not None and from_right is not None:
+        on_left = (from_left < from_right)[x, y, z]
+        if on_left.all() or not on_left.any():
+            reasons.append("all lesions lie on one side")
+    return tuple(reasons)
+
+
+def _regions(
+    numbers: NDArray[np.int32],
+    count: int,
+    structures: Volume,
+    scheme: LabelScheme,
+) -> list[Region]:
+    """Return the region of each of `count` lesions of a map of their numbers (X, Y, Z)."""
+    if not count:
+        return []
+    from_ventricle = _distance_mm(_LATERAL_VENTRICLES, numbers, structures, scheme)
+    from_cortex = _distance_mm(_CORTEX, numbers, structures, scheme)
+    below = _distance_mm(_INFRATENTORIAL, numbers, structures, scheme)
+    above = _distance_mm(_SUPRATENTORIAL, numbers, structures, scheme)
+    every = np.arange(1, count + 1)
+    nearest_ventricle = ndimage.minimum(from_ventricle, numbers, every)
+    nearest_cortex = ndimage.minimum(from_cortex, numbers, every)
+    is_below = _over_lesions((below < above).astype(float), numbers, count)
+    is_above = _over_lesions((below >= above).astype(float), numbers, count)
+    regions: list[Region] = []
+    for lesion in range(count):
+        if is_below[lesion] > is_above[lesion]:
+            regions.append("infratentorial")
+        elif nearest_ventricle[lesion] <= _NEAR_VENTRICLE_MM:
+            regions.append("periventricular")
+        elif nearest_cortex[lesion] <= _NEAR_CORTEX_MM:
+            regions.append("juxtacortical")
+        else:
+            regions.append("deep")
+    return regions
+
+
+def _distance_mm(
+    numbers: tuple[int, ...],
+    lesions: NDArray[np.int32],
+    structures: Volume,
+    scheme: LabelScheme,
+) -> NDArray[np.float64]:
+    """Return the distance of each voxel (X, Y, Z) from structures by FreeSurfer number.
+
+    Voxels of lesions and small parts of the structures do not count. Infinite without structures.
+    """
+    classes = [label.index for label in scheme.labels if label.fs_id in numbers]
+    mask = np.isin(structures.data, classes) & (lesions == 0)
+    parts, _ = ndimage.label(mask, _TOUCHING)
+    sizes_mm3 = np.bincount(parts.ravel()) * structures.grid.voxel_mm3
+    is_large = sizes_mm3 >= _LARGE_PART_MM3
+    is_large[0] = False
+    mask = is_large[parts]
+    if not mask.any():
+        return np.full(mask.shape, np.inf)
+    spacing_mm = structures.grid.spacing_mm
+    found: NDArray[np.float64] = ndimage.distance_transform_edt(~mask, spacing_mm)
+    return found
+
+
+def _over_lesions(
+    values: NDArray[np.floating], numbers: NDArray[np.int32], count: int
+) -> NDArray[np.float64]:
+    """Return the sum of values (X, Y, Z) over each of `count` lesions."""
+    weights = values.ravel().astype(np.float64)
+    sums = np.bincount(numbers.ravel(), weights, minlength=count + 1)
+    return np.asarray(sums[1:], np.float64)
