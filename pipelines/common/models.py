@@ -32,11 +32,11 @@ def check_out(out: Path, overwrite: bool) -> None:
         return
     if not (out / MODEL_FILE).is_file():
         raise ModelError(
-            "is there already, and is no model", where=out, remedy="choose another"
+            "exists already and is not a model", where=out, remedy="choose another"
         )
     if not overwrite:
         raise ModelError(
-            "is there already",
+            "exists already",
             where=out,
             remedy="choose another name, or add --overwrite",
         )

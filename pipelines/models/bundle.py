@@ -136,7 +136,7 @@ def _members_by_view(sources: Sequence[Model], ensemble: bool) -> Members:
 def _common_facts(model: Model) -> dict[str, Any]:
     """List what all views of one model must have in common, by the words that an error uses."""
     info = model.info
-    facts: dict[str, Any] = {
+    content: dict[str, Any] = {
         "labels": info.labels,
         "classes of these labels": info.labels_sha256,
         "contrast": info.contrast,
@@ -146,8 +146,8 @@ def _common_facts(model: Model) -> dict[str, Any]:
     # Slicing is specific to each view, so it may differ.
     grid = info.preprocessing.model_dump(exclude={"slices"})
     for key, value in grid.items():
-        facts[f"preprocessing.{key}"] = value
-    return facts
+        content[f"preprocessing.{key}"] = value
+    return content
 
 
 def _common_fusion(sources: Sequence[Model]) -> Fusion:

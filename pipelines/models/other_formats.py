@@ -87,7 +87,7 @@ def _export_onnx(model: Model, view: View, path: Path) -> None:
     """Write a view's network to a file that appears only after it has been compared."""
     network = model.networks[view]
     with atomic_path(path) as temporary:
-        export_network(network.fold(), temporary, facts_of(model, view))
+        export_network(network.fold(), temporary, metadata_of(model, view))
         same = share_of_equal_labels(network, temporary)
         if same < SAME_LABELS:
             raise ModelError(
@@ -114,7 +114,7 @@ def share_of_equal_labels(network: Network, path: Path) -> float:
     return float((found == expected).mean())
 
 
-def facts_of(model: Model, view: View) -> dict[str, str]:
+def metadata_of(model: Model, view: View) -> dict[str, str]:
     """Return the metadata of a view's file: its classes, and the preprocessing of its slices."""
     classes = model.classes_of(view)
     numbers: list[Any] = [label.fs_id for label in classes.labels]
@@ -133,12 +133,12 @@ def facts_of(model: Model, view: View) -> dict[str, str]:
 
 
 def export_network(
-    network: Network, path: Path, facts: Mapping[str, str] | None = None
+    network: Network, path: Path, metadata: Mapping[str, str] | None = None
 ) -> None:
     """Write a network as ONNX, for any number of slices of any allowed size.
 
     The input is `slices` (N, C, H, W), the output `logits` (N, K, H, W). Sides must be
-    multiples of the network's downsampling. The weights are in the file, and `facts` are its
+    multiples of the network's downsampling. The weights are in the file, and `metadata` are its
     metadata.
     """
     example = torch.zeros(2, network.config.channels, _SIDE, _SIDE)
@@ -156,7 +156,7 @@ def export_network(
         names=("slices",),
         results=("logits",),
         sizes=(sizes,),
-        facts=facts,
+        metadata=metadata,
     )
 
 

@@ -97,7 +97,7 @@ def why_not_measured(
     if shares.min() < limits.skull:
         return "the scan does not show the skull on all sides"
     if _evenness(evidence, inside) > limits.even:
-        return "what is around the brain ends like a mask, not like a scalp"
+        return "the tissue around the brain ends at a mask, not at a scalp"
     # A volume of slices that are lost or repeated is wrong by their thickness.
     if check_continuity(evidence, limits):
         return "slices are lost, repeated or shifted"

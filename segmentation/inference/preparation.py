@@ -44,12 +44,10 @@ _FLUID = ("ventricles", "csf")
 # Notes on a scan that was reversed.
 REVERSED = (
     "cortex and fluid are brighter than white matter: "
-    "the networks saw bright and dark reversed"
+    "the contrast was reversed for the networks"
 )
 # Notes on a head that was stripped for networks trained on stripped scans.
-STRIPPED = (
-    "the scan shows the whole head: the networks saw the inside of the skull alone"
-)
+STRIPPED = "the scan shows the whole head: only the inside of the skull was given to the networks"
 
 
 def prepare_scan(volume: Volume, preprocessing: Preprocessing) -> Conformed:

@@ -150,7 +150,7 @@ def new_folder(path: Path) -> Iterator[Path]:
     """
     is_empty_folder = path.is_dir() and not any(path.iterdir())
     if os.path.lexists(path) and not is_empty_folder:
-        raise OutputError("is there already", where=path, remedy="choose another name")
+        raise OutputError("exists already", where=path, remedy="choose another name")
     temporary = path.parent / f".trinat-{secrets.token_hex(8)}.tmp"
     try:
         temporary.mkdir(parents=True)

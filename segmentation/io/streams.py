@@ -65,7 +65,7 @@ def refuse_bomb(unpacked: int, packed: int, where: Path) -> None:
     """
     if unpacked > max(_BOMB_BYTES, _BOMB_RATIO * packed):
         raise FormatError(
-            f"unpacks to {unpacked // packed} times its size, as no scan does",
+            f"unpacks to {unpacked // packed} times its size, which no scan does",
             where=where,
             remedy="unpack it with gunzip if you trust it",
         )

@@ -72,7 +72,7 @@ class ClassMap:
         for number, target in extra.items():
             if target not in freesurfer:
                 raise LabelError(
-                    f"{number} is mapped to {target}, which {scheme} does not know",
+                    f"{number} is mapped to {target}, which is not a label of {scheme}",
                     remedy="map it to a FreeSurfer number of the scheme",
                 )
             targets[number] = freesurfer[target]
@@ -121,7 +121,7 @@ class ClassMap:
         shown = ", ".join(listed[:_NAMED])
         if len(listed) > _NAMED:
             shown += f" and {len(listed) - _NAMED} more"
-        what = f"holds label numbers that {self.scheme} does not know"
+        what = f"has label numbers that are not in {self.scheme}"
         remedy = "map them to known numbers, or ignore them"
         if self.numbering:
             what = f"holds label numbers that {self.numbering} does not fold into {self.scheme}"

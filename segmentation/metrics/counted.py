@@ -68,7 +68,7 @@ class Made:
         for name in self.named:
             if name not in scheme.names[1:]:
                 raise ConfigError(
-                    f"{scheme.name} has no {name!r}: it cannot be not predicted"
+                    f"{scheme.name} has no {name!r}, so it cannot be listed as not predicted"
                 )
         rejected = rejected or {}
         source = self.source or scheme

@@ -153,7 +153,7 @@ def compare(
         if predicted_voxels[index]:
             name = scheme.names[index]
             raise EvaluationError(
-                f"the prediction has {name}, which it was said not to predict"
+                f"the prediction has {name}, which is listed as not predicted"
             )
     values = _voxel_values(joint, spacing_mm, scheme)
     values |= _surface_values(truth, prediction, spacing_mm, len(scheme))

@@ -185,7 +185,7 @@ def save_model(
     """
     final = Path(folder)
     if final.is_dir() and any(final.iterdir()) and not overwrite:
-        raise ModelError("is there already", where=final, remedy="choose another name")
+        raise ModelError("exists already", where=final, remedy="choose another name")
     contents = {}
     for view, network in networks.items():
         contents[weights_file(view)] = _to_safetensors(network, precision, final)

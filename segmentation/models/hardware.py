@@ -43,7 +43,8 @@ def choose_device(name: str) -> torch.device:
         raise DeviceError(f"{device.type} is not supported", remedy="use cpu or cuda")
     if device.type == GPU and (device.index or 0) >= count_gpus():
         raise DeviceError(
-            f"{name} is not there", remedy="trinat doctor lists what there is"
+            f"{name} does not exist on this machine",
+            remedy="trinat doctor lists the devices",
         )
     return device
 

@@ -98,7 +98,9 @@ def _read_zip(file: BinaryIO, size: int, path: Path) -> Any:
         storages = _ZipStorages(archive, path)
         # torch stores without compression; an archive that grows when it is read is not from torch.
         if storages.total_bytes() > size:
-            raise ModelError("holds more than it is large", where=path)
+            raise ModelError(
+                "expands to more data than a file of its size can have", where=path
+            )
         if storages.has("byteorder") and storages.read("byteorder") != b"little":
             raise ModelError("was written on a big-endian machine", where=path)
         pickled = io.BytesIO(storages.read("data.pkl"))
@@ -239,7 +241,7 @@ class _Unpickler(pickle._Unpickler):
         class Uncallable(type):
             def __call__(cls, *_: Any, **__: Any) -> NoReturn:
                 raise ModelError(
-                    f"wants {full} called, which weights have no need of",
+                    f"wants {full} called, which no file of weights needs",
                     where=path,
                     remedy="it may be malicious; do not open it with torch.load",
                 )

@@ -253,7 +253,7 @@ def on_working_scale(volume: Volume) -> Volume:
     # Smaller differences have no inverse in single precision.
     if reach < np.finfo(np.float32).tiny:
         raise FormatError(
-            "nothing stands out from its background", remedy="give a scan of a head"
+            "no head stands out from the background", remedy="give a scan of a head"
         )
     inside = volume.data[background.box]
     # Convert to float first: a difference of integers may overflow.

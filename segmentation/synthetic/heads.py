@@ -182,7 +182,7 @@ def _read_table(folder: Path, file: str) -> NDArray[Any]:
             return np.asarray(np.load(table, allow_pickle=False))
     except FileNotFoundError:
         raise DatasetError(
-            f"{file} is not there",
+            f"{file} is missing",
             where=folder,
             remedy="label maps come with their tables (github.com/BBillot/SynthSeg, data)",
         ) from None

@@ -96,7 +96,7 @@ def test_a_bomb_of_one_megabyte_allocates_next_to_nothing(tmp_path: Path) -> Non
         check=True,
     )
     problem, grown_mib = done.stdout.splitlines()
-    assert "times its size, as no scan does" in problem
+    assert "times its size, which no scan does" in problem
     assert int(grown_mib) < 32
 
 

@@ -103,7 +103,7 @@ def test_what_is_no_regular_file_is_refused(
 ) -> None:
     make(tmp_path / name)
     told = (
-        "not a regular file|is a folder|no model here|no such label scheme|is not there"
+        "not a regular file|is a folder|no model here|no such label scheme|is missing"
     )
     with pytest.raises(TrinatError, match=told) as caught:
         READERS[name](tmp_path / name)

@@ -45,7 +45,7 @@ export function onWorkingScale(volume) {
   const { level, box, fill } = background;
   const reach = background.bright - level;
   if (!(reach >= SMALLEST_NORMAL)) {
-    throw new Error("nothing stands out from its background: give a scan of a head");
+    throw new Error("no head stands out from the background: give a scan of a head");
   }
   const inside = cutOut(volume.data, volume.shape, box);
   const grid = cutGrid(volume, box);

@@ -266,11 +266,11 @@ function checkPixels(dataset) {
   const bits = first(dataset, "BitsAllocated");
   if (![8, 16, 32].includes(bits)) refuse(`voxels of ${bits} bits`, REMAKE);
   if (dataset.ModalityLUTSequence?.length) {
-    refuse("its values are places in a table", REMAKE);
+    refuse("its values are indices into a palette", REMAKE);
   }
   const highest = first(dataset, "BitsStored") - 1;
   if ((dataset.HighBit?.[0] ?? highest) !== highest) {
-    refuse("its values do not end at the lowest bit", REMAKE);
+    refuse("its pixel values do not use the lowest bit", REMAKE);
   }
   if (!dataset.Pixels) refuse("no pixels in it", REMAKE);
 }

@@ -8,7 +8,7 @@ const HOW = "NIfTI, MGZ, or a folder of DICOM files. Nothing leaves this machine
 const stepsFor = (scan) => [
   `Drop a ${scan} of a head anywhere on this page, or choose a file: NIfTI or MGZ. DICOM files are dropped as a folder.`,
   "It is segmented here, on this machine, by this browser. Nothing is uploaded.",
-  "Look at the structures and their volumes, and take the label map with you.",
+  "Look at the structures and their volumes, and download the label map.",
 ];
 
 async function main() {

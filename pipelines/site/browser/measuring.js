@@ -98,7 +98,7 @@ export function whyNotMeasured(evidence, inside) {
     return "the scan does not show the skull on all sides";
   }
   if (evennessOf(evidence, inside) > limits.even) {
-    return "what is around the brain ends like a mask, not like a scalp";
+    return "the tissue around the brain ends at a mask, not at a scalp";
   }
   // A volume of slices that are lost or repeated is wrong by their thickness.
   if (checkContinuity(evidence).length) return "slices are lost, repeated or shifted";

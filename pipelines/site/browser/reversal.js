@@ -21,7 +21,7 @@ const TISSUES = {
 };
 // What is noted of a scan that was reversed.
 export const REVERSED = "cortex and fluid are brighter than white matter: " +
-  "the networks saw bright and dark reversed";
+  "the contrast was reversed for the networks";
 
 /** Gathers what some slices of a scan show of its tissues. */
 export class Order {

@@ -158,7 +158,7 @@ async function offer(draft, mine, isRebased) {
     await ask(`${draftsOf(mine)}/${draft.tab}`, { method: "DELETE" });
     say("");
   });
-  say("Your draft is of an earlier map of this scan.", put, drop);
+  say("Your draft belongs to an earlier label map of this scan.", put, drop);
 }
 
 async function takeDraft(draft, mine) {
@@ -359,7 +359,7 @@ export async function save() {
   } catch (error) {
     if (session !== mine) return;
     byId("save").disabled = false;
-    const load = make("button", { class: "chip" }, "Load it, and put my changes on it");
+    const load = make("button", { class: "chip" }, "Load it and apply my changes");
     load.addEventListener("click", () => rebase(mine));
     say(`Not saved: ${error.message}`, ...(error.status === 409 ? [load] : []));
   }

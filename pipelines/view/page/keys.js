@@ -38,7 +38,11 @@ const BRUSH_KEYS = [
   { key: "G", text: "replace a connected part", act: () => setTool("replace") },
   { key: "Y", text: "move the cross-hair, paint nothing", act: () => setTool("move") },
   { key: "I", text: "paint what is under the cross-hair", act: pickUnderCrosshair },
-  { key: "J", text: "paint over that alone, or over anything", act: toggleWithin },
+  {
+    key: "J",
+    text: "paint over that structure only, or over anything",
+    act: toggleWithin,
+  },
   { key: "T", text: "brush on a slice, or in 3D", act: toggleBall },
   { key: ",", text: "smaller brush", act: () => resizeBrush(-1) },
   { key: ".", text: "larger brush", act: () => resizeBrush(1) },

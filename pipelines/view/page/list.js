@@ -148,7 +148,7 @@ function nextChip() {
       tell(error.message);
     }
   };
-  const title = "The scans whose correction is expected to teach a model most";
+  const title = "Scans whose correction is expected to improve a model most";
   const facts = { class: "chip", "data-filter": NEXT, title, onclick: choose };
   return make("button", facts, "to correct next");
 }

@@ -102,7 +102,7 @@ export async function showRaters() {
       );
     });
     if (!rows.length) {
-      const none = make("td", { colspan: 5 }, "No result was rated by two.");
+      const none = make("td", { colspan: 5 }, "No result has two raters.");
       rows.push(make("tr", {}, none));
     }
     byId("raters-rows").replaceChildren(...rows);

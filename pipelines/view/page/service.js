@@ -127,7 +127,8 @@ async function send(scans) {
   byId("refused").replaceChildren();
   const person = takePerson();
   if (scans.length > 1 && Object.keys(person).length) {
-    const reason = "Age and sex are of one person: send one scan, or leave them out.";
+    const reason =
+      "Age and sex belong to one person: send one scan, or leave them out.";
     byId("refused").append(make("li", {}, reason));
     return;
   }

@@ -347,7 +347,7 @@ function factsOf(structure, place) {
     ["Volume", text],
     ["Of brain", share],
     ["Of its side's cortex", percentOf(parcel?.share)],
-    ["Left less right, of the mean of both", percentOf(parcel?.asymmetry)],
+    ["Left minus right, relative to their mean", percentOf(parcel?.asymmetry)],
     ["Lobe", parcel?.lobe],
     ["Thickness", thicknessOf(structure)],
     ["In the study", inStudy],

@@ -126,7 +126,7 @@ def _add(files: dict[str, Path], scan: str, path: Path) -> None:
     """Add a scan's file to `files`; raise DatasetError if the scan has one already."""
     if scan in files:
         raise DatasetError(
-            f"{scan} is there twice, the other one is {files[scan]}",
+            f"{scan} exists twice, also as {files[scan]}",
             where=path,
             remedy="keep one of them",
         )

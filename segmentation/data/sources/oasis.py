@@ -84,7 +84,7 @@ def _find(root: Path, options: SourceOptions) -> Listed:
         earlier = found.get(folder.name)
         if isinstance(earlier, Subject) and isinstance(entry, Subject):
             raise DatasetError(
-                f"session {folder.name} is there twice",
+                f"session {folder.name} exists twice",
                 where=root,
                 remedy="an archive here is unpacked by itself: move either of the two away",
             )

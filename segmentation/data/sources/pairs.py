@@ -141,7 +141,7 @@ def _from_table(table: Path, options: SourceOptions) -> Listed:
         files = [path for path in (image, labels, mask) if path is not None]
         absent = [path.name for path in files if not path.is_file()]
         if absent:
-            yield Exclusion(name, f"{absent[0]} is not there", broken=True)
+            yield Exclusion(name, f"{absent[0]} does not exist", broken=True)
             continue
         yield Subject(
             id=safe_name(name),

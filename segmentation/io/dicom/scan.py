@@ -211,12 +211,12 @@ def _check_pixels(file: DicomFile) -> None:
     if dataset.get("ModalityLUTSequence"):
         # No MR image has one by the standard, and it may turn dark into bright.
         raise FormatError(
-            "its values are places in a table", where=where, remedy=REMAKE
+            "its values are indices into a palette", where=where, remedy=REMAKE
         )
     highest_bit = int(dataset.BitsStored) - 1
     if int(dataset.get("HighBit", highest_bit)) != highest_bit:
         raise FormatError(
-            "its values do not end at the lowest bit", where=where, remedy=REMAKE
+            "its pixel values do not use the lowest bit", where=where, remedy=REMAKE
         )
     syntax = dataset.file_meta.TransferSyntaxUID
     if raw[at : at + 4] not in _PIXEL_TAGS:

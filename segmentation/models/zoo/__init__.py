@@ -125,7 +125,8 @@ def find_parcels_folder(folder: Path) -> Path:
         raise ModelError(
             "has no networks for parcels of the cortex",
             where=folder,
-            remedy=f"train them into its folder {PARCELS_FOLDER} (docs/parcels.md), or do without",
+            remedy=f"train them into its folder {PARCELS_FOLDER} (docs/parcels.md), "
+            "or segment without parcels",
         )
     return of_parcels
 

@@ -126,7 +126,7 @@ def test_a_time_that_is_over_says_so(time: Clock) -> None:
     limit = TrainingClock(90)
     job_of(limit, 0.0, 0, validates=False).start(0.0)
     time.now += 90
-    assert limit.why_over == "its 90 seconds are over"
+    assert limit.why_over == "the time limit of 90 seconds is over"
 
 
 def test_a_busy_machine_makes_fewer_steps_and_not_more_seconds(time: Clock) -> None:

@@ -245,7 +245,7 @@ def test_a_torn_state_is_said_and_the_one_before_it_taken(
     newest.write_bytes(newest.read_bytes()[:-1])
     train(recipe, run, SILENT, resume=True)
     assert any("torn" in line and newest.name in line for line in logged.messages)
-    assert any("goes on at step 4" in line for line in logged.messages)
+    assert any("continues at step 4" in line for line in logged.messages)
     train(recipe, tmp_path / "straight", SILENT)
     assert_same(run, tmp_path / "straight")
 

@@ -101,7 +101,7 @@ def test_neither_can_one_that_was_stripped_with_some_scalp(margin_mm: int) -> No
     assert why in (
         "the scan shows no skull",
         "the scan does not show the skull on all sides",
-        "what is around the brain ends like a mask, not like a scalp",
+        "the tissue around the brain ends at a mask, not at a scalp",
     )
     # Some of the scalp is bright.
     has_scalp = skull_shares(with_image(image), INSIDE).min() > LIMITS.skull

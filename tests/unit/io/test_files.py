@@ -347,5 +347,5 @@ def test_a_folder_that_holds_anything_is_not_taken_for_a_new_one(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "a").touch()
-    with pytest.raises(OutputError, match="is there already"):
+    with pytest.raises(OutputError, match="exists already"):
         fill(tmp_path, until="")

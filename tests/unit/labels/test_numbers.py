@@ -113,14 +113,16 @@ def test_unknown_numbers_are_listed_with_their_counts() -> None:
     with pytest.raises(LabelError) as refused:
         fold(0, 2, 99, 99, 99, 6, where="scan.mgz")
     assert str(refused.value) == (
-        "scan.mgz: holds label numbers that quicknat33 does not know: 6 (1 voxel), 99 (3 voxels): "
+        "scan.mgz: has label numbers that are not in quicknat33: 6 (1 voxel), 99 (3 voxels): "
         "map them to known numbers, or ignore them"
     )
 
 
 @pytest.mark.parametrize("number", [-1, 3000, 2**31 - 1, -(2**31)])
 def test_numbers_beyond_the_table_are_unknown_too(number: int) -> None:
-    with pytest.raises(LabelError, match=rf"does not know: {number} \(1 voxel\)"):
+    with pytest.raises(
+        LabelError, match=rf"are not in quicknat33: {number} \(1 voxel\)"
+    ):
         fold(0, number)
 
 
@@ -153,7 +155,7 @@ def test_a_number_mapped_to_a_sideless_one_finds_its_side() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"extra": {99: 98}}, "99 is mapped to 98, which quicknat33 does not know"),
+        ({"extra": {99: 98}}, "99 is mapped to 98, which is not a label of quicknat33"),
         ({"extra": {99: 2}, "ignore": [99]}, "both mapped and ignored"),
         ({"ignore": [-3]}, "-3 is no label number"),
         ({"extra": {2**40: 2}}, "is no label number"),

@@ -89,5 +89,5 @@ def test_heads_go_before_stripped_scans_unless_asked_for(tmp_path: Path) -> None
 def test_a_scan_in_two_places_is_refused(tmp_path: Path) -> None:
     malc_scan(tmp_path, "1000", part="training")
     malc_scan(tmp_path, "1000", part="testing")
-    with pytest.raises(DatasetError, match="1000 is there twice"):
+    with pytest.raises(DatasetError, match="1000 exists twice"):
         list_subjects("malc", tmp_path, DEFAULT)

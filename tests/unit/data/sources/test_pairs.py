@@ -62,7 +62,7 @@ def test_a_table_names_pairs_persons_and_families(tmp_path: Path) -> None:
         "M",
     )
     assert reasons(listing) == {
-        "c": "c.nii.gz is not there",
+        "c": "c.nii.gz does not exist",
         "line 5": "no image named",
         "b": "no labels",
     }
