@@ -314,6 +314,7 @@ class Coding:
                 coefficients[self._places[term, other]] = float(other == level)
         return self.design.contrast(coefficients)
 
+    @cache  # noqa: B019
     def inflation_of_difference(self, fact: str, first: str, second: str) -> float:
         """Return the variance inflation of a difference by the other terms; inf if unknown."""
         contrast = self.difference(fact, first, second)
