@@ -156,7 +156,7 @@ def export_network(
         names=("slices",),
         results=("logits",),
         sizes=(sizes,),
-        metadata=metadata,
+        facts=metadata,
     )
 
 
