@@ -122,7 +122,7 @@ def command(
             what, where=bids_dir, remedy="use trinat predict for other folders"
         )
     request = replace(request, model=request.model or default_model(request.devices))
-    request = compared.give(request)
+    request = compared.apply_to(request)
     return run_with_progress([request], quiet=quiet).exit
 
 

@@ -153,7 +153,7 @@ class OnCluster:
         ),
     ] = None
 
-    def give(self, request: PredictRequest) -> PredictRequest:
+    def apply_to(self, request: PredictRequest) -> PredictRequest:
         """Return the request, with an engine on the cluster if one is given.
 
         Raises ConfigError for options that the cluster determines, and if its packages are missing.
@@ -206,7 +206,7 @@ class ComparedWith:
         ),
     ] = None
 
-    def give(self, request: PredictRequest) -> PredictRequest:
+    def apply_to(self, request: PredictRequest) -> PredictRequest:
         """Return the request with the norms of the table, or its ranges that hold for everyone.
 
         Raises ConfigError for norms of another model, and for tables without a range for everyone:

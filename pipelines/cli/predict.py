@@ -69,8 +69,8 @@ def predict(
         model=request.model or default_model(request.devices),
         excluded=left_out.grades(),
     )
-    request = compared.give(request)
-    requests = [cluster.give(request)]
+    request = compared.apply_to(request)
+    requests = [cluster.apply_to(request)]
     if scans.store is not None:
         from trinat.pipelines.predict.stored_scans import StoredScans
 

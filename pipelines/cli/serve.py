@@ -54,9 +54,9 @@ def serve_(
     from trinat.pipelines.view.guard import is_loopback
     from trinat.segmentation.models.zoo import default_model
 
-    request = cluster.give(asked(inputs=(), out=settings.folder))
+    request = cluster.apply_to(asked(inputs=(), out=settings.folder))
     request = replace(request, model=request.model or default_model(request.devices))
-    request = compared.give(request)
+    request = compared.apply_to(request)
     # Only trinat's own log is shown: other loggers may quote the content of requests.
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.CRITICAL)
     logging.getLogger("trinat").setLevel(logging.INFO)

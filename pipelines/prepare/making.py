@@ -170,7 +170,7 @@ def prepare_store(
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:
-    """Identify the present state of a file, which is always replaced and never changed."""
+    """Return an identifier of the file's state; files are replaced, never changed in place."""
     if path.exists():
         state = path.stat()
         return state.st_ino, state.st_mtime_ns
@@ -315,7 +315,7 @@ def _ledger_rows(listing: Listing, outcomes: Mapping[str, Outcome]) -> list[Ledg
         outcome = outcomes[subject.id]
         reason = outcome.reason
         if not reason and subject.note == STRIPPED and len(notes) > 1:
-            reason = f"{STRIPPED}, where others are whole heads"
+            reason = f"{STRIPPED}, while other subjects are whole heads"
         if not reason and not subject.labels:
             reason = "no labels: for prediction only"
         row = LedgerRow(subject=subject.id, status=outcome.status, reason=reason)

@@ -73,8 +73,8 @@ def split_store(
                 old.unlink(missing_ok=True)
 
     written = list(zip(paths, splits, strict=True))
-    for place, split in written:
-        split.write(place)
+    for split_path, split in written:
+        split.write(split_path)
     return written
 
 

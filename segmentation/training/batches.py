@@ -366,7 +366,7 @@ def store_scans(
     validation: ValidationConfig,
     seed: int,
 ) -> Iterator[ValidationScan]:
-    """Return whole scans of a split's validation part, chosen by `validation` with the seed.
+    """Yield whole scans of a split's validation part, chosen by `validation` with the seed.
 
     Each is read when it is requested, and its file is closed then.
     """

@@ -347,11 +347,11 @@ class Trainer:
             raise DeviceError(
                 f"out of memory with a batch of {slices} slices of {size}",
                 where=str(self.device),
-                remedy=self._smaller(slices),
+                remedy=self._advise_smaller_batch(slices),
             ) from error
 
-    def _smaller(self, slices: int) -> str:
-        """Return the settings of the next smaller batch with the same number of slices a step."""
+    def _advise_smaller_batch(self, slices: int) -> str:
+        """Advise settings for the next smaller batch with the same number of slices per step."""
         if slices == 1:
             return "set data.rows and data.columns, or network.filters, lower"
         divisors = [n for n in range(1, slices) if slices % n == 0]

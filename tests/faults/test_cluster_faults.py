@@ -284,7 +284,7 @@ def test_the_submitting_machine_does_not_say_how_many_threads_others_have(
 
 def test_unknown_clusters_are_refused() -> None:
     with pytest.raises(ConfigError, match="--cluster cloud"):
-        OnCluster("cloud").give(PredictRequest([], Path()))
+        OnCluster("cloud").apply_to(PredictRequest([], Path()))
 
 
 def test_job_queues_need_a_config(tmp_path: Path) -> None:
@@ -292,7 +292,7 @@ def test_job_queues_need_a_config(tmp_path: Path) -> None:
         run_serially(
             write_heads(tmp_path / "in", "a.nii.gz"),
             tmp_path / "o",
-            engine=OnCluster("slurm").give(PredictRequest([], Path())).engine,
+            engine=OnCluster("slurm").apply_to(PredictRequest([], Path())).engine,
         )
 
 
@@ -306,5 +306,5 @@ def test_job_queues_need_a_config(tmp_path: Path) -> None:
 )
 def test_what_the_cluster_decides_is_refused_in_one_line(options, message: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        OnCluster("local:2").give(PredictRequest([], Path(), **options))
+        OnCluster("local:2").apply_to(PredictRequest([], Path(), **options))
     assert message in str(refused.value)

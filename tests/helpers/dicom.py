@@ -92,6 +92,7 @@ def write_classic(
 
 
 def classic(volume: Volume, number: int, series: str = "t1", **changes: Any) -> Dataset:
+    """Return the dataset of one slice of a classic series; `changes` replace header elements."""
     image = header(series, **changes)
     image.SOPInstanceUID = uid(series, number)
     image.InstanceNumber = number + 1

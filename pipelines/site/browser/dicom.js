@@ -93,7 +93,9 @@ function onlyScan(files) {
   for (const [key, group] of groups) {
     let [, reason] = JSON.parse(key);
     const count = group.reduce((sum, { dataset }) => sum + frameCount(dataset), 0);
-    if (!reason && count < MIN_SIDE) reason = `${count} images, fewer than ${MIN_SIDE}`;
+    if (!reason && count < MIN_SIDE) {
+      reason = `only ${count} images, and at least ${MIN_SIDE} are needed`;
+    }
     if (reason) reasons.push(reason);
     else scans.push(group);
   }

@@ -212,7 +212,7 @@ def find_series(
             name = f"series-{series_number}-{digest}"
         count = sum(image.frames for image in images)
         if not reason and count < MIN_SIDE:
-            reason = f"{count} images, fewer than {MIN_SIDE}"
+            reason = f"only {count} images, and at least {MIN_SIDE} are needed"
         files = natsorted(image.name for image in images)
         found.append(Series(name, tuple(files), reason))
     # Scans come first.

@@ -431,7 +431,7 @@ def test_whole_and_stripped_heads_are_not_mixed_unless_it_is_asked_for(
     assert reasons == {
         "a": "",
         "b": "",
-        "c": "skull-stripped, where others are whole heads",
+        "c": "skull-stripped, while other subjects are whole heads",
     }
     assert "skull-stripped" in (tmp_path / "store/ledger.tsv").read_text()
     summary, _ = prepare(

@@ -42,7 +42,7 @@ from trinat.segmentation.space.views import View, reoriented
 SAME_CONSTANTS = {
     "anatomy.js": ("inference.checks.anatomy",),
     "background.js": ("space.background",),
-    "brightness.js": ("inference.checks.brightness",),
+    "brightness.js": ("inference.checks.brightness", "inference.checks.continuity"),
     "checks.js": ("io.limits", "io.orientation"),
     "dicom.js": ("io.dicom.frames", "io.dicom.series"),
     "conform.js": ("space.conform",),

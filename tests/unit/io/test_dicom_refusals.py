@@ -136,7 +136,7 @@ CHANGED = {
     "a name for a modality": (each(Modality="CANARY"), "no MR image"),
     "few slices": (
         lambda images: images.__delitem__(slice(0, 5)),
-        "12 images, fewer than 16",
+        "only 12 images, and at least 16 are needed",
     ),
     "slices missing": (
         lambda images: images.__delitem__(slice(7, 8)),
