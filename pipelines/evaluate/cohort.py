@@ -18,6 +18,7 @@ import pandas as pd
 
 from trinat.pipelines.common.exits import Exit, batch_exit
 from trinat.pipelines.evaluate.measuring import MapVolumes, measure_volumes
+from trinat.pipelines.evaluate.sections import SECTION_TABLES, sections_of
 from trinat.pipelines.evaluate.settings import CohortSettings
 from trinat.pipelines.evaluate.shown_scans import cohort_pictures
 from trinat.pipelines.evaluate.user_tables import (
@@ -33,6 +34,7 @@ from trinat.pipelines.report.cohort import (
     Cohort,
     Range,
     Scan,
+    Section,
     cohort_of,
     persons_of,
 )
@@ -64,11 +66,11 @@ from trinat.pipelines.study.ratings import (
     rejections,
     use_of_ratings,
 )
-from trinat.pipelines.study.record import ParcelResult, ScanResult, measured_in
+from trinat.pipelines.study.record import ScanResult, measured_in
 from trinat.segmentation.data.identity import clash_among
 from trinat.segmentation.errors import ConfigError, EvaluationError
 from trinat.segmentation.io.files import write_whole
-from trinat.segmentation.labels.scheme import Label, LabelScheme, load_scheme
+from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
 from trinat.segmentation.metrics.counted import made_by
 from trinat.segmentation.metrics.definitions import NOT_PREDICTED
 from trinat.segmentation.metrics.norms import Norms
@@ -77,9 +79,7 @@ _log = logging.getLogger(__name__)
 
 _TABLES = (
     "volumes.csv",
-    "parcels.csv",
-    "thickness.csv",
-    "callosum.csv",
+    *SECTION_TABLES,
     "left_out.csv",
     "adjustment.csv",
     "harmonisation.csv",
@@ -169,6 +169,15 @@ class MeasuredGroup:
     failures: Sequence[tuple[str, str]]
     digests: frozenset[str]
 
+    @property
+    def uncorrected(self) -> list[tuple[ScanResult, Scan]]:
+        """Result and scan of each label map that counts and was not corrected by hand."""
+        return [
+            (self.ledger.of(file), scan)
+            for file, scan in zip(self.chosen.files, self.chosen.scans, strict=True)
+            if file.corrects is None and not scan.left_out
+        ]
+
 
 def report_cohort(
     settings: CohortSettings,
@@ -207,23 +216,14 @@ def report_cohort(
         covariates=settings.covariates,
     )
     changes = _changes(group, cohort, settings)
-    parcels = None
-    if not known.scheme.has_parcels:
-        parcels = _with_parcels(chosen, group.ledger, settings.excluded)
+    sections = sections_of(
+        group.uncorrected,
+        settings,
+        known.norms,
+        parcels=not known.scheme.has_parcels,
+    )
     with claimed(settings.out, _OUTPUTS, within=["figures"]):
-        written = _write_tables(settings.out, cohort, parcels, changes)
-        if parcels is not None:
-            frame = parcels.frame.drop(columns="scan")
-            write_table(settings.out / "parcels.csv", frame)
-            written.append("parcels.csv")
-        thickness = _thickness_table(chosen, group.ledger, settings.excluded)
-        if not thickness.empty:
-            write_table(settings.out / "thickness.csv", thickness)
-            written.append("thickness.csv")
-        callosum = _callosum_table(chosen, group.ledger, settings.excluded)
-        if not callosum.empty:
-            write_table(settings.out / "callosum.csv", callosum)
-            written.append("callosum.csv")
+        written = _write_tables(settings.out, cohort, sections, changes)
         facts = provenance(started, settings.command, known.scheme.name)
         facts["predictions"] = str(settings.predictions)
         if len(group.ledger.models) > 1:
@@ -243,7 +243,7 @@ def report_cohort(
         if taught:
             facts["training"] = " ".join(taught)
         _write_page(
-            settings, known, chosen, cohort, facts, group.failures, parcels, changes
+            settings, known, chosen, cohort, facts, group.failures, sections, changes
         )
         keep_only(settings.out, _TABLES, written)
     return batch_exit(done=len(chosen.scans), failed=len(group.failures))
@@ -461,138 +461,6 @@ def _two_kinds_of_heads(chosen: Chosen, ledger: Ledgers) -> str:
     )
 
 
-def _with_parcels(
-    chosen: Chosen, ledger: Ledgers, excluded: Collection[str]
-) -> Cohort | None:
-    """Return the scans with volumes of parcels instead of structures; None if no scan has any.
-
-    Parcels of the `excluded` grades have no volume. Corrected scans are not included.
-    """
-    scans = []
-    facts_of: dict[str, ParcelResult] = {}
-    for file, scan in zip(chosen.files, chosen.scans, strict=True):
-        result = ledger.of(file)
-        measured = result.parcels
-        if not measured or file.corrects is not None or scan.left_out:
-            continue
-        facts_of.update(measured)
-        left_out = result.structures_left_out(excluded)
-        volumes_mm3 = {
-            name: parcel.mm3
-            for name, parcel in measured.items()
-            if name not in left_out
-        }
-        why = {
-            name: f"rejected by {_QUALITY_CONTROL[grade]}"
-            for name, grade in left_out.items()
-            if name in measured
-        }
-        scans.append(
-            replace(
-                scan,
-                volumes_mm3=volumes_mm3,
-                uncertainty=None,
-                structures_left_out=why,
-                structure_grades={
-                    name: parcel.grade or "" for name, parcel in measured.items()
-                },
-            )
-        )
-    if not any(scan.volumes_mm3 for scan in scans):
-        return None
-    return cohort_of(scans, _scheme_of_parcels(facts_of))
-
-
-def _thickness_table(
-    chosen: Chosen, ledger: Ledgers, excluded: Collection[str]
-) -> pd.DataFrame:
-    """Return a row for each scan and parcel whose thickness was measured.
-
-    Corrected scans, scans with doubts about their thickness, and parcels of the `excluded` grades
-    have no row.
-    """
-    rows = []
-    for file, scan in zip(chosen.files, chosen.scans, strict=True):
-        result = ledger.of(file)
-        if file.corrects is not None or scan.left_out or result.thickness_doubts:
-            continue
-        left_out = result.structures_left_out(excluded)
-        for name, sheet in result.thickness.items():
-            if sheet.mm is None or name in left_out:
-                continue
-            row = {
-                **_person_columns(scan),
-                "structure": name,
-                "side": sheet.side,
-                "thickness_mm": sheet.mm,
-                "area_mm2": sheet.area_mm2,
-            }
-            rows.append(row)
-    return pd.DataFrame(rows)
-
-
-def _callosum_table(
-    chosen: Chosen, ledger: Ledgers, excluded: Collection[str]
-) -> pd.DataFrame:
-    """Return a row for each scan whose corpus callosum was measured.
-
-    Corrected scans and callosa of the `excluded` grades have no row.
-    """
-    rows = []
-    for file, scan in zip(chosen.files, chosen.scans, strict=True):
-        callosum = ledger.of(file).callosum
-        if file.corrects is not None or scan.left_out or callosum is None:
-            continue
-        if callosum.grade not in excluded:
-            rows.append({**_person_columns(scan), **callosum.columns()})
-    return pd.DataFrame(rows)
-
-
-def _person_columns(scan: Scan) -> dict[str, str | float | None]:
-    """Return the columns that identify and describe the person of a row."""
-    return {
-        "subject": scan.subject,
-        "session": scan.session,
-        "group": scan.group,
-        "site": scan.site,
-        "sex": scan.sex,
-        "age": scan.age,
-    }
-
-
-def _scheme_of_parcels(measured: Mapping[str, ParcelResult]) -> LabelScheme:
-    """Return a label scheme of the parcels and their partners, from the ledger's facts.
-
-    It does not need the parcellation table, so parcels of any table can be compared, even if the
-    table no longer exists.
-    """
-    names = sorted(measured, key=lambda name: measured[name].freesurfer)
-    grey = (128, 128, 128)
-    labels = [Label(0, "background", 0, None, grey, "BG", "background")]
-    for index, name in enumerate(names, start=1):
-        # Such as ctx-lh-insula and ctx-rh-insula.
-        first, hemisphere, parcel = name.split("-", 2)
-        other = {"lh": "rh", "rh": "lh"}[hemisphere]
-        partner = None
-        other_name = f"{first}-{other}-{parcel}"
-        if other_name in measured:
-            partner = names.index(other_name) + 1
-        facts = measured[name]
-        labels.append(
-            Label(
-                index,
-                name,
-                facts.freesurfer,
-                partner,
-                grey,
-                name,
-                facts.lobe,
-                facts.side,
-            )
-        )
-    return LabelScheme("parcels", tuple(labels))
-
-
 def _scan(result: MapVolumes, person: Facts, facts: ScanResult) -> Scan:
     """Return the scan of a label map.
 
@@ -648,7 +516,7 @@ def _changes(
 
 
 def _write_tables(
-    out: Path, cohort: Cohort, parcels: Cohort | None, changes: Changes | None
+    out: Path, cohort: Cohort, sections: Sequence[Section], changes: Changes | None
 ) -> list[str]:
     """Write volumes.csv and the other tables that are not empty; return the names of the files."""
     write_table(out / "volumes.csv", cohort.frame.drop(columns="scan"))
@@ -657,8 +525,8 @@ def _write_tables(
         (scan.subject, scan.session, "", scan.grade, scan.left_out)
         for scan in cohort.left_out
     ]
-    with_parcels = () if parcels is None else parcels.scans
-    for scan in (*cohort.scans, *with_parcels):
+    of_sections = [scan for section in sections for scan in section.cohort.scans]
+    for scan in (*cohort.scans, *of_sections):
         left_out += [
             (
                 scan.subject,
@@ -683,6 +551,14 @@ def _write_tables(
         tables["adjustment.csv"] = coefficients.reset_index(names="structure")
     if cohort.harmonisation is not None:
         tables["harmonisation.csv"] = cohort.harmonisation.effects
+    for section in sections:
+        frame = section.cohort.frame.drop(columns="scan")
+        if section.cohort.metric != "volume":
+            frame = frame.drop(columns="fs_id")
+        tables[f"{section.name}.csv"] = frame
+        if section.model is not None:
+            tables[f"{section.name}_effects.csv"] = section.model.effects
+            tables[f"{section.name}_trends.csv"] = section.model.slopes
     written = ["volumes.csv"]
     for name, table in tables.items():
         if not table.empty:
@@ -698,11 +574,11 @@ def _write_page(
     cohort: Cohort,
     facts: Mapping[str, str],
     failures: Sequence[tuple[str, str]],
-    parcels: Cohort | None,
+    sections: Sequence[Section],
     changes: Changes | None,
 ) -> None:
     """Write report.html and the figures beside it."""
-    drawings = cohort_drawings(cohort, parcels, changes)
+    drawings = cohort_drawings(cohort, sections, changes)
     for drawing in drawings:
         drawing.save(settings.out / "figures")
     pictures = cohort_pictures(
@@ -721,7 +597,7 @@ def _write_page(
         facts,
         failures=failures,
         remarks=[(known.table.name, line) for line in remarks],
-        parcels=parcels,
+        sections=sections,
         changes=changes,
     )
     write_whole(settings.out / "report.html", page)

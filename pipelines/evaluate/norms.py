@@ -23,9 +23,11 @@ from trinat.pipelines.common.exits import Exit, batch_exit
 from trinat.pipelines.common.text import count
 from trinat.pipelines.evaluate.cohort import MeasuredGroup, measure_group
 from trinat.pipelines.evaluate.measuring import MapVolumes
+from trinat.pipelines.evaluate.sections import further_cohort, further_scans
 from trinat.pipelines.evaluate.settings import CohortSettings
 from trinat.pipelines.evaluate.user_tables import is_of_norms
 from trinat.pipelines.report.cohort import cohort_of
+from trinat.pipelines.study.record import FURTHER, unit_of
 from trinat.segmentation.errors import ConfigError, EvaluationError, OutputError
 from trinat.segmentation.io.files import write_whole
 from trinat.segmentation.metrics.norms import (
@@ -80,7 +82,7 @@ def make_norms(
         _refuse_few(known[known["age"].notna() & (known["sex"] != "")], settings)
 
     measured = measure_group(settings, progress, check)
-    persons = _persons(measured, group)
+    persons = _persons(measured, settings, group)
     model = _model_of(measured, settings.predictions)
     with_heads = bool(persons["intracranial_mm3"].notna().any())
     if with_heads:
@@ -117,7 +119,8 @@ def make_norms(
             heads,
         )
         for sex, curve in fit_curves(controls).items():
-            rows += rows_of(structure, sex, curve, model)
+            unit = unit_of(structure) or "mm3"
+            rows += rows_of(structure, sex, curve, model, unit)
             is_reached = persons["age"].between(
                 curve.ages[0], curve.ages[-1] + 1, inclusive="left"
             )
@@ -147,9 +150,10 @@ def make_norms(
 
 def _persons(
     measured: MeasuredGroup,
+    settings: CohortSettings,
     group: str | None,
 ) -> pd.DataFrame:
-    """Return a row for each control: age, sex, intracranial volume, and each structure's volume.
+    """Return a row for each control: age, sex, intracranial volume, and each volume or measure.
 
     Values of several scans of a person are averaged. Persons without an age or a sex are left out,
     and so are persons of a sex that has too few.
@@ -165,7 +169,13 @@ def _persons(
         sex=("sex", "first"),
         intracranial_mm3=("intracranial_mm3", "mean"),
     )
-    volumes = frame.pivot_table(
+    tables = [frame]
+    for name in FURTHER:
+        scans = further_scans(name, measured.uncorrected, settings.excluded)
+        further = further_cohort(name, scans)
+        if further is not None:
+            tables.append(further.frame[further.frame["metric"] == name])
+    volumes = pd.concat(tables).pivot_table(
         index="subject", columns="structure", values="value", aggfunc="mean", sort=False
     )
     persons = facts.join(volumes)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from trinat.pipelines.study.record import unit_of
 from trinat.segmentation.errors import ConfigError
 from trinat.segmentation.io.cells import (
     age_in,
@@ -34,7 +35,7 @@ _LIMITS_OF_NORMS = {
     "persons": (1, 1e9),
     "persons_near": (0, 1e9),
     "l": (-10, 10),
-    "m_mm3": (1e-3, 1e8),
+    "m": (1e-3, 1e8),
     "s": (1e-6, 10),
     "intracranial_mm3": (1e5, 1e7),
     "intracranial_power": (-5, 5),
@@ -184,7 +185,7 @@ def ranges_for_all(
 
 def is_of_norms(path: Path) -> bool:
     """Return True if the column names are those of a table of `trinat norms`."""
-    return {"l", "m_mm3", "s"} <= set(read_table(path).titles)
+    return {"l", "m", "s", "unit"} <= set(read_table(path).titles)
 
 
 def read_norms(path: Path, scheme: LabelScheme) -> Norms:
@@ -197,14 +198,13 @@ def read_norms(path: Path, scheme: LabelScheme) -> Norms:
     rows = read_rows(path, required=COLUMNS)
     if not rows:
         raise ConfigError("has no rows", where=path)
-    _refuse_thousands([row["m_mm3"] for row in rows], path)
+    volumes = [row["m"] for row in rows if row["unit"] == "mm3"]
+    _refuse_thousands(volumes, path)
     last: dict[tuple[str, str], float] = {}
     heads: dict[tuple[str, str], tuple[str, str]] = {}
     for line, row in enumerate(rows, start=_FIRST_LINE):
         row["structure"] = by_number.get(row["structure"], row["structure"])
-        if row["structure"] not in scheme.names:
-            what = f"line {line}: {scheme.name} has no {row['structure']!r}"
-            raise ConfigError(what, where=path)
+        _refuse_structure(row["structure"], row["unit"], scheme, line, path)
         if row["sex"] not in SEXES:
             what = f"line {line}: sex is F or M, not {row['sex']!r}"
             raise ConfigError(what, where=path)
@@ -237,6 +237,18 @@ def read_norms(path: Path, scheme: LabelScheme) -> Norms:
         if row["model"] != rows[0]["model"]:
             raise ConfigError(f"line {line}: has another model", where=path)
     return Norms.of(rows)
+
+
+def _refuse_structure(
+    name: str, unit: str, scheme: LabelScheme, line: int, path: Path
+) -> None:
+    """Raise ConfigError for an unknown structure or measure, or one in another unit."""
+    expected = "mm3" if name in scheme.names else unit_of(name)
+    if not expected:
+        raise ConfigError(f"line {line}: {scheme.name} has no {name!r}", where=path)
+    if unit != expected:
+        what = f"line {line}: the unit of {name} is {expected}, not {unit!r}"
+        raise ConfigError(what, where=path)
 
 
 def refuse_other_model(norms: Norms, table: Path, models: Iterable[str]) -> None:

@@ -21,7 +21,7 @@ from trinat.pipelines.predict.case_files import (
     callosum_result,
     judge,
     lesions_result,
-    thickness_results,
+    thickness_result,
 )
 from trinat.pipelines.predict.case_in_progress import (
     CaseInProgress,
@@ -34,8 +34,7 @@ from trinat.pipelines.study.entry import Entry
 from trinat.pipelines.study.record import TimePoint
 from trinat.segmentation.errors import is_disk_full, reason_of
 from trinat.segmentation.inference import quality
-from trinat.segmentation.inference.checks.evidence import Evidence
-from trinat.segmentation.inference.measuring import measure_parcels, thickness_doubts
+from trinat.segmentation.inference.measuring import measure_parcels
 from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.longitudinal.person import (
@@ -199,10 +198,7 @@ class CaseWorker:
                     result.parcels = by_name(parcels)
                 if self.settings.output.thickness:
                     with stage("thickness"):
-                        result.thickness = thickness_results(found.cortex_thickness)
-                        doubts = thickness_doubts(Evidence.of(found))
-                        result.thickness_doubts = doubts
-                        result.notes += doubts
+                        result.thickness = thickness_result(found)
                 if self.settings.output.callosum:
                     result.callosum = callosum_result(found.callosum)
                     result.measures_mm3 = {
@@ -217,6 +213,8 @@ class CaseWorker:
                         **result.measures_mm3,
                         "White-matter-lesions": result.lesions.mm3,
                     }
+                for name, further in result.further().items():
+                    result.notes += [f"{name}: {reason}" for reason in further.reasons]
             # Use a unique name: on a cluster, a worker that was given up for dead may still be
             # writing.
             staging = self.settings.staging / secrets.token_hex(8)

@@ -39,6 +39,7 @@ from trinat.pipelines.study.record import (
     LesionsResult,
     ParcelResult,
     ScanResult,
+    SheetResult,
     ThicknessResult,
 )
 from trinat.segmentation.inference import quality
@@ -46,7 +47,11 @@ from trinat.segmentation.inference.callosum import Callosum
 from trinat.segmentation.inference.checks.evidence import Evidence
 from trinat.segmentation.inference.checks.limits import Limits
 from trinat.segmentation.inference.lesions import Lesions
-from trinat.segmentation.inference.measuring import ParcelMeasure, measure
+from trinat.segmentation.inference.measuring import (
+    ParcelMeasure,
+    grade_thickness,
+    measure,
+)
 from trinat.segmentation.inference.prediction import Prediction, Tissues
 from trinat.segmentation.inference.thickness import CortexThickness
 from trinat.segmentation.io.files import sha256_of, write_tsv, write_whole
@@ -121,13 +126,20 @@ def judge(
     return result, measured
 
 
-def thickness_results(found: CortexThickness) -> dict[str, ThicknessResult]:
+def thickness_result(found: Prediction) -> ThicknessResult:
+    """Return the grade of the cortical thickness, and the thickness of parcels and hemispheres."""
+    grade, reasons = grade_thickness(Evidence.of(found))
+    sheets = _sheets(found.cortex_thickness)
+    return ThicknessResult(grade=grade, reasons=list(reasons), sheets=sheets)
+
+
+def _sheets(found: CortexThickness) -> dict[str, SheetResult]:
     """Return the thickness by name: the parcels of a side, followed by the side's hemisphere."""
     results = {}
     for hemisphere in found.hemispheres:
         parcels = [sheet for sheet in found.parcels if sheet.side == hemisphere.side]
         for sheet in (*parcels, hemisphere):
-            results[sheet.name] = ThicknessResult(
+            results[sheet.name] = SheetResult(
                 side=sheet.side,
                 mm=_rounded(sheet.thickness_mm),
                 std_mm=_rounded(sheet.std_mm),

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from natsort import natsorted
 
-from trinat.pipelines.predict.settings import CHANGES
+from trinat.pipelines.predict.settings import CHANGES, changes_table
 from trinat.pipelines.report.changes import (
     Change,
     Course,
@@ -18,12 +19,16 @@ from trinat.pipelines.report.changes import (
 )
 from trinat.pipelines.study.entry import Entry
 from trinat.pipelines.study.ledger import Ledger
-from trinat.pipelines.study.record import EXCLUDED_GRADES, TimePoint
+from trinat.pipelines.study.record import EXCLUDED_GRADES, FURTHER, TimePoint
 from trinat.segmentation.io.files import sha256_of, write_tsv, write_whole
 from trinat.segmentation.models.zoo import MODEL_FILE, shipped_models
 
 # Joint segmentation: hash of the model, and the scans with their digests.
 _Segmentation = tuple[str, frozenset[Any]]
+_OF_CHANGE = (
+    *("change_percent", "percent_per_year", "low", "high"),
+    *("noise", "beyond_noise"),
+)
 _COLUMNS = (
     "person",
     "group",
@@ -32,16 +37,12 @@ _COLUMNS = (
     "years",
     "first_mm3",
     "last_mm3",
-    "change_percent",
-    "percent_per_year",
-    "low",
-    "high",
-    "noise",
-    "beyond_noise",
+    *_OF_CHANGE,
 )
-_THICKNESS_COLUMNS = (
-    *("person", "group", "parcel", "scans", "years", "first_mm", "last_mm"),
-    *("change_percent", "percent_per_year", "low", "high"),
+# In tables of further outputs, units are part of the name of a measure.
+_FURTHER_COLUMNS = (
+    *("person", "group", "measure", "scans", "years", "first", "last"),
+    *_OF_CHANGE,
 )
 
 
@@ -77,71 +78,61 @@ def write_changes(
     persons = _persons_in(entries, folder if results is None else results)
     if not persons:
         return ()
-    changes, time_points, page, of_thickness = CHANGES
+    changes, time_points, page, *_ = CHANGES
     _write_time_points(folder / time_points, persons, excluded)
     courses = []
     left_out = []
     for name in natsorted(persons):
         courses += _courses(persons[name], excluded)
         left_out += _left_out(persons[name], excluded)
-    write_tsv(folder / changes, _COLUMNS, [_row(course) for course in courses])
+    rows = [_row(course, digits=1) for course in courses]
+    write_tsv(folder / changes, _COLUMNS, rows)
     write_whole(folder / page, changes_page(courses, left_out))
-    rows = []
-    for name in natsorted(persons):
-        rows += _thickness_rows(persons[name], excluded)
-    if not rows:
-        return changes, time_points, page
-    write_tsv(folder / of_thickness, _THICKNESS_COLUMNS, rows)
-    return CHANGES
+    written = [changes, time_points, page]
+    for output in FURTHER:
+        of_output = []
+        for name in natsorted(persons):
+            of_output += further_courses(output, persons[name], excluded)
+        if of_output:
+            table = changes_table(output)
+            rows = [_row(course, digits=3) for course in of_output]
+            write_tsv(folder / table, _FURTHER_COLUMNS, rows)
+            written.append(table)
+    return tuple(written)
 
 
-def _thickness_rows(
-    scans: Sequence[Entry], excluded: Collection[str]
-) -> list[list[Any]]:
-    """Return a row of thickness_changes.tsv for each parcel of a person.
+def further_courses(
+    name: str, scans: Sequence[Entry], excluded: Collection[str]
+) -> list[Course]:
+    """Return the course of each column of a further output of one person.
 
-    Scans with doubts about their thickness enter no row.
+    Columns with fewer than two scans that count have no course.
     """
     first = _time_point(scans[0])
+    retest = _retest_of(scans[0])
     whole = {case for case, structure, _ in _left_out(scans, excluded) if not structure}
-    taken = [
-        entry
+    counted = {
+        entry.case: entry.result.counted_columns(name, excluded)
         for entry in scans
-        if entry.case not in whole and not entry.result.thickness_doubts
-    ]
-    names: dict[str, None] = {}
-    for entry in taken:
-        names.update(dict.fromkeys(entry.result.thickness))
-    rows = []
-    for name in names:
-        values_mm = {}
-        for entry in taken:
-            measured = entry.result.thickness.get(name)
-            is_left_out = name in entry.result.structures_left_out(excluded)
-            if measured is not None and measured.mm is not None and not is_left_out:
-                values_mm[entry.case] = measured.mm
-        of_parcel = _sort_by_time(entry for entry in taken if entry.case in values_mm)
-        if len(of_parcel) < 2:
-            continue
-        thickness = [values_mm[entry.case] for entry in of_parcel]
-        change = change_of(thickness, [_time_point(entry).year for entry in of_parcel])
-        assert change is not None
-        rows.append(
-            [
-                first.person,
-                first.group or None,
-                name,
-                change.scans,
-                _rounded(change.years, 3),
-                round(thickness[0], 3),
-                round(thickness[-1], 3),
-                round(change.percent, 3),
-                _rounded(change.percent_per_year, 3),
-                _rounded(change.low, 3),
-                _rounded(change.high, 3),
-            ]
+        if entry.case not in whole
+    }
+    courses = []
+    for column in dict.fromkeys(chain.from_iterable(counted.values())):
+        values = {}
+        for case, columns in counted.items():
+            if column in columns:
+                values[case] = columns[column]
+        of_column = _sort_by_time(entry for entry in scans if entry.case in values)
+        course = _course(
+            first,
+            column,
+            of_column,
+            [values[entry.case] for entry in of_column],
+            retest.get(column),
         )
-    return rows
+        if course is not None:
+            courses.append(course)
+    return courses
 
 
 def courses_in(
@@ -305,27 +296,35 @@ def _courses(scans: Sequence[Entry], excluded: Collection[str]) -> list[Course]:
             for entry in taken
             if name not in entry.result.structures_left_out(excluded)
         )
-        if len(of_structure) < 2:
-            continue
-        cases = [entry.case for entry in of_structure]
         time_points = [_time_point(entry) for entry in of_structure]
-        years = [time_point.year for time_point in time_points]
         volumes = [time_point.volumes_mm3.get(name, 0.0) for time_point in time_points]
-        change = change_of(volumes, years, retest.get(name))
-        if change is None:
-            continue
-        course = Course(
-            first.person,
-            first.group,
-            name,
-            cases,
-            years,
-            volumes,
-            change,
-            retest.get(name),
-        )
-        courses.append(course)
+        course = _course(first, name, of_structure, volumes, retest.get(name))
+        if course is not None:
+            courses.append(course)
     return courses
+
+
+def _course(
+    person: TimePoint,
+    name: str,
+    scans: Sequence[Entry],
+    values: Sequence[float],
+    retest_percent: float | None,
+) -> Course | None:
+    """Return the course of a measure over scans in the order of time; None if nothing changes.
+
+    That is so with fewer than two scans, and where all values are 0.
+    """
+    if len(scans) < 2:
+        return None
+    years = [_time_point(entry).year for entry in scans]
+    change = change_of(values, years, retest_percent)
+    if change is None:
+        return None
+    cases = [entry.case for entry in scans]
+    return Course(
+        person.person, person.group, name, cases, years, values, change, retest_percent
+    )
 
 
 def _retest_of(entry: Entry) -> Mapping[str, float]:
@@ -343,8 +342,8 @@ def _retest_of(entry: Entry) -> Mapping[str, float]:
     return retest_of(name)
 
 
-def _row(course: Course) -> list[Any]:
-    """Format a course as a row of changes.tsv."""
+def _row(course: Course, digits: int) -> list[Any]:
+    """Format a course as a row of a table of changes, its values with so many digits."""
     change: Change = course.change
     beyond = change.is_beyond_noise
     words = {True: "yes", False: "no", None: None}
@@ -354,8 +353,8 @@ def _row(course: Course) -> list[Any]:
         course.structure,
         change.scans,
         _rounded(change.years, 3),
-        round(course.volumes_mm3[0], 1),
-        round(course.volumes_mm3[-1], 1),
+        round(course.values[0], digits),
+        round(course.values[-1], digits),
         round(change.percent, 3),
         _rounded(change.percent_per_year, 3),
         _rounded(change.low, 3),

@@ -30,7 +30,7 @@ from trinat.pipelines.study.naming import (
     bids_name,
 )
 from trinat.pipelines.study.ratings import RATINGS
-from trinat.pipelines.study.record import EXCLUDED_GRADES
+from trinat.pipelines.study.record import EXCLUDED_GRADES, FURTHER
 from trinat.segmentation.data.sources.base import safe_component
 from trinat.segmentation.errors import ConfigError
 from trinat.segmentation.io.files import sha256_of
@@ -46,12 +46,21 @@ MACHINE = "Machine"
 _VIEWS = ("coronal", "axial", "sagittal")
 TABLES = (
     *("summary.tsv", "volumes.tsv", "qc.tsv", "report.html"),
-    *("parcels.tsv", "thickness.tsv", "callosum.tsv", "lesions.tsv"),
+    "parcels.tsv",
+    *(f"{name}.tsv" for name in FURTHER),
 )
-# Files of a run with --longitudinal: changes, their volumes, their page, changes of thickness.
+
+
+def changes_table(name: str) -> str:
+    """Return the name of the table of changes of a further output."""
+    return f"{name}_changes.tsv"
+
+
+# Files of a run with --longitudinal: changes, their volumes, their page, and changes of further
+# outputs.
 CHANGES = (
     *("changes.tsv", "timepoints.tsv", "changes.html"),
-    "thickness_changes.tsv",
+    *map(changes_table, FURTHER),
 )
 # Folder beside the page with its slices of the most doubtful scans.
 SLICES = ".trinat-page"

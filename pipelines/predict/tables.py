@@ -37,13 +37,7 @@ from trinat.pipelines.report.page import (
 )
 from trinat.pipelines.study.entry import Entry, most_doubtful, taught_by_models
 from trinat.pipelines.study.naming import Product
-from trinat.pipelines.study.record import (
-    GRADES,
-    CallosumResult,
-    LesionsResult,
-    ParcelResult,
-    ScanResult,
-)
+from trinat.pipelines.study.record import FURTHER, GRADES, ParcelResult, ScanResult
 from trinat.segmentation.io.files import write_tsv, write_whole
 
 if TYPE_CHECKING:
@@ -99,7 +93,7 @@ def write_tables(
 ) -> None:
     """Write summary.tsv, volumes.tsv, qc.tsv and report.html, in natural order of cases.
 
-    parcels.tsv, thickness.tsv and callosum.tsv are written if results have these measures.
+    parcels.tsv and the tables of further outputs are written if results have these measures.
 
     `results` is the folder that has, or will have, the scans' own files; by default `out`.
     """
@@ -118,18 +112,15 @@ def _in_order(entries: Iterable[Entry]) -> list[Entry]:
 
 
 def write_measures(out: Path, entries: Iterable[Entry]) -> None:
-    """Write volumes.tsv, qc.tsv and, where results have them, parcels.tsv and thickness.tsv."""
+    """Write volumes.tsv, qc.tsv, and the tables of parcels and further outputs that exist."""
     measured = [entry for entry in _in_order(entries) if entry.status == "done"]
     write_volumes(out / "volumes.tsv", measured)
     _write_quality(out / "qc.tsv", measured)
     if any(entry.result.parcels for entry in measured):
         write_parcels(out / "parcels.tsv", measured)
-    if any(entry.result.thickness for entry in measured):
-        write_thickness(out / "thickness.tsv", measured)
-    if any(entry.result.callosum for entry in measured):
-        _write_columns(out / "callosum.tsv", measured, "callosum")
-    if any(entry.result.lesions for entry in measured):
-        _write_columns(out / "lesions.tsv", measured, "lesions")
+    for name in FURTHER:
+        if any(name in entry.result.further() for entry in measured):
+            write_further(out / f"{name}.tsv", name, measured)
 
 
 def _write_summary(path: Path, entries: Sequence[Entry], folder: Path) -> None:
@@ -215,29 +206,13 @@ def write_parcels(path: Path, entries: Sequence[Entry]) -> None:
     write_tsv(path, (*key_names, "parcel", *ParcelResult.model_fields), rows)
 
 
-def write_thickness(path: Path, entries: Sequence[Entry]) -> None:
-    """Write a row for each scan: mean thickness in mm, with the columns of `aparcstats2table`."""
-    key_names, keys = _keys(entries)
-    rows = []
-    columns: dict[str, str] = {}
-    for entry in entries:
-        for name, sheet in entry.result.thickness.items():
-            columns[name] = sheet.column(name)
-    for key, entry in zip(keys, entries, strict=True):
-        measured = entry.result.thickness
-        row: list[Any] = [*key]
-        row += [measured[name].mm if name in measured else None for name in columns]
-        rows.append(row)
-    write_tsv(path, (*key_names, *columns.values()), rows)
-
-
-def _write_columns(path: Path, entries: Sequence[Entry], name: str) -> None:
-    """Write a row for each scan: the columns of a part of its result, by the field's name."""
+def write_further(path: Path, name: str, entries: Sequence[Entry]) -> None:
+    """Write a row for each scan: the grade of a further output, its reasons, and its columns."""
     key_names, keys = _keys(entries)
     found = []
     for entry in entries:
-        part: CallosumResult | LesionsResult | None = getattr(entry.result, name)
-        found.append({} if part is None else part.columns())
+        result = entry.result.further().get(name)
+        found.append({} if result is None else result.row())
     columns = _keys_in(found)
     rows = []
     for key, values in zip(keys, found, strict=True):

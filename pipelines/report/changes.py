@@ -177,7 +177,7 @@ def retest_of(model: str) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Course:
-    """Volumes of one structure of one person, in the order of time.
+    """Volumes of one structure of one person, or values of another measure, in the order of time.
 
     `years` are None if times are not known; `retest_percent` is as for `change_of`.
     """
@@ -187,7 +187,7 @@ class Course:
     structure: str
     cases: Sequence[str]
     years: Sequence[float | None]
-    volumes_mm3: Sequence[float]
+    values: Sequence[float]
     change: Change
     retest_percent: float | None
 
@@ -207,8 +207,8 @@ class Course:
     @property
     def percents(self) -> list[float]:
         """Each volume's difference from the mean of the volumes, in per cent of it."""
-        mean = float(np.mean(self.volumes_mm3))
-        return [100 * (volume / mean - 1) for volume in self.volumes_mm3]
+        mean = float(np.mean(self.values))
+        return [100 * (volume / mean - 1) for volume in self.values]
 
 
 @dataclass(frozen=True)
@@ -401,7 +401,7 @@ def _draw_panel(
         x += course.times
         y += course.percents
         colors += [color] * len(course.cases)
-        for case, volume in zip(course.cases, course.volumes_mm3, strict=True):
+        for case, volume in zip(course.cases, course.values, strict=True):
             names.append(f"{case}: {volume:,.0f} mm³")
     axis.scatter(x, y, s=10, c=colors, gid=gid)
     largest_change = max(abs(value) for value in y)

@@ -15,7 +15,7 @@ scans: intervals count persons, not scans.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -155,7 +155,8 @@ class Cohort:
     sites were removed; None if they were not.
 
     `left_out` are scans that are not in these tables; `scans` are all others. `covariates` are
-    those that the user named for the linear model; None leaves the choice to the model.
+    those that the user named for the linear model; None leaves the choice to the model. `metric` is
+    what was measured: the volume, or the name of a further output.
     """
 
     scans: tuple[Scan, ...]
@@ -165,6 +166,7 @@ class Cohort:
     left_out: tuple[Scan, ...] = ()
     harmonisation: Harmonisation | None = None
     covariates: Collection[str] | None = None
+    metric: str = "volume"
 
     @property
     def is_tested(self) -> bool:
@@ -176,12 +178,16 @@ class Cohort:
         """The metric by which scans are compared: the volume, or the last one derived from it."""
         if self.harmonisation is not None:
             return HARMONISED
-        return "volume" if self.adjustment is None else ADJUSTED
+        return self.metric if self.adjustment is None else ADJUSTED
 
     @property
     def unit(self) -> str:
-        """The unit of the compared metric, as people write it."""
-        unit = "mm3" if self.adjustment is None else self.adjustment.unit
+        """The unit of the compared metric, as people write it; "" if structures differ in it."""
+        if self.adjustment is not None:
+            unit = self.adjustment.unit
+        else:
+            units = self.frame.loc[self.frame["metric"] == self.metric, "unit"].unique()
+            unit = units[0] if len(units) == 1 else ""
         return unit.replace("mm3", "mm³")
 
     @cached_property
@@ -191,7 +197,7 @@ class Cohort:
 
     @cached_property
     def model(self) -> GroupModel | None:
-        """The linear model of measured volumes; see `fit_groups`.
+        """The linear model of measured values; see `fit_groups`.
 
         Volumes that were harmonised, or adjusted by a regression, have lost degrees of freedom that
         a test would not account for. Therefore site and head size are terms of the model instead.
@@ -204,8 +210,8 @@ class Cohort:
             return fit_groups(shares, "share", self.covariates, needed)
         if self.adjustment is not None:
             needed.append("icv")
-        volumes = persons_of(self.frame, "volume")
-        return fit_groups(volumes, "volume", self.covariates, needed)
+        measured = persons_of(self.frame, self.metric)
+        return fit_groups(measured, self.metric, self.covariates, needed)
 
     def outliers(self) -> pd.DataFrame:
         """Return volumes and asymmetries far from the group's median, or out of their range.
@@ -223,6 +229,20 @@ class Cohort:
         return [float(sizes[number]) for number in range(len(self.scans))]
 
 
+@dataclass(frozen=True)
+class Section:
+    """Parcels or a further output of a group, compared like volumes in a section of its own.
+
+    `name` is the stem of its tables, such as thickness.csv. `notices` say what a reader must know.
+    """
+
+    name: str
+    title: str
+    cohort: Cohort
+    model: GroupModel | None = None
+    notices: tuple[str, ...] = ()
+
+
 def cohort_of(
     scans: Sequence[Scan],
     scheme: LabelScheme,
@@ -232,6 +252,8 @@ def cohort_of(
     harmonising: bool = False,
     norms: Norms | None = None,
     covariates: Collection[str] | None = None,
+    metric: str = "volume",
+    unit_of: Callable[[str], str] = lambda structure: "mm3",
 ) -> Cohort:
     """Compute the tables of a group from its scans' volumes.
 
@@ -239,7 +261,8 @@ def cohort_of(
     outside of the `ranges`. Structures are those of the scheme that any scan has. With `adjusting`
     each volume has another row, adjusted for the intracranial volume, and with `harmonising`
     another, without the effects of sites; the last one has the z. With `norms` measured volumes
-    have a percentile, and `norm_z`. Scans that are left out have no part in any of it.
+    have a percentile, and `norm_z`. Scans that are left out have no part in any of it. Values of
+    another `metric` than the volume have the unit that `unit_of` returns for a structure.
     """
     left_out = tuple(scan for scan in scans if scan.left_out)
     scans = tuple(scan for scan in scans if not scan.left_out)
@@ -247,8 +270,8 @@ def cohort_of(
     for scan in scans:
         measured.update(scan.volumes_mm3)
     structures = tuple(name for name in scheme.names[1:] if name in measured)
-    frame = _volume_frame(scans, scheme, structures)
-    compared = "volume"
+    frame = _volume_frame(scans, scheme, structures, metric, unit_of)
+    compared = metric
     adjustment = None
     if adjusting is not None:
         volumes = {
@@ -272,14 +295,21 @@ def cohort_of(
     frame["z"] = frame["z"].where(is_compared)
     frame["note"] = _range_notes(frame, scans, ranges)
     if norms is not None:
-        places = _places(frame, scans, norms)
+        places = _places(frame, scans, norms, metric)
         frame = frame.join(places)
         is_far = ~frame["percentile"].between(*_USUAL_PERCENTILES)
         is_far &= frame["percentile"].notna()
         shown = frame.loc[is_far, "percentile"].map("percentile {:.1f}".format)
         frame.loc[is_far, "note"] = shown
     return Cohort(
-        scans, frame, structures, adjustment, left_out, harmonisation, covariates
+        scans,
+        frame,
+        structures,
+        adjustment,
+        left_out,
+        harmonisation,
+        covariates,
+        metric,
     )
 
 
@@ -310,9 +340,13 @@ def _z_scores(values: pd.Series) -> NDArray[np.float64]:
 
 
 def _volume_frame(
-    scans: Sequence[Scan], scheme: LabelScheme, structures: Sequence[str]
+    scans: Sequence[Scan],
+    scheme: LabelScheme,
+    structures: Sequence[str],
+    metric: str,
+    unit_of: Callable[[str], str],
 ) -> pd.DataFrame:
-    """Return a row for each volume, and one for each pair's asymmetry index in percent."""
+    """Return a row for each value, and one for each pair's asymmetry index in percent."""
     rows = []
     for number_of_scan, scan in enumerate(scans):
         age_band = ""
@@ -334,7 +368,9 @@ def _volume_frame(
             label = scheme.labels[scheme.names.index(name)]
             volume_mm3 = scan.volumes_mm3.get(name, np.nan)
             row = {**facts, "structure": name, "fs_id": label.fs_id}
-            rows.append({**row, "metric": "volume", "value": volume_mm3, "unit": "mm3"})
+            rows.append(
+                {**row, "metric": metric, "value": volume_mm3, "unit": unit_of(name)}
+            )
             if label.side != "left" or label.partner is None:
                 continue
             right_mm3 = scan.volumes_mm3.get(scheme.names[label.partner], np.nan)
@@ -370,7 +406,9 @@ def _range_notes(
     return notes
 
 
-def _places(frame: pd.DataFrame, scans: Sequence[Scan], norms: Norms) -> pd.DataFrame:
+def _places(
+    frame: pd.DataFrame, scans: Sequence[Scan], norms: Norms, metric: str
+) -> pd.DataFrame:
     """Return the position of each volume in the norms, a row for each row of the frame.
 
     Rows that the norms do not cover are NaN: all but measured volumes, and persons unlike the
@@ -380,7 +418,7 @@ def _places(frame: pd.DataFrame, scans: Sequence[Scan], norms: Norms) -> pd.Data
     for row in frame.to_dict("records"):
         z = percentile = persons = float("nan")
         scan = scans[row["scan"]]
-        if row["metric"] == "volume" and np.isfinite(row["value"]):
+        if row["metric"] == metric and np.isfinite(row["value"]):
             with suppress(NormError):
                 place = norms.place(
                     row["structure"],

@@ -16,6 +16,7 @@ from trinat.pipelines.report.cohort import (
     HARMONISED,
     OUTLIER_Z,
     Cohort,
+    Section,
     differing_persons,
 )
 from trinat.pipelines.report.drawing import Drawing
@@ -54,18 +55,18 @@ from trinat.segmentation.metrics.definitions import METRICS
 
 _GROUPS = {"sex": "sex", "group": "group", "age_band": "age (years)", "site": "site"}
 _MOST_SCANS = 500
-# Names of the figures of changes in time, and of parcels.
+# Name of the figures of changes in time.
 CHANGES = "changes"
-_PARCEL_Z_SCORES = f"parcel-{Z_SCORES}"
 
 
 def cohort_drawings(
-    cohort: Cohort, parcels: Cohort | None = None, changes: Changes | None = None
+    cohort: Cohort, sections: Sequence[Section] = (), changes: Changes | None = None
 ) -> list[Drawing]:
     """Return the figures of the page: effects of groups, people, residuals, z-scores, sites.
 
-    A figure is left out if there are no data for it. `parcels` are the same scans with the volumes
-    of their parcels, `changes` the longitudinal changes of persons with several scans.
+    A figure is left out if there are no data for it. `sections` are the same scans with other
+    measures, whose figures have the name of the section first; `changes` are the longitudinal
+    changes of persons with several scans.
     """
     drawings = []
     if cohort.model is not None:
@@ -83,9 +84,16 @@ def cohort_drawings(
         drawings.append(z_score_plot(cohort.frame, cohort.structures, OUTLIER_Z))
     if cohort.harmonisation is not None:
         drawings.append(site_plot(cohort.harmonisation))
-    if parcels is not None and parcels.is_tested:
-        of_parcels = z_score_plot(parcels.frame, parcels.structures, OUTLIER_Z)
-        drawings.append(replace(of_parcels, name=_PARCEL_Z_SCORES))
+    for section in sections:
+        of_section = []
+        if section.model is not None:
+            of_section += forest_plots(section.model)
+        if section.cohort.is_tested:
+            measured = section.cohort
+            plot = z_score_plot(measured.frame, measured.structures, OUTLIER_Z)
+            of_section.append(plot)
+        for drawing in of_section:
+            drawings.append(replace(drawing, name=f"{section.name}-{drawing.name}"))
     return drawings
 
 
@@ -97,13 +105,13 @@ def cohort_page(
     *,
     failures: Sequence[tuple[str, str]] = (),
     remarks: Sequence[tuple[str, str]] = (),
-    parcels: Cohort | None = None,
+    sections: Sequence[Section] = (),
     changes: Changes | None = None,
 ) -> str:
     """Return the HTML page, one file with figures and pictures inside.
 
     `pictures` have title, text and PNG; `failures` are scans without volumes and the reasons.
-    `parcels` are the scans with the volumes of their parcels, shown in a section of their own.
+    `sections` are the scans with other measures, each shown in a section of its own.
     `remarks` are tables of persons, and remarks on how they were read. `provenance` is shown at the
     end, as `page.provenance` returns it.
     """
@@ -125,7 +133,7 @@ def cohort_page(
         plots=[drawing for drawing in drawings if drawing.name == Z_SCORES],
         group_plots=[drawing for drawing in drawings if _is_of_groups(drawing.name)],
         residual_plots=[drawing for drawing in drawings if drawing.name == RESIDUALS],
-        parcels=None if parcels is None else _of_parcels(parcels, drawings),
+        sections=[_of_section(section, drawings) for section in sections],
         site_plots=[drawing for drawing in drawings if drawing.name == SITES],
         limit=OUTLIER_Z,
         has_norms="percentile" in cohort.frame,
@@ -199,19 +207,36 @@ def _of_changes(changes: Changes, drawings: Sequence[Drawing]) -> dict[str, obje
     return shown
 
 
-def _of_parcels(parcels: Cohort, drawings: Sequence[Drawing]) -> dict[str, object]:
-    """Return the template variables of the section on parcels."""
+def _of_section(section: Section, drawings: Sequence[Drawing]) -> dict[str, object]:
+    """Return the template variables of a section on other measures than volumes of structures."""
+    cohort = section.cohort
     tables = {
-        "outliers": _outliers(parcels),
-        "volumes": _describe_metric(parcels, "volume"),
-        "asymmetry": _describe_metric(parcels, "asymmetry_index"),
+        "outliers": _outliers(cohort),
+        "measured": _describe_metric(cohort, cohort.metric),
+        "asymmetry": _describe_metric(cohort, "asymmetry_index"),
     }
+    effects: list[Table] = []
+    if section.model is not None:
+        digits = DIGITS[cohort.unit]
+        effects = effect_tables(section.model, cohort.unit, digits)
+        slopes = slope_table(section.model, cohort.unit, digits + 1)
+        if slopes is not None:
+            effects.append(slopes)
     shown: dict[str, object] = {
-        name: replace(each, id=f"parcel-{each.id}") for name, each in tables.items()
+        name: replace(each, id=f"{section.name}-{each.id}")
+        for name, each in tables.items()
     }
-    shown["scans"] = len(parcels.scans)
-    shown["is_tested"] = parcels.is_tested
-    shown["plots"] = [each for each in drawings if each.name == _PARCEL_Z_SCORES]
+    shown["effects"] = [
+        replace(each, id=f"{section.name}-{each.id}") for each in effects
+    ]
+    shown["name"] = section.name
+    shown["title"] = section.title
+    shown["notices"] = section.notices
+    shown["model"] = section.model
+    shown["scans"] = len(cohort.scans)
+    shown["is_tested"] = cohort.is_tested
+    is_of_section = f"{section.name}-"
+    shown["plots"] = [each for each in drawings if each.name.startswith(is_of_section)]
     return shown
 
 
@@ -320,9 +345,12 @@ def _outliers(cohort: Cohort) -> Table:
         elif row["metric"] == HARMONISED:
             what = "harmonised volume"
             value = number(row["value"], DIGITS[cohort.unit], unit=f" {cohort.unit}")
-        else:
+        elif row["metric"] == "asymmetry_index":
             what = "asymmetry"
             value = number(row["value"], 1, unit=" %")
+        else:
+            what = row["metric"]
+            value = number(row["value"], 2, unit=f" {row['unit']}")
         scan = cohort.scans[row["scan"]]
         structure = short_name(row["structure"])
         rows.append([scan.name, structure, what, value, row["z"], row["note"]])
@@ -342,11 +370,16 @@ def _describe_metric(cohort: Cohort, metric: str) -> Table:
         title = "Structure"
         digits = DIGITS[cohort.unit]
         is_signed = False
-    else:
+    elif metric == "asymmetry_index":
         caption = "Asymmetry index (%): positive where left is larger"
         title = "Pair"
         digits = 2
         is_signed = True
+    else:
+        caption = "Measured values"
+        title = "Measure"
+        digits = DIGITS[cohort.unit]
+        is_signed = False
     columns: Columns = [
         title,
         Column("Scans", 0),

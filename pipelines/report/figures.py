@@ -294,8 +294,9 @@ def z_score_plot(
     every = np.concatenate([z for _, z in rows])
     colors = np.where(np.abs(every) > limit, WARNING_COLOR, MODEL_COLORS[0])
     shown = [(place, np.clip(z, -_FARTHEST_Z, _FARTHEST_Z)) for place, z in rows]
-    measured = frame[frame["metric"] == "volume"].groupby("structure")["value"]
-    known = measured.count()
+    measured = frame[frame["metric"] != "asymmetry_index"]
+    known = measured.groupby(["metric", "structure"])["value"].count()
+    known = known.groupby("structure").min()
     with canvas(8.6, len(structures) * 0.24 + 0.9) as (figure, axis):
         axis.axvline(-limit, color=WARNING_COLOR, lw=0.9, ls=_DASHES)
         axis.axvline(limit, color=WARNING_COLOR, lw=0.9, ls=_DASHES)
@@ -305,8 +306,6 @@ def z_score_plot(
                 axis.text(0, place, reason, ha="center", va="center", fontsize=7)
         draw_dots(axis, shown, 0.8, colors, "scans")
         name_rows(axis, structures)
-        figure.supxlabel(f"robust z of the volume (shown up to ±{_FARTHEST_Z:g})")
-    label = (
-        f"Robust z-scores of the volumes of {len(structures)} structures, a dot a scan"
-    )
+        figure.supxlabel(f"robust z (shown up to ±{_FARTHEST_Z:g})")
+    label = f"Robust z-scores of {len(structures)} measures, a dot a scan"
     return Drawing(Z_SCORES, figure, label, {"scans": names})

@@ -33,7 +33,7 @@ from trinat.pipelines.report.page import (
 # The name of the figure of sites.
 SITES = "sites"
 # Number of decimals of a value, by its unit.
-DIGITS = {"mm³": 0, "%": 3}
+DIGITS = {"mm³": 0, "mm": 3, "%": 3, "": 2}
 _TICK = 7
 _FEWEST_FOR_LINE = 4
 _PLACES_OF_BAND = 20

@@ -4,12 +4,16 @@ A new measure is a field of `ScanResult` (or of `ParcelResult`), set in
 `pipelines/predict/case_files.py`. If it is a column of qc.tsv, add it to `quality_columns`, or to
 `structure_measures` if there is a value for each structure. The ledger and the JSON for the pages
 include every field automatically.
+
+A further output with a table of its own, such as cortical thickness, is a subclass of
+`FurtherResult`: `NAME.tsv`, `trinat report`, `trinat norms` and `NAME_changes.tsv` follow from its
+columns.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import (
     BaseModel,
@@ -74,7 +78,48 @@ class ParcelResult(_Record):
         return list(self.model_dump().values())
 
 
-class ThicknessResult(_Record):
+class FurtherResult(_Record):
+    """Result of an output beside the segmentation, with a grade of its own.
+
+    `title` is the heading of its section in reports.
+    """
+
+    title: ClassVar[str]
+
+    grade: str
+    reasons: list[str]
+
+    def columns(self, left_out: Collection[str] = ()) -> dict[str, float | None]:
+        """Return the measures by the names of their columns; None if not measured.
+
+        Names end with the unit, or with "_thickness" (mm), as FreeSurfer names thickness. Measures
+        of structures or parcels that are `left_out` are not included.
+        """
+        raise NotImplementedError
+
+    def profile(self) -> dict[str, float]:
+        """Return further columns of the run's table, which no group is compared by."""
+        return {}
+
+    def row(self) -> dict[str, JsonValue]:
+        """Return a row of the run's table by the names of its columns."""
+        return {
+            "grade": self.grade,
+            "reasons": "; ".join(self.reasons),
+            **self.columns(),
+            **self.profile(),
+        }
+
+
+def unit_of(column: str) -> str:
+    """Return the unit of a column of a further output; "" if the name has none."""
+    if column.endswith("_thickness"):
+        return "mm"
+    unit = column.rpartition("_")[2]
+    return unit if unit in ("mm", "mm2", "mm3") else ""
+
+
+class SheetResult(_Record):
     """Cortical thickness of one parcel, or of the cortex of a hemisphere.
 
     `std_mm` is the standard deviation over the middle surface, `area_mm2` the area of that surface,
@@ -99,16 +144,32 @@ class ThicknessResult(_Record):
         return f"{hemisphere}_{parcel}_thickness"
 
 
-class CallosumResult(_Record):
-    """Measurements of the corpus callosum; its fields are columns of callosum.tsv.
+class ThicknessResult(FurtherResult):
+    """Cortical thickness: `sheets` has the parcels of a side, followed by its hemisphere."""
+
+    title = "Cortical thickness"
+
+    sheets: dict[str, SheetResult]
+
+    def columns(self, left_out: Collection[str] = ()) -> dict[str, float | None]:
+        """Return the mean thickness of parcels and hemispheres, as `aparcstats2table` does."""
+        return {
+            sheet.column(name): sheet.mm
+            for name, sheet in self.sheets.items()
+            if name not in left_out
+        }
+
+
+class CallosumResult(FurtherResult):
+    """Measurements of the corpus callosum.
 
     `volumes_mm3` are those of its parts, `total_mm3` that of the whole, `thickness_mm` the profile
     from behind to front. Lengths and areas are None, and the profile is empty, if no callosum was
     found.
     """
 
-    grade: str
-    reasons: list[str]
+    title = "Corpus callosum"
+
     volumes_mm3: dict[str, FiniteFloat]
     total_mm3: FiniteFloat
     area_mm2: FiniteFloat | None
@@ -118,15 +179,24 @@ class CallosumResult(_Record):
     max_thickness_mm: FiniteFloat | None
     thickness_mm: list[FiniteFloat]
 
-    def columns(self) -> dict[str, JsonValue]:
-        """Return a row of callosum.tsv by the names of its columns."""
-        row = self.model_dump(exclude={"reasons", "volumes_mm3", "thickness_mm"})
-        row["reasons"] = "; ".join(self.reasons)
+    def columns(self, left_out: Collection[str] = ()) -> dict[str, float | None]:
+        """Return volumes, area, lengths and thickness."""
+        columns: dict[str, float | None] = {"CorpusCallosum_mm3": self.total_mm3}
         for name, mm3 in self.volumes_mm3.items():
-            row[f"{name}_mm3"] = mm3
-        for place, mm in enumerate(self.thickness_mm, start=1):
-            row[f"thickness_{place:02}_mm"] = mm
-        return row
+            columns[f"{name}_mm3"] = mm3
+        columns["CC_area_mm2"] = self.area_mm2
+        columns["CC_length_mm"] = self.length_mm
+        columns["CC_midline_mm"] = self.midline_mm
+        columns["CC_mean_thickness_mm"] = self.mean_thickness_mm
+        columns["CC_max_thickness_mm"] = self.max_thickness_mm
+        return columns
+
+    def profile(self) -> dict[str, float]:
+        """Return the thickness at each point of the midline."""
+        return {
+            f"CC_thickness_{place:02}_mm": mm
+            for place, mm in enumerate(self.thickness_mm, start=1)
+        }
 
 
 class LesionResult(_Record):
@@ -144,11 +214,11 @@ class LesionResult(_Record):
     probability: FiniteFloat
 
 
-class LesionsResult(_Record):
-    """Lesions of white matter, the largest first; its columns are those of lesions.tsv."""
+class LesionsResult(FurtherResult):
+    """Lesions of white matter, the largest first."""
 
-    grade: str
-    reasons: list[str]
+    title = "Lesions of white matter"
+
     lesions: list[LesionResult]
 
     @property
@@ -156,27 +226,37 @@ class LesionsResult(_Record):
         """Volume of all lesions."""
         return round(sum(lesion.mm3 for lesion in self.lesions), 3)
 
-    def columns(self) -> dict[str, JsonValue]:
-        """Return a row of lesions.tsv by the names of its columns."""
-        row: dict[str, JsonValue] = {
-            "grade": self.grade,
-            "reasons": "; ".join(self.reasons),
-            "lesions": len(self.lesions),
-            "lesions_mm3": self.mm3,
-        }
+    def columns(self, left_out: Collection[str] = ()) -> dict[str, float | None]:
+        """Return the volume of all lesions and of those in each region."""
+        columns: dict[str, float | None] = {"lesions_mm3": self.mm3}
         for region in LESION_REGIONS:
             found = [lesion.mm3 for lesion in self.lesions if lesion.region == region]
-            row[f"{region}_lesions"] = len(found)
-            row[f"{region}_mm3"] = round(sum(found), 3)
+            columns[f"{region}_mm3"] = round(sum(found), 3)
+        return columns
+
+    def profile(self) -> dict[str, float]:
+        """Return the number of lesions: of all, by region and by size."""
+        counts: dict[str, float] = {"lesions": len(self.lesions)}
+        for region in LESION_REGIONS:
+            of_region = [lesion for lesion in self.lesions if lesion.region == region]
+            counts[f"{region}_lesions"] = len(of_region)
         low = 0
         for high in LESION_SIZES_MM3:
             within = [low <= lesion.mm3 < high for lesion in self.lesions]
-            row[f"lesions_below_{high}_mm3"] = sum(within)
+            counts[f"lesions_below_{high}_mm3"] = sum(within)
             low = high
-        row[f"lesions_from_{low}_mm3"] = sum(
+        counts[f"lesions_from_{low}_mm3"] = sum(
             lesion.mm3 >= low for lesion in self.lesions
         )
-        return row
+        return counts
+
+
+# The further outputs: names of tables and of fields of `ScanResult`, in the order of reports.
+FURTHER: dict[str, type[FurtherResult]] = {
+    "thickness": ThicknessResult,
+    "callosum": CallosumResult,
+    "lesions": LesionsResult,
+}
 
 
 class TimePoint(_Record):
@@ -203,8 +283,7 @@ class ScanResult(_Record):
 
     Mappings are by the name of a structure, or of a parcel. `agreement` is the mean Dice between
     the views; `iou`, `pairwise_dice` and `volume_cv` are the uncertainty by dropout samples.
-    `thickness` has parcels and the cortex of both hemispheres, and `thickness_doubts` the reasons
-    not to trust it. `cleaned` is the share of a structure that clean-up changed. `picture` is the
+    `cleaned` is the share of a structure that clean-up changed. `picture` is the
     path of the picture below the output folder. `pseudo_labels` names the labels by other models
     that the model was trained with.
     """
@@ -227,8 +306,7 @@ class ScanResult(_Record):
     volume_cv: dict[str, FiniteFloat | None] = {}
     cleaned: dict[str, FiniteFloat] = {}
     parcels: dict[str, ParcelResult] = {}
-    thickness: dict[str, ThicknessResult] = {}
-    thickness_doubts: list[str] = []
+    thickness: ThicknessResult | None = None
     callosum: CallosumResult | None = None
     lesions: LesionsResult | None = None
     picture: str = ""
@@ -255,6 +333,27 @@ class ScanResult(_Record):
             "pairwise_dice": self.pairwise_dice,
             "volume_cv": self.volume_cv,
         }
+
+    def further(self) -> dict[str, FurtherResult]:
+        """Return the results of further outputs by name, in the order of reports."""
+        found = {}
+        for name in FURTHER:
+            result: FurtherResult | None = getattr(self, name)
+            if result is not None:
+                found[name] = result
+        return found
+
+    def counted_columns(self, name: str, excluded: Collection[str]) -> dict[str, float]:
+        """Return the columns of a further output that enter numbers of a group.
+
+        These are all that were measured, unless the output or their structure has one of the
+        `excluded` grades.
+        """
+        result = self.further().get(name)
+        if result is None or result.grade in excluded:
+            return {}
+        columns = result.columns(self.structures_left_out(excluded))
+        return {column: value for column, value in columns.items() if value is not None}
 
     @property
     def intracranial_mm3(self) -> float | None:

@@ -38,7 +38,10 @@ class Job:
         return text.split()
 
 
-_PREDICT = "predict {inputs}/scans --out {out} --model {sound}/model --threads 1 --quiet --stats"
+_PREDICT = (
+    "predict {inputs}/scans --out {out} --model {sound}/model --threads 1 --quiet --stats "
+    "--callosum"
+)
 JOBS = {
     job.name: job
     for job in (

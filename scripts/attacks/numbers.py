@@ -122,7 +122,7 @@ def _write_side(
 
 _DIVISIONS = ((), ("1/2", "2/2"), ("2/2", "1/2"), ("2/3", "1/3", "3/3"))
 # Outputs that describe the present scans, compared with those of a run in a fresh folder.
-_TOLD = ("_dseg.nii.gz", ".stats", "volumes.tsv", "qc.tsv")
+_TOLD = ("_dseg.nii.gz", ".stats", "volumes.tsv", "qc.tsv", "callosum.tsv")
 
 
 def attempts(attempt: Try) -> None:

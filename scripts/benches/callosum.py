@@ -2,33 +2,34 @@
 
 `scripts/bench callosum SUBJECTS_DIR [SCAN SCAN ...]` segments the subjects and compares their
 callosum with 251 to 255 of FreeSurfer's `aseg.mgz`. Optional SCANs are pairs, each of one
-person. The environment variable MODEL names the model.
+person. The environment variables MODEL and KEPT are those of `_kept.py`.
 """
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
 
-from trinat.segmentation.inference.callosum import Callosum
-from trinat.segmentation.inference.predictor import Predictor
+from benches._kept import Segmentations, find_image
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import load_scheme
 
-# In order of preference: whole heads before stripped ones.
-_IMAGES = ("T1.mgz", "norm.mgz", "brain.mgz")
+# No adult's callosum is as large as this within 5 mm (mm³): FreeSurfer's label has other tissue.
+_LARGE = 6000.0
 
 
 def run(folder: str, *pairs: str) -> None:
     """Print a line for each subject and pair, then the means over subjects."""
-    predictor = Predictor(os.environ.get("MODEL", "fast"))
+    segmentations = Segmentations()
     numbers = load_scheme("callosum").fs_ids[1:]
     rows = []
     for truth_path in sorted(Path(folder).glob("*/mri/aseg.mgz")):
-        images = (truth_path.parent / name for name in _IMAGES)
-        found = _find(predictor, next(path for path in images if path.exists()))
+        subject = truth_path.parent.parent
+        image = find_image(subject)
+        if image is None:
+            continue
+        found = segmentations.of(image).callosum
         truth = np.asarray(Volume.read(truth_path).data)
         labels = found.labels.data
         of_parts = [_dice(labels == number, truth == number) for number in numbers]
@@ -36,23 +37,32 @@ def run(folder: str, *pairs: str) -> None:
         of_whole = _dice(labels > 0, is_truth)
         true_mm3 = is_truth.sum() * found.labels.grid.voxel_mm3
         rows.append((of_whole, np.mean(of_parts), found.volume_mm3, true_mm3))
-        name = truth_path.parent.parent.name
         print(
-            f"{name}: Dice {of_whole:.3f}, of parts {rows[-1][1]:.3f}, "
-            f"{found.volume_mm3:.0f} mm3, FreeSurfer {true_mm3:.0f}, {found.grade}"
+            f"{subject.name}: Dice {of_whole:.3f}, of parts {rows[-1][1]:.3f}, "
+            f"{found.volume_mm3:.0f} mm3, FreeSurfer {true_mm3:.0f}, {found.grade}",
+            flush=True,
         )
     whole, parts, volumes, true_volumes = np.transpose(rows)
-    r = np.corrcoef(volumes, true_volumes)[0, 1]
-    print(f"mean: Dice {whole.mean():.3f}, of parts {parts.mean():.3f}, r {r:.2f}")
+    for text, taken in (("all", volumes > 0), ("of usual size", true_volumes < _LARGE)):
+        r = np.corrcoef(volumes[taken], true_volumes[taken])[0, 1]
+        print(
+            f"{text}, {taken.sum()} persons: Dice {whole[taken].mean():.3f}, of parts "
+            f"{parts[taken].mean():.3f}, r of volumes {r:.2f}, share of FreeSurfer's volume "
+            f"{(volumes[taken] / true_volumes[taken]).mean():.2f}"
+        )
     for one, other in zip(pairs[::2], pairs[1::2], strict=True):
-        first, second = (_find(predictor, Path(path)) for path in (one, other))
-        volumes = np.array([first.volume_mm3, second.volume_mm3])
-        percent = 100 * abs(np.diff(volumes)[0]) / volumes.mean()
-        print(f"{one} and {other}: {percent:.2f} % of the volume")
+        first, second = (segmentations.of(Path(path)).callosum for path in (one, other))
+        percents = {"volume": _percent(first.volume_mm3, second.volume_mm3)}
+        for name, value in first.measures.items():
+            again = second.measures[name]
+            if value is not None and again is not None:
+                percents[name] = _percent(value, again)
+        shown = ", ".join(f"{name} {value:.1f} %" for name, value in percents.items())
+        print(f"{Path(one).name} and {Path(other).name}: {shown}", flush=True)
 
 
-def _find(predictor: Predictor, path: Path) -> Callosum:
-    return predictor.segment(Volume.read(path)).callosum
+def _percent(one: float, other: float) -> float:
+    return 200 * abs(one - other) / (one + other)
 
 
 def _dice(one: np.ndarray, other: np.ndarray) -> float:

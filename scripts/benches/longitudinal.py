@@ -30,6 +30,7 @@ several outputs with --longitudinal:
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +38,7 @@ import pandas as pd
 from scipy import stats
 
 from benches._visits import Protocol, deformation, visit
+from trinat.pipelines.study.record import FURTHER, unit_of
 from trinat.segmentation.data.sources.freesurfer import find_image, find_labels
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import load_scheme
@@ -158,7 +160,8 @@ def _print_retest(table: str, *outputs: str) -> None:
 
 def _print_noise(table: str, output: str) -> None:
     persons = pd.read_csv(table, sep="\t")
-    frame = differences(persons, _volumes(Path(output)))
+    tables = [_volumes(Path(output)), *_further(Path(output))]
+    frame = pd.concat([differences(persons, each) for each in tables])
     count = persons["person"].nunique()
     print("structure\tsd_percent\tfreedom")
     for name, sd, freedom in pooled(frame["sd"], count):
@@ -208,8 +211,11 @@ def pooled(sds: pd.Series, persons: int) -> list[tuple[str, float, int]]:
     """Return (structure, SD pooled over both sides, number of differences) for each structure."""
     rows = []
     for name in sds.index:
-        plain = str(name).removeprefix("Left-").removeprefix("Right-")
-        sides = [side for side in (f"Left-{plain}", f"Right-{plain}") if side in sds]
+        sides = []
+        for left, right in (("Left-", "Right-"), ("lh_", "rh_")):
+            plain = str(name).removeprefix(left).removeprefix(right)
+            if plain != name:
+                sides = [side for side in (left + plain, right + plain) if side in sds]
         values = sds[sides or [name]]
         sd = float(np.sqrt((values**2).mean()))
         rows.append((str(name), sd, persons * len(values)))
@@ -226,6 +232,23 @@ def _volumes(output: Path) -> pd.DataFrame:
     volumes = frame.rename(columns=lambda name: name.removesuffix("_mm3"))
     names = load_scheme("quicknat33").names[1:]
     return volumes[[name for name in names if name in volumes]]
+
+
+def _further(output: Path) -> list[pd.DataFrame]:
+    """Return the columns of each further output by case, such as the thickness of parcels."""
+    tables = []
+    for name in FURTHER:
+        path = output / f"{name}.tsv"
+        if path.exists():
+            frame = pd.read_csv(path, sep="\t", dtype={"case": str}).set_index("case")
+            # Profiles have numbered columns, and no changes.
+            columns = [
+                column
+                for column in frame
+                if unit_of(column) and not re.search(r"_\d\d_mm$", column)
+            ]
+            tables.append(frame[columns])
+    return tables
 
 
 def _parcels(path: Path) -> pd.DataFrame:

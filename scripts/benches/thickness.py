@@ -2,12 +2,12 @@
 
 `scripts/bench thickness SUBJECTS_DIR [SCAN SCAN ...]` segments the subjects that have
 `stats/?h.aparc.stats`, and compares `ThickAvg` of each parcel. Nothing is fitted. Optional
-SCANs are pairs, each of one person. The environment variable MODEL names the model.
+SCANs are pairs, each of one person. The environment variables MODEL and KEPT are those of
+`_kept.py`.
 """
 
 from __future__ import annotations
 
-import os
 import resource
 from pathlib import Path
 from time import process_time
@@ -15,23 +15,23 @@ from time import process_time
 import numpy as np
 from numpy.typing import NDArray
 
-from trinat.segmentation.inference.predictor import Predictor
-from trinat.segmentation.io.volume import Volume
+from benches._kept import Segmentations, find_image
+from trinat.segmentation.inference.prediction import Prediction
 
-# In order of preference: whole heads before stripped ones.
-_IMAGES = ("T1.mgz", "norm.mgz", "brain.mgz")
 _COLUMN = 4  # ThickAvg in aparc.stats
 
 
 def run(folder: str, *pairs: str) -> None:
     """Print a line for each subject and pair, then the figures over subjects."""
-    predictor = Predictor(os.environ.get("MODEL", "fast"), parcels=True)
+    segmentations = Segmentations(parcels=True)
     found = []
     truth = []
     for stats in sorted(Path(folder).glob("*/stats/lh.aparc.stats")):
         subject = stats.parent.parent
-        images = (subject / "mri" / name for name in _IMAGES)
-        by_name = _measure(predictor, next(path for path in images if path.exists()))
+        image = find_image(subject)
+        if image is None:
+            continue
+        by_name = _measure(segmentations.of(image), subject.name)
         of_subject = _read_stats(subject / "stats")
         names = sorted(of_subject)
         found.append([by_name[name] for name in names])
@@ -47,23 +47,25 @@ def run(folder: str, *pairs: str) -> None:
     for one, other in zip(pairs[::2], pairs[1::2], strict=True):
         values = []
         for path in (one, other):
-            by_name = _measure(predictor, Path(path))
+            by_name = _measure(segmentations.of(Path(path)), Path(path).name)
             values.append([by_name[name] for name in sorted(by_name)])
         first, second = np.array(values)
         change = 200 * np.abs(first - second) / (first + second)
-        print(f"{Path(one).name}, {Path(other).name}: {change.mean():.2f} % apart")
+        print(
+            f"{Path(one).name}, {Path(other).name}: {change.mean():.2f} % apart",
+            flush=True,
+        )
 
 
-def _measure(predictor: Predictor, path: Path) -> dict[str, float]:
+def _measure(prediction: Prediction, name: str) -> dict[str, float]:
     """Return the thickness of each parcel in mm by its name; print the time it took."""
-    prediction = predictor.segment(Volume.read(path))
     began = process_time()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     parcels = prediction.cortex_thickness.parcels
     assert prediction.thickness_map
     more = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     print(
-        f"{path}: {process_time() - began:.1f} s of the processor, "
+        f"{name}: {process_time() - began:.1f} s of the processor, "
         f"{more / 1024:.0f} MB above the peak before"
     )
     return {parcel.name: parcel.thickness_mm or np.nan for parcel in parcels}

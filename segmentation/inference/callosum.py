@@ -27,6 +27,11 @@ from scipy import ndimage, optimize, sparse
 from scipy.spatial import cKDTree
 
 from trinat.segmentation.grid import moved
+from trinat.segmentation.inference.checks.findings import (
+    Finding,
+    above,
+    grade_findings,
+)
 from trinat.segmentation.inference.checks.limits import GradeName
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import load_scheme
@@ -271,23 +276,19 @@ def _grade(
     """Grade a callosum whose `parts` are in the scan's own space, with the reasons."""
     if section is None or not parts.any():
         return "reject", ("no callosum found: no white matter crosses the midline",)
-    rejecting = []
-    doubts = []
+    findings = []
     if _touches_edge(parts):
-        rejecting.append("the field of view ends in the callosum")
+        findings.append(Finding(True, "the field of view ends in the callosum"))
     edge_mm = edge_width(section, image)
     blurred = f"the border of the callosum is blurred over {edge_mm:.1f} mm"
-    if edge_mm > EDGE_MM[1]:
-        rejecting.append(blurred)
-    elif edge_mm > EDGE_MM[0]:
-        doubts.append(blurred)
+    findings += above(edge_mm, EDGE_MM, blurred)
     if not LENGTH_MM[0] <= section.length_mm <= LENGTH_MM[1]:
-        doubts.append(f"the callosum is {section.length_mm:.0f} mm long")
+        reason = f"the callosum is {section.length_mm:.0f} mm long"
+        findings.append(Finding(False, reason))
     if section.area_mm2 < SMALLEST_MM2:
-        doubts.append(f"the section of the callosum is {section.area_mm2:.0f} mm²")
-    if rejecting:
-        return "reject", (*rejecting, *doubts)
-    return ("look" if doubts else "pass"), tuple(doubts)
+        reason = f"the section of the callosum is {section.area_mm2:.0f} mm²"
+        findings.append(Finding(False, reason))
+    return grade_findings(findings)
 
 
 def _touches_edge(parts: NDArray[np.uint8]) -> bool:

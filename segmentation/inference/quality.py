@@ -23,11 +23,14 @@ from trinat.segmentation.inference.checks.brightness import tissue_contrast
 from trinat.segmentation.inference.checks.evidence import (
     ENOUGH_MM3,
     Evidence,
+)
+from trinat.segmentation.inference.checks.field import check_field_of_view
+from trinat.segmentation.inference.checks.findings import (
     Finding,
     above,
     below,
+    grade_findings,
 )
-from trinat.segmentation.inference.checks.field import check_field_of_view
 from trinat.segmentation.inference.checks.lesions import check_lesions
 from trinat.segmentation.inference.checks.limits import LIMITS, GradeName, Limits
 from trinat.segmentation.inference.prediction import Prediction
@@ -98,14 +101,8 @@ def grade_by(evidence: Evidence, limits: Limits = LIMITS) -> Grade:
             # A structure that a check names is at least a look.
             if structures.get(name, "pass") == "pass":
                 structures[name] = "look"
-    rejecting = [finding.reason for finding in findings if finding.rejects]
-    others = [finding.reason for finding in findings if not finding.rejects]
-    verdict: GradeName = "pass"
-    if rejecting:
-        verdict = "reject"
-    elif others:
-        verdict = "look"
-    return Grade(verdict, (*rejecting, *others), structures)
+    verdict, reasons = grade_findings(findings)
+    return Grade(verdict, reasons, structures)
 
 
 def check_agreement(evidence: Evidence, limits: Limits) -> list[Finding]:

@@ -4,7 +4,8 @@ The norms follow the LMS method of Cole and Green (Statistics in Medicine 11, 13
 persons of one sex, age and size of head, M is the median volume, S the spread around it and L the
 skewness: a volume V has z = ((V / M)^L - 1) / (L S).
 
-Imports no numpy, so that the command line loads norms without delay.
+Other measures than volumes have norms of the same kind, in their own unit. Imports no numpy, so
+that the command line loads norms without delay.
 """
 
 from __future__ import annotations
@@ -27,13 +28,14 @@ COLUMNS = (
     "persons",
     "persons_near",
     "l",
-    "m_mm3",
+    "unit",
+    "m",
     "s",
     "intracranial_mm3",
     "intracranial_power",
-    "p5_mm3",
-    "p50_mm3",
-    "p95_mm3",
+    "p5",
+    "p50",
+    "p95",
     "model",
 )
 SEXES = ("F", "M")
@@ -203,7 +205,7 @@ def _curve_of(rows: Iterable[Mapping[str, str]]) -> Curve:
     rows = list(rows)
     columns = {
         name: [float(row[name]) for row in rows]
-        for name in ("age", "l", "m_mm3", "s", "persons_near")
+        for name in ("age", "l", "m", "s", "persons_near")
     }
     first = rows[0]
     head = power = None
@@ -213,7 +215,7 @@ def _curve_of(rows: Iterable[Mapping[str, str]]) -> Curve:
     return Curve(
         columns["age"],
         columns["l"],
-        columns["m_mm3"],
+        columns["m"],
         columns["s"],
         [int(near) for near in columns["persons_near"]],
         int(first["persons"]),
@@ -223,9 +225,9 @@ def _curve_of(rows: Iterable[Mapping[str, str]]) -> Curve:
 
 
 def rows_of(
-    structure: str, sex: str, curve: Curve, model: str
+    structure: str, sex: str, curve: Curve, model: str, unit: str = "mm3"
 ) -> list[dict[str, object]]:
-    """Format a curve as rows of a table of norms."""
+    """Format a curve as rows of a table of norms, in the `unit` of what was measured."""
     rows = []
     for place, age in enumerate(curve.ages):
         equals = Equals(
@@ -243,11 +245,12 @@ def rows_of(
             curve.persons,
             curve.near[place],
             f"{equals.skewness:.6g}",
+            unit,
             f"{equals.median_mm3:.7g}",
             f"{equals.spread:.6g}",
             head,
             power,
-            *(f"{equals.volume_mm3(z):.1f}" for z in (-_Z_OF_95, 0.0, _Z_OF_95)),
+            *(f"{equals.volume_mm3(z):.7g}" for z in (-_Z_OF_95, 0.0, _Z_OF_95)),
             model,
         )
         rows.append(dict(zip(COLUMNS, values, strict=True)))

@@ -30,7 +30,7 @@ const THICKEST = 3.5;
 
 // The color of a parcel by its thickness in the scan that is shown; null where it has none.
 function colorOfThickness(name) {
-  const mm = page.detail?.result?.thickness?.[name]?.mm;
+  const mm = page.detail?.result?.thickness?.sheets[name]?.mm;
   if (mm === undefined || mm === null) return null;
   const share = Math.min(Math.max((mm - THINNEST) / (THICKEST - THINNEST), 0), 1);
   const at = share * (SCALE.length - 1);

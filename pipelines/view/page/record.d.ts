@@ -41,12 +41,18 @@ export interface ParcelResult {
   grade?: string | null;
 }
 
-export interface ThicknessResult {
+export interface SheetResult {
   side?: "left" | "right";
   mm?: number | null;
   std_mm?: number | null;
   area_mm2?: number;
   mm3?: number;
+}
+
+export interface ThicknessResult {
+  grade?: string;
+  reasons?: string[];
+  sheets?: Record<string, SheetResult>;
 }
 
 export interface TimePoint {
@@ -78,8 +84,7 @@ export interface ScanResult {
   volume_cv?: Record<string, number | null>;
   cleaned?: Record<string, number>;
   parcels?: Record<string, ParcelResult>;
-  thickness?: Record<string, ThicknessResult>;
-  thickness_doubts?: string[];
+  thickness?: ThicknessResult | null;
   callosum?: CallosumResult | null;
   lesions?: LesionsResult | null;
   picture?: string;

@@ -360,7 +360,7 @@ function factsOf(structure, place) {
 
 // Mean and standard deviation of a parcel's thickness; empty where it was not measured.
 function thicknessOf({ name }) {
-  const measured = page.detail?.result.thickness?.[name];
+  const measured = page.detail?.result.thickness?.sheets?.[name];
   if (!isNumber(measured?.mm)) return "";
   return `${measured.mm.toFixed(2)} mm (SD ${measured.std_mm.toFixed(2)})`;
 }

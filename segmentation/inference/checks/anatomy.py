@@ -12,6 +12,8 @@ from trinat.segmentation.inference.checks.evidence import (
     ENOUGH_MM3,
     NO_TISSUE,
     Evidence,
+)
+from trinat.segmentation.inference.checks.findings import (
     Finding,
     above,
     below,

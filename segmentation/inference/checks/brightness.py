@@ -15,6 +15,8 @@ from scipy import ndimage
 
 from trinat.segmentation.inference.checks.evidence import (
     Evidence,
+)
+from trinat.segmentation.inference.checks.findings import (
     Finding,
     above,
     below,

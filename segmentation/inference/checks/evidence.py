@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from trinat.segmentation.grid import Grid
 from trinat.segmentation.inference.checks.continuity import Step, find_steps
-from trinat.segmentation.inference.checks.limits import Pair
 from trinat.segmentation.inference.prediction import Prediction
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels import Csf
@@ -24,18 +23,6 @@ CORTEX = frozenset({"cortical", "grey-matter"})
 NO_TISSUE = frozenset({"background", "ventricles", CSF_GROUP})
 # Agreement and brightness of smaller structures are unreliable.
 ENOUGH_MM3 = 100.0
-
-
-@dataclass(frozen=True)
-class Finding:
-    """A problem: the reason to look at a scan or to reject it.
-
-    `structures` are the affected ones, which need a look, too.
-    """
-
-    rejects: bool
-    reason: str
-    structures: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,17 +89,3 @@ class Evidence:
         if min(len(white), len(cortex)) < ENOUGH_MM3:
             return None
         return float(np.median(white)), float(np.median(cortex))
-
-
-def below(value: float, limits: Pair, reason: str) -> list[Finding]:
-    """Return a finding if a value is below the first limit; it rejects below the second."""
-    if value >= limits[0]:
-        return []
-    return [Finding(value < limits[1], reason)]
-
-
-def above(value: float, limits: Pair, reason: str) -> list[Finding]:
-    """Return a finding if a value is above the first limit; it rejects above the second."""
-    if value <= limits[0]:
-        return []
-    return [Finding(value > limits[1], reason)]

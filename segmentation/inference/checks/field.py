@@ -7,7 +7,13 @@ from numpy.typing import NDArray
 
 from trinat.segmentation.errors import some
 from trinat.segmentation.grid import to_box
-from trinat.segmentation.inference.checks.evidence import Evidence, Finding, above
+from trinat.segmentation.inference.checks.evidence import (
+    Evidence,
+)
+from trinat.segmentation.inference.checks.findings import (
+    Finding,
+    above,
+)
 from trinat.segmentation.inference.checks.limits import Limits
 from trinat.segmentation.labels.class_map import outer_rim
 from trinat.segmentation.space.background import AIR

@@ -24,6 +24,8 @@ from trinat.segmentation.inference.checks.brightness import (
 from trinat.segmentation.inference.checks.evidence import (
     NO_TISSUE,
     Evidence,
+)
+from trinat.segmentation.inference.checks.findings import (
     Finding,
 )
 from trinat.segmentation.inference.checks.limits import Limits

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from trinat.pipelines.evaluate.settings import CohortSettings
 from trinat.pipelines.evaluate.user_tables import is_of_norms, read_norms
 from trinat.pipelines.study.entry import Entry
 from trinat.pipelines.study.ledger import Ledger
+from trinat.pipelines.study.record import ScanResult, SheetResult, ThicknessResult
 from trinat.segmentation.errors import ConfigError, EvaluationError, OutputError
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import load_scheme
@@ -83,9 +85,9 @@ def test_the_table_has_a_row_for_each_sex_and_year(table: Path) -> None:
     by_sex = rows.groupby("sex")
     assert by_sex["age"].agg(["min", "max"]).to_numpy().tolist() == [[30, 40], [30, 40]]
     men = rows[rows["sex"] == "M"]
-    assert (men["p5_mm3"] < men["m_mm3"]).all()
-    assert (men["m_mm3"] < men["p95_mm3"]).all()
-    assert men["m_mm3"].mean() > rows[rows["sex"] == "F"]["m_mm3"].mean()
+    assert (men["p5"] < men["m"]).all()
+    assert (men["m"] < men["p95"]).all()
+    assert men["m"].mean() > rows[rows["sex"] == "F"]["m"].mean()
     assert is_of_norms(table)
 
 
@@ -103,8 +105,38 @@ def test_a_report_has_percentiles_of_all_whom_norms_know(
     others = volumes[volumes["structure"] != "Brain-Stem"]
     assert others["percentile"].isna().all()
     page = (tmp_path / "out/report.html").read_text()
-    assert "by the norms that were given" in page
+    assert "according to the given norms" in page
     assert "without percentiles" not in page
+
+
+def test_further_outputs_have_norms_in_their_own_unit(
+    settings: CohortSettings, tmp_path: Path
+) -> None:
+    results = tmp_path / "results"
+    shutil.copytree(settings.predictions, results)
+    draw = np.random.default_rng(0)
+    with Ledger(results / "run.jsonl") as ledger:
+        for number in range(PERSONS):
+            name = f"s{number:02d}"
+            mm = 2.5 + draw.normal(0, 0.1)
+            sheet = SheetResult(side="left", mm=mm, std_mm=1, area_mm2=1, mm3=1)
+            sheets = {"ctx-lh-insula": sheet}
+            thickness = ThicknessResult(grade="pass", reasons=[], sheets=sheets)
+            result = ScanResult(thickness=thickness)
+            output = f"{name}_dseg.nii.gz"
+            ledger.add(Entry(name, "done", outputs={output: "0"}, result=result))
+    asked = replace(settings, predictions=results)
+    table = tmp_path / "norms.tsv"
+    make(asked, table)
+    rows = pd.read_csv(table, sep="\t")
+    of_insula = rows[rows["structure"] == "lh_insula_thickness"]
+    assert set(of_insula["unit"]) == {"mm"}
+    assert of_insula["m"].mean() == pytest.approx(2.5, abs=0.05)
+    report_cohort(replace(asked, reference=table, out=tmp_path / "out"))
+    found = pd.read_csv(tmp_path / "out/thickness.csv")
+    assert len(found) == PERSONS
+    assert found["norm_z"].mean() == pytest.approx(0, abs=0.1)
+    assert found["percentile"].between(0, 100).all()
 
 
 def test_patients_may_not_be_among_the_healthy(
@@ -205,9 +237,10 @@ def test_whose_ages_the_norms_do_not_reach_is_named(
     ("column", "value", "said"),
     [
         ("structure", "Hippo", "line 2: quicknat33 has no 'Hippo'"),
+        ("unit", "mm", "line 2: the unit of Brain-Stem is mm3"),
         ("sex", "X", "line 2: sex is F or M"),
-        ("m_mm3", "0", "line 2, m_mm3: '0' is not from 0.001"),
-        ("m_mm3", "1e400", "line 2, m_mm3"),
+        ("m", "0", "line 2, m: '0' is not from 0.001"),
+        ("m", "1e400", "line 2, m"),
         ("l", "5000", "line 2, l"),
         ("l", "-5000", "line 2, l"),
         ("persons", "3.5", "line 2, persons"),
@@ -231,7 +264,7 @@ def test_medians_that_could_be_thousands_are_refused(
     table: Path, tmp_path: Path
 ) -> None:
     rows = pd.read_csv(table, sep="\t", dtype=str, keep_default_na=False)
-    rows["m_mm3"] = ["4.000", "4.123"] * (len(rows) // 2) + ["4"] * (len(rows) % 2)
+    rows["m"] = ["4.000", "4.123"] * (len(rows) // 2) + ["4"] * (len(rows) % 2)
     rows.to_csv(tmp_path / "norms.tsv", sep="\t", index=False)
     with pytest.raises(ConfigError) as caught:
         read_norms(tmp_path / "norms.tsv", load_scheme("quicknat33"))

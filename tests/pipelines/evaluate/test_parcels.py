@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +21,12 @@ from trinat.pipelines.evaluate.evaluation import (
     EvaluationSettings,
     evaluate_predictions,
     named_models,
+)
+from trinat.pipelines.study.record import (
+    CallosumResult,
+    FurtherResult,
+    SheetResult,
+    ThicknessResult,
 )
 
 pytestmark = pytest.mark.usefixtures("without_figures")
@@ -106,7 +113,7 @@ def test_a_report_has_a_part_on_parcels_where_results_have_them(tmp_path: Path) 
     assert report_cohort(settings) == Exit.OK
     page = (settings.out / "report.html").read_text()
     part = page[page.index('<section id="parcels">') :].split("</section>")[0]
-    assert "in 9 scans" in part
+    assert "9 scans of" in part
     assert "L insula" in part
     parcels = pd.read_csv(settings.out / "parcels.csv")
     insula = parcels[parcels.structure == "ctx-lh-insula"]
@@ -116,56 +123,108 @@ def test_a_report_has_a_part_on_parcels_where_results_have_them(tmp_path: Path) 
     assert not volumes.structure.str.startswith("ctx-").any()
 
 
-def test_a_report_has_a_table_of_thickness(tmp_path: Path) -> None:
-    names = ["a", "b", "c", "d"]
-    out = write_study(tmp_path / "out", names, with_parcels=names)
+def with_further(out: Path, results: Mapping[str, Mapping[str, FurtherResult]]) -> None:
+    """Give cases of a study the results of further outputs, by case and name."""
     lines = []
     for line in (out / "run.jsonl").read_text().splitlines():
         entry = json.loads(line)
-        sheet = {"side": "left", "mm": 2.5, "std_mm": 0.5, "area_mm2": 80, "mm3": 200}
-        nothing = {**sheet, "mm": None, "area_mm2": 0, "mm3": 0}
-        thickness = {"ctx-lh-insula": sheet, "ctx-lh-cuneus": nothing}
-        entry["result"]["thickness"] = thickness
-        if entry["case"] == "b":
-            entry["result"]["thickness_doubts"] = ["noise"]
+        for name, result in results.get(entry["case"], {}).items():
+            entry["result"][name] = result.model_dump(mode="json")
         lines.append(json.dumps(entry))
     (out / "run.jsonl").write_text("\n".join(lines) + "\n")
-    # Of the four scans c is rejected.
-    report_cohort(CohortSettings(out, tmp_path / "report", excluded=("reject",)))
-    found = pd.read_csv(tmp_path / "report/thickness.csv")
-    assert list(found.subject) == ["a", "d"]
-    assert set(found.structure) == {"ctx-lh-insula"}
-    assert list(found.thickness_mm) == [2.5, 2.5]
 
 
-def test_a_report_has_a_table_of_the_callosum(tmp_path: Path) -> None:
+def thickness(mm: float, grade: str = "pass") -> ThicknessResult:
+    """Return a thickness of both insulae, and none of a cuneus."""
+    sheets = {}
+    for hemisphere, side, of_side in (("lh", "left", mm), ("rh", "right", mm - 0.1)):
+        sheets[f"ctx-{hemisphere}-insula"] = SheetResult(
+            side=side, mm=of_side, std_mm=0.5, area_mm2=80, mm3=200
+        )
+    sheets["ctx-lh-cuneus"] = SheetResult(
+        side="left", mm=None, std_mm=None, area_mm2=0, mm3=0
+    )
+    return ThicknessResult(grade=grade, reasons=["noise"], sheets=sheets)
+
+
+def callosum(area_mm2: float, grade: str = "pass") -> CallosumResult:
+    """Return a callosum of this area."""
+    return CallosumResult(
+        grade=grade,
+        reasons=[],
+        volumes_mm3={"CC_Anterior": 900},
+        total_mm3=5 * area_mm2,
+        area_mm2=area_mm2,
+        length_mm=70,
+        midline_mm=80,
+        mean_thickness_mm=6.5,
+        max_thickness_mm=12,
+        thickness_mm=[2, 7],
+    )
+
+
+def test_a_report_has_tables_of_further_outputs(tmp_path: Path) -> None:
     names = ["a", "b", "c", "d"]
     out = write_study(tmp_path / "out", names, with_parcels=names)
-    lines = []
-    for line in (out / "run.jsonl").read_text().splitlines():
-        entry = json.loads(line)
-        measured = {
-            "grade": "reject" if entry["case"] == "b" else "pass",
-            "reasons": [],
-            "volumes_mm3": {"CC_Anterior": 900},
-            "total_mm3": 3200,
-            "area_mm2": 640,
-            "length_mm": 70,
-            "midline_mm": 80,
-            "mean_thickness_mm": 6.5,
-            "max_thickness_mm": 12,
-            "thickness_mm": [2, 7],
+    results = {
+        name: {"thickness": thickness(2.5), "callosum": callosum(640)} for name in names
+    }
+    results["b"] = {"thickness": thickness(2.5, "reject"), "callosum": callosum(600)}
+    with_further(out, results)
+    # Of the four scans c is rejected.
+    report_cohort(CohortSettings(out, tmp_path / "report", excluded=("reject",)))
+    table = pd.read_csv(tmp_path / "report/thickness.csv")
+    of_scans = table[table.metric == "thickness"]
+    assert set(of_scans.structure) == {"lh_insula_thickness", "rh_insula_thickness"}
+    left = of_scans[of_scans.structure == "lh_insula_thickness"]
+    assert left.groupby("subject").value.first().dropna().to_dict() == {
+        "a": 2.5,
+        "d": 2.5,
+    }
+    assert set(of_scans.unit) == {"mm"}
+    # 0.1 of 2.45.
+    asymmetry = table[(table.metric == "asymmetry_index") & (table.subject == "a")]
+    assert list(asymmetry.value) == pytest.approx([100 * 0.1 / 2.45])
+    left_out = pd.read_csv(tmp_path / "report/left_out.csv")
+    (row,) = left_out[left_out.structure == "thickness"].to_dict("records")
+    assert (row["subject"], row["grade"]) == ("b", "reject")
+    table = pd.read_csv(tmp_path / "report/callosum.csv")
+    area = table[table.structure == "CC_area_mm2"]
+    assert dict(zip(area.subject, area.value, strict=True)) == {
+        "a": 640,
+        "b": 600,
+        "d": 640,
+    }
+    assert set(area.unit) == {"mm2"}
+
+
+def test_groups_are_compared_by_further_outputs(tmp_path: Path) -> None:
+    names = [f"p{number:02}" for number in range(12)]
+    out = write_study(tmp_path / "out", names)
+    lines = ["participant_id\tgroup"]
+    results = {}
+    draw = np.random.default_rng(0)
+    for number, name in enumerate(names):
+        is_patient = number % 2
+        lines.append(f"{name}\t{'patient' if is_patient else 'control'}")
+        results[name] = {
+            "thickness": thickness(2.5 - 0.3 * is_patient + draw.normal(0, 0.02)),
+            "callosum": callosum(640 + draw.normal(0, 20)),
         }
-        entry["result"]["callosum"] = measured
-        lines.append(json.dumps(entry))
-    (out / "run.jsonl").write_text("\n".join(lines) + "\n")
-    # Of the four scans c is rejected.
-    report_cohort(CohortSettings(out, tmp_path / "report", excluded=("reject",)))
-    found = pd.read_csv(tmp_path / "report/callosum.csv")
-    assert list(found.subject) == ["a", "d"]
-    assert list(found.area_mm2) == [640, 640]
-    assert list(found.thickness_02_mm) == [7, 7]
-    assert list(found.CC_Anterior_mm3) == [900, 900]
+    (out / "participants.tsv").write_text("\n".join(lines) + "\n")
+    with_further(out, results)
+    report_cohort(CohortSettings(out, tmp_path / "report", excluded=()))
+    effects = pd.read_csv(tmp_path / "report/thickness_effects.csv")
+    left = effects[effects.structure == "lh_insula_thickness"].iloc[0]
+    assert (left.first_group, left.second_group) == ("control", "patient")
+    assert left.difference == pytest.approx(0.3, abs=0.05)
+    assert left.p_holm < 0.001
+    effects = pd.read_csv(tmp_path / "report/callosum_effects.csv")
+    area = effects[effects.structure == "CC_area_mm2"].iloc[0]
+    assert area.p_holm > 0.05
+    page = (tmp_path / "report/report.html").read_text()
+    part = page[page.index('<section id="thickness">') :].split("</section>")[0]
+    assert "lh_insula_thickness" in part
 
 
 def test_a_parcel_that_is_far_from_the_group_stands_out(tmp_path: Path) -> None:
@@ -182,7 +241,7 @@ def test_a_parcel_that_is_far_from_the_group_stands_out(tmp_path: Path) -> None:
     settings = CohortSettings(out, tmp_path / "report", excluded=())
     report_cohort(settings)
     page = (settings.out / "report.html").read_text()
-    part = page[page.index('id="parcel-outlier-table"') :].split("</table>")[0]
+    part = page[page.index('id="parcels-outlier-table"') :].split("</table>")[0]
     assert "L insula" in part
     assert "p8" in part
     assert "p7" not in part

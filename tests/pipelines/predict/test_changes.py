@@ -10,7 +10,11 @@ from helpers.serial import table
 
 from trinat.pipelines.predict.changes import write_changes
 from trinat.pipelines.study.entry import Entry
-from trinat.pipelines.study.record import ScanResult
+from trinat.pipelines.study.record import (
+    ScanResult,
+    SheetResult,
+    ThicknessResult,
+)
 from trinat.segmentation.io.files import sha256_of
 from trinat.segmentation.models.zoo import MODEL_FILE, find_model
 
@@ -126,22 +130,22 @@ def test_a_rejected_structure_is_in_no_change(tmp_path: Path) -> None:
     )
 
 
-def thickness(mm: float | None) -> dict[str, object]:
+def thickness(mm: float | None, grade: str = "pass") -> ThicknessResult:
     """Return the thickness of an insula, as the result of a scan has it."""
-    insula = {"side": "left", "mm": mm, "std_mm": 0.5, "area_mm2": 900.0, "mm3": 2700.0}
-    return {"ctx-lh-insula": insula}
+    insula = SheetResult(side="left", mm=mm, std_mm=0.5, area_mm2=900.0, mm3=2700.0)
+    return ThicknessResult(grade=grade, reasons=[], sheets={"ctx-lh-insula": insula})
 
 
 def test_thickness_changes_in_a_table_of_its_own(tmp_path: Path) -> None:
     scans = [
         scan("a", 1.0, 2020, thickness=thickness(3.0)),
-        scan("b", 1.0, 2021, thickness=thickness(5.0), thickness_doubts=["noise"]),
+        scan("b", 1.0, 2021, thickness=thickness(5.0, "reject")),
         scan("c", 1.0, 2022, thickness=thickness(2.8)),
     ]
     assert "thickness_changes.tsv" in write_changes(tmp_path, scans)
     (row,) = table(tmp_path / "thickness_changes.tsv")
-    assert (row["parcel"], row["scans"], row["group"]) == ("ctx-lh-insula", "2", "n/a")
-    assert (row["first_mm"], row["last_mm"]) == ("3.0", "2.8")
+    assert (row["measure"], row["scans"]) == ("lh_insula_thickness", "2")
+    assert (row["first"], row["last"]) == ("3.0", "2.8")
     # 0.2 of 2.9 in two years.
     assert (row["change_percent"], row["percent_per_year"]) == ("-6.897", "-3.448")
 

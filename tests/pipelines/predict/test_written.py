@@ -367,9 +367,9 @@ def test_thickness_is_a_map_a_table_and_freesurfers_text(tmp_path: Path) -> None
     (row,) = table(tmp_path / "out/thickness.tsv")
     assert row["case"] == "a"
     columns = [name for name in row if name != "case"]
-    assert len(columns) == 70
-    assert columns[0] == "lh_bankssts_thickness"
-    assert columns[34:36] == ["lh_MeanThickness_thickness", "rh_bankssts_thickness"]
+    assert len(columns) == 72
+    assert columns[:3] == ["grade", "reasons", "lh_bankssts_thickness"]
+    assert columns[36:38] == ["lh_MeanThickness_thickness", "rh_bankssts_thickness"]
     # The columns of FreeSurfer's text are found by their positions.
     of_stats = {}
     lines = (tmp_path / "out/a_lh.aparc.stats").read_text().splitlines()
@@ -414,7 +414,7 @@ def test_the_callosum_is_a_map_of_its_own_and_a_table(tmp_path: Path) -> None:
     assert set(np.unique(callosum)) <= {0, 251, 252, 253, 254, 255}
     assert np.isin(labels[is_callosum], (2, 41)).all()
     [row] = table(tmp_path / "out/callosum.tsv")
-    assert float(row["total_mm3"]) == is_callosum.sum()
+    assert float(row["CorpusCallosum_mm3"]) == is_callosum.sum()
     assert float(row["CC_Anterior_mm3"]) == (callosum == 255).sum()
     assert row["grade"] in ("pass", "look", "reject")
     [volumes] = table(tmp_path / "out/volumes.tsv")

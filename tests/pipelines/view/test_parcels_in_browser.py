@@ -88,7 +88,12 @@ def _add_thickness(out: Path) -> None:
     for line in (out / "run.jsonl").read_text().splitlines():
         entry = json.loads(line)
         if "parcels" in entry["result"]:
-            entry["result"]["thickness"] = {"ctx-lh-insula": insula}
+            sheets = {"ctx-lh-insula": insula}
+            entry["result"]["thickness"] = {
+                "grade": "pass",
+                "reasons": [],
+                "sheets": sheets,
+            }
         lines.append(json.dumps(entry))
     (out / "run.jsonl").write_text("\n".join(lines) + "\n")
 

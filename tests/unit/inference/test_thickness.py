@@ -15,7 +15,7 @@ from scipy.spatial import cKDTree
 
 from trinat.segmentation.errors import LabelError
 from trinat.segmentation.grid import Grid, Shape
-from trinat.segmentation.inference.measuring import thickness_doubts
+from trinat.segmentation.inference.measuring import grade_thickness
 from trinat.segmentation.inference.parcels import Parcels
 from trinat.segmentation.inference.prediction import Prediction
 from trinat.segmentation.inference.thickness import sheet_thickness
@@ -204,15 +204,28 @@ def test_thickness_needs_parcels() -> None:
         _ = found.cortex_thickness
 
 
-def test_blur_noise_and_thick_slices_are_doubts() -> None:
-    labels = np.full((40, 40, 40), WHITE, np.uint8)
+def test_blur_noise_thick_slices_and_cut_heads_are_graded() -> None:
+    labels = np.full((48, 48, 48), WHITE, np.uint8)
     labels[:8] = labels[:, :8] = labels[:, :, :8] = CORTEX
-    sharp = np.where(labels == WHITE, 1.0, 0.6)
+    # Nothing is labelled where the scan ends, and what is around is not as dark as air.
+    whole = np.zeros_like(labels)
+    whole[3:-3, 3:-3, 3:-3] = labels[3:-3, 3:-3, 3:-3]
+    cut = whole.copy()
+    cut[-3:] = labels[-3:]
     noise = np.random.default_rng(0).standard_normal(labels.shape)
-    assert thickness_doubts(evidence(labels, sharp + 0.01 * noise)) == []
-    blurred = ndimage.gaussian_filter(sharp, 1.5)
-    assert len(thickness_doubts(evidence(labels, blurred))) == 1
-    # 0.2 of a difference of 0.4.
-    assert len(thickness_doubts(evidence(labels, sharp + 0.2 * noise))) == 1
-    slices = Grid((40, 40, 20), np.diag([1, 1, 2, 1]))
-    assert len(thickness_doubts(evidence(labels, sharp, scan=slices))) == 1
+    values = np.array([0.3, 1.0, 0.6])
+
+    def grade(
+        labels: NDArray[np.uint8], change: _Field | float = 0, scan: Grid | None = None
+    ) -> str:
+        return grade_thickness(evidence(labels, values[labels] + change, scan=scan))[0]
+
+    assert grade(whole, 0.01 * noise) == "pass"
+    # Noise beside a difference of 0.4.
+    assert grade(whole, 0.16 * noise) == "look"
+    assert grade(whole, 0.28 * noise) == "reject"
+    blur = ndimage.gaussian_filter(values[whole], 2) - values[whole]
+    assert grade(whole, blur) == "reject"
+    assert grade(whole, scan=Grid((48, 48, 30), np.diag([1, 1, 1.6, 1]))) == "look"
+    assert grade(whole, scan=Grid((48, 48, 19), np.diag([1, 1, 2.5, 1]))) == "reject"
+    assert grade(cut) == "look"

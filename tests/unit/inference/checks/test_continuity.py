@@ -8,7 +8,8 @@ from helpers.evidence import WHITE, ball, evidence
 from scipy import ndimage
 
 from trinat.segmentation.inference.checks.brightness import check_continuity
-from trinat.segmentation.inference.checks.evidence import Evidence, Finding
+from trinat.segmentation.inference.checks.evidence import Evidence
+from trinat.segmentation.inference.checks.findings import Finding
 from trinat.segmentation.inference.checks.limits import LIMITS
 
 SHAPE = (90, 90, 90)
