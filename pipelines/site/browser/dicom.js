@@ -268,7 +268,7 @@ function checkPixels(dataset) {
   const bits = first(dataset, "BitsAllocated");
   if (![8, 16, 32].includes(bits)) refuse(`voxels of ${bits} bits`, REMAKE);
   if (dataset.ModalityLUTSequence?.length) {
-    refuse("its values are indices into a palette", REMAKE);
+    refuse("its values are indices into a lookup table", REMAKE);
   }
   const highest = first(dataset, "BitsStored") - 1;
   if ((dataset.HighBit?.[0] ?? highest) !== highest) {

@@ -211,7 +211,7 @@ def _check_pixels(file: DicomFile) -> None:
     if dataset.get("ModalityLUTSequence"):
         # No MR image has one by the standard, and it may turn dark into bright.
         raise FormatError(
-            "its values are indices into a palette", where=where, remedy=REMAKE
+            "its values are indices into a lookup table", where=where, remedy=REMAKE
         )
     highest_bit = int(dataset.BitsStored) - 1
     if int(dataset.get("HighBit", highest_bit)) != highest_bit:

@@ -188,9 +188,12 @@ CHANGED = {
     "nothing in it": (empty, "all voxels are 0"),
     "values at high bits": (
         each(BitsStored=12, HighBit=15),
-        "do not end at the lowest bit",
+        "do not use the lowest bit",
     ),
-    "values by a table": (each(ModalityLUTSequence=[Dataset()]), "places in a table"),
+    "values by a table": (
+        each(ModalityLUTSequence=[Dataset()]),
+        "indices into a lookup table",
+    ),
     "no series": (each(SeriesInstanceUID=None), "damaged DICOM file"),
     "words for numbers": (one(Rows=None), "damaged DICOM file"),
 }
