@@ -32,7 +32,9 @@ export function restoreValues(classes, working, scan, count, values) {
   return restore(classes, working, scan, count, addShare);
 }
 
-/** What is said of a graphics card that finds so many pixels otherwise, and takes so long. */
+/**
+ * Return the verdict on a graphics card with this many differing pixels and this time.
+ */
 export function comparedWith(others, tookMs, processorTookMs) {
   const sessionOf = (wrong, ms) => ({
     run: async ({ slices: [count, , rows, columns] }) => {
@@ -55,7 +57,9 @@ export function comparedWith(others, tookMs, processorTookMs) {
   return compare(ort, /** @type {any} */ (model), async () => new ArrayBuffer(0));
 }
 
-/** What the page says of a scan at these times in seconds, with these shares done. */
+/**
+ * Return the page's texts for a scan at these times in seconds, with these shares done.
+ */
 export function countdown(points) {
   const job = { since: 0, share: 0, leastLeft: Infinity };
   return points.map(([seconds, share]) => {
@@ -79,7 +83,7 @@ export function findingsOf(facts) {
 
 export const gradeOf = (facts) => gradeBy(new Evidence(facts));
 
-/** What checks compare with their limits. */
+/** Return the values that checks compare with their limits. */
 export function measuredBy(facts) {
   const evidence = new Evidence(facts);
   const { classes, image, settings } = evidence;
@@ -108,7 +112,7 @@ export function maskAndMeasures(facts) {
   return { inside, mask, ...measure(evidence, inside, mask) };
 }
 
-/** What a template has at some places, (N, K). */
+/** Return the template's values at some places, (N, K). */
 export function sharesAt(shares, shape, count, places) {
   const template = new Template(shares, shape, count);
   const sums = new Float32Array(places.length * count);
@@ -147,7 +151,7 @@ export function modelsOfScans() {
   drop("one");
   site.choose("any");
   drop("two");
-  // What is at work goes on with the model that it began with.
+  // Running work continues with the model that it began with.
   const before = loaded.map(({ model }) => model);
   end();
   end();

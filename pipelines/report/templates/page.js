@@ -35,7 +35,7 @@
         title.setAttribute("aria-sort", descending ? "descending" : "ascending");
         rows.sort((a, b) => {
           const [one, other] = [key(a, column), key(b, column)];
-          // What is undefined comes last either way.
+          // Undefined values come last in either order.
           if (one === null || other === null) return (one === null) - (other === null);
           return sign * compare(one, other);
         });

@@ -1,5 +1,5 @@
-// Whether the labels are those of one whole brain: its size, its pieces, its sides, its borders.
-// The same as segmentation/inference/checks/anatomy.py.
+// Checks that the labels form one whole brain: its size, its pieces, its sides, its
+// borders. The same as segmentation/inference/checks/anatomy.py.
 import {
   above,
   below,

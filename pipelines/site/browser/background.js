@@ -1,5 +1,5 @@
-// Where a scan holds nothing, how bright its tissue is, and its intensities on one scale.
-// The same as segmentation/space/background.py, which says why.
+// Background of a scan, brightness of its tissue, and intensities on a common scale. The
+// same as segmentation/space/background.py, which has the reasons.
 import {
   AXES,
   columnLengths,
@@ -87,7 +87,7 @@ export function findBackground(volume) {
   if (fill === null) return { level, bright, box, fill };
   const isNear = Math.abs(fill - level) <= TISSUE * (bright - level);
   if (hasAir && !isNear && !isAirAround(inside, shape, fill, ranked, firstGuess)) {
-    // What is dark is tissue, as white matter in a stripped T2 scan.
+    // Dark voxels are tissue, such as white matter in a stripped T2 scan.
     level = darkestOf(ranked);
     hasAir = false;
     bright = brightEnd(ranked, level, firstGuess);
@@ -155,7 +155,7 @@ function withoutPadding(data, shape) {
   }
 }
 
-// Whether a plane of a box has one value everywhere.
+// Return true if a plane of a box has the same value everywhere.
 function isEvenPlane(data, [X, Y], box, axis, place) {
   const start = [...box.start];
   const stop = [...box.stop];
@@ -201,7 +201,7 @@ function valueThatFills(data, shape) {
 
 // ---- Brightness ----
 
-// Whether most of what lies beside the voxels that were set to a value is as dark as air.
+// Return true if most voxels next to those with the fill value are as dark as air.
 function isAirAround(data, shape, fill, ranked, firstGuess) {
   const isSet = Uint8Array.from(data, (value) => Number(value === fill));
   const grown = grownByFaces(isSet, shape, 1);
@@ -223,7 +223,7 @@ const darkestOf = (ranked) => ranked[Math.floor(ranked.length / OUTLIERS)];
 function levelOf(ranked, bright) {
   const darkest = darkestOf(ranked);
   const end = firstAbove(ranked, tissueThreshold(darkest, bright));
-  // Where all is equally bright, all of it is tissue.
+  // If everything is equally bright, all of it is tissue.
   if (end < LEAST_AIR * ranked.length || end === ranked.length) {
     return { level: darkest, hasAir: false };
   }
@@ -248,7 +248,7 @@ function brightEnd(ranked, level, firstGuess) {
   return bright;
 }
 
-// How many of the ascending values are not above a limit.
+// Count the ascending values that do not exceed a limit.
 function firstAbove(ranked, limit) {
   let low = 0;
   let high = ranked.length;

@@ -1,5 +1,5 @@
-// Whether the scan looks as a scan should: contrast, saturation, noise, bands, edges, continuity.
-// The same as segmentation/inference/checks/brightness.py, which says why.
+// Checks of a scan's intensities: contrast, saturation, noise, bands, edges, continuity.
+// The same as segmentation/inference/checks/brightness.py, which has the reasons.
 import { blurred } from "./filters.js";
 import { above, below, chosen, countOf, fixed, medianOf, percent } from "./evidence.js";
 import { AXES, moved } from "./grid.js";
@@ -15,14 +15,14 @@ export const VOXELS = BLOCK ** 3;
 const LEAST_DIFFERENCE = 1e-3;
 // Less white matter, fewer places where it meets cortex, or less brain in a slice say nothing.
 const ENOUGH_VOXELS = 1000;
-// Of a normal distribution: the median of absolute values, and the standard deviation of a voxel
-// less the mean of its six neighbours.
+// For a normal distribution: the median of absolute values, and the standard deviation of
+// a voxel minus the mean of its six neighbours.
 const NORMAL_MEDIAN = 0.6745;
 const OF_NEIGHBOURS = Math.sqrt(1 + 1 / 6);
 // Bands are looked for between two widths of a Gaussian, in blocks.
 const NARROW = 2.0;
 const WIDE = 4.0;
-// How many standard deviations a Gaussian goes on for.
+// Number of standard deviations at which a Gaussian is truncated.
 const REACH = 2;
 // A block with this many voxels of white matter is one of white matter.
 const MOST_VOXELS = 6;

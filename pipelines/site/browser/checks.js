@@ -1,10 +1,9 @@
-// What a scan's header may say; the limits are those of segmentation/io/limits.py and
-// orientation.py.
+// Limits on a scan's header, those of segmentation/io/limits.py and orientation.py.
 import { AXES, columnLengths, determinant } from "./grid.js";
 
 const MAX_SIDE = 1500;
 const MIN_SIDE = 16;
-// What 2 GB of a browser's memory hold, with the copies that are made of it.
+// Number of voxels that fit into 2 GB of a browser's memory, with all copies made of them.
 const MAX_VOXELS = 384 ** 3;
 const SPACING_RANGE_MM = [0.01, 100];
 const MAX_SHEAR = 1e-3;

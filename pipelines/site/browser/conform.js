@@ -34,7 +34,7 @@ const SIDE_MULTIPLE = 16;
 const SAME_MM = 1e-3;
 const ROUNDING = 1e-6;
 
-// Of the head.
+// Margin around the head.
 const MARGIN_MM = 10.0;
 const CELL_MM = 4.0;
 const HEAD_HEIGHT_MM = 210.0;
@@ -133,8 +133,8 @@ export function headBox(image) {
   };
 }
 
-// Where cells of `step` voxels begin along an axis, and where the last one ends; null without any
-// tissue. One begins at the plane that halves the tissue.
+// Return the positions along an axis at which cells of `step` voxels begin, and the end of
+// the last one; null without tissue. A cell begins at the plane that halves the tissue.
 function cellBounds(data, shape, axis, step) {
   const stride = [1, shape[0], shape[0] * shape[1]][axis];
   const length = shape[axis];
@@ -157,7 +157,7 @@ function cellBounds(data, shape, axis, step) {
   return ends;
 }
 
-// Which cells are the largest piece of tissue; null if there is none.
+// Return the cells of the largest piece of tissue; null if there is none.
 function headCells(data, shape, bounds) {
   const sides = bounds.map((ends) => ends.length - 1);
   const means = cellMeans(data, shape, bounds, sides);
@@ -168,7 +168,7 @@ function headCells(data, shape, bounds) {
   if (sizes.length < 2) return null;
   const largest = sizes.indexOf(Math.max(...sizes));
   const piece = Uint8Array.from(parts, (part) => part === largest ? 1 : 0);
-  // What opening took from the head's own surface comes back.
+  // Restore the surface of the head that opening removed.
   const mask = withNeighbours(piece, sides);
   for (let at = 0; at < mask.length; at++) mask[at] &= tissue[at];
   return { mask, sides };

@@ -36,7 +36,7 @@ const NO_ANATOMY =
   /(?<![a-z])(swi|tof|angio|dwi|dti|diff|adc|bold|asl|perf|field|phase)/;
 const SCOUT = /locali[sz]er|scout|survey/;
 
-// What must be the same in all files.
+// Elements that must be the same in all files.
 const COMMON = [
   "Rows",
   "Columns",
@@ -57,7 +57,7 @@ const GROUPS = {
 
 // Positions are written with few digits.
 const POSITION_MM = 0.01;
-// How far a slice may be off its place on an even grid, as a share of the slices' distance.
+// Largest distance of a slice from an even grid, as a share of the slices' distance.
 const UNEVEN = 0.01;
 const SAME_COSINES = 1e-4;
 const MAX_SHEAR = 1e-3;
@@ -111,8 +111,8 @@ function onlyScan(files) {
 }
 
 /**
- * Why an image is no part of a T1-weighted 3D scan; "" if it may be one.
- * What the header does not say speaks for the image.
+ * Return why an image does not belong to a T1-weighted 3D scan; "" if it may. Missing
+ * elements count in favour of the image.
  * @param {Dataset} dataset
  * @returns {string}
  */
@@ -309,7 +309,7 @@ function paddingOf(dataset) {
   const [first] = dataset.PixelPaddingValue ?? [];
   if (first === undefined) return null;
   const [last = first] = dataset.PixelPaddingRangeLimit ?? [];
-  // As bits of the stored kind: some writers leave the sign out.
+  // Compare the bits of the stored type, because some writers omit the sign.
   const ends = kindOf(dataset).from([first, last]);
   return [Math.min(...ends), Math.max(...ends)];
 }

@@ -79,7 +79,7 @@ const ELEMENTS = {
   0x52009230: ["PerFrameFunctionalGroupsSequence", "sequence"],
 };
 
-/** Whether a file begins as DICOM files do. */
+/** Return true if a file begins like a DICOM file. */
 export function isDicom(buffer) {
   if (buffer.byteLength < MAGIC_AT + 4) return false;
   return String.fromCharCode(...new Uint8Array(buffer, MAGIC_AT, 4)) === "DICM";

@@ -1,12 +1,12 @@
-// What the checks of a segmentation look at, and what they say of it.
-// The same as segmentation/inference/checks/evidence.py.
+// Input and findings of the checks of a segmentation. The same as
+// segmentation/inference/checks/evidence.py.
 import { roundHalfToEven } from "./grid.js";
 
 /** @typedef {import("./model.js").Settings} Settings */
 /** @typedef {import("./grid.js").Volume} Volume */
 
 /**
- * What is wrong. `structures` are those it is about.
+ * A finding of a check; `structures` are those concerned.
  * @typedef {{ rejects: boolean, reason: string, structures: string[] }} Finding
  */
 
@@ -40,7 +40,7 @@ export class Evidence {
     this.scan = scan;
     this.volumesMm3 = volumesMm3;
     this.agreement = agreement;
-    // Where structures are but for fluid around the brain.
+    // All structures except fluid around the brain.
     this.brain = this.maskOf(({ group }, index) => index > 0 && group !== CSF_GROUP);
     this.whiteMatter = this.mask(WHITE_MATTER);
     this.cortex = this.mask(CORTEX);

@@ -1,5 +1,5 @@
-// Whether the brain goes on where the scan ends: a field of view that cuts it.
-// The same as segmentation/inference/checks/field.py.
+// Check that the field of view does not cut the brain. The same as
+// segmentation/inference/checks/field.py.
 import { above, fixed, some } from "./evidence.js";
 import { AXES, beyond, cutGrid, inverse, padded, product } from "./grid.js";
 import { eigen } from "./linear.js";
@@ -18,7 +18,7 @@ import { grownByFaces } from "./masks.js";
 export const AIR = 0.1;
 // Labels that are so near to the end of the scan end there.
 const NEAR_END = 2;
-// How deep the plane is looked for, and how thick it is when it is found.
+// Depth to which the plane is searched, and its thickness once it is found.
 const SEARCHED_MM = 5.0;
 const PLANE_MM = 1.0;
 const ROUNDS_MM = [SEARCHED_MM, 3.0, 2.0];
@@ -77,7 +77,7 @@ export function findCut(evidence, { withFluid = false } = {}) {
   return { area, structures: named.map((index) => settings.classes[index].name) };
 }
 
-// Where labels are near to the end of the scan, or to what is as dark as air.
+// Return the labels near the end of the scan, or near voxels as dark as air.
 function endsOf({ image, scan }, labelled, shape) {
   const stop = image.shape.map((side) => side + 1);
   const outside = beyond(cutGrid(image, { start: [-1, -1, -1], stop }), scan);
@@ -133,7 +133,7 @@ function directionsOf({ scan, image }, ends, hull) {
 
 const unit = (vector) => vector.map((part) => part / Math.hypot(...vector));
 
-// How far along a direction the outermost point is.
+// Return the distance of the outermost point along a direction.
 function farthest(points, [a, b, c]) {
   let most = -Infinity;
   for (let at = 0; at < points.length; at += 3) {

@@ -13,7 +13,7 @@ const ONE = toBits(1);
 // Voxels whose fusion is finished at a time.
 const VOXELS_AT_A_TIME = 1 << 15;
 
-/** Where the slices of a view are in a volume of some shape, the first axis fastest. */
+/** Positions of a view's slices in a volume of some shape, the first axis fastest. */
 export class Slices {
   /**
    * @param {Triple} shape
@@ -117,7 +117,7 @@ export class Fusion {
     this.values = new Uint16Array(voxels * this.count);
     // The most probable class of each voxel, once the fusion is finished.
     this.classes = new Uint8Array(voxels);
-    // What each view finds by itself.
+    // Labels of each single view.
     this.maps = new Map();
   }
 
@@ -210,7 +210,7 @@ export class Fusion {
     const places = new Int32Array(VOXELS_AT_A_TIME);
     let waiting = 0;
     for (let voxel = 0; voxel < this.classes.length; voxel++) {
-      // What is background to all views stays so.
+      // Voxels that are background in all views stay background.
       if (this.isBackground(voxel)) {
         this.forget(voxel);
         continue;

@@ -1,18 +1,20 @@
-// Whether networks run on the graphics card: where it finds what the processor finds, and sooner.
+// Decide whether networks run on the graphics card: only if it gives the same labels as
+// the processor, and faster.
 
 import { ON_PROCESSOR } from "./model.js";
 
 /** @typedef {import("./model.js").Model} Model */
 /** @typedef {import("./model.js").View} View */
 
-// Of the pixels of a made slice, those that may have another class: rounding decides some.
+// Share of a made slice's pixels that may have another class, because rounding decides
+// some.
 const OTHERS_AT_MOST = 0.001;
 const SLICES = 4;
 const SIDE = 96;
 
 /**
- * Whether the browser has what the runtime needs: WebGPU, and WebAssembly that can wait for it. A
- * card that a program stands in for counts only where it is asked for.
+ * Return true if the browser supports the runtime: WebGPU, and WebAssembly that can wait
+ * for it. A software adapter counts only on request.
  * @param {boolean} isAskedFor
  * @returns {Promise<boolean>}
  */

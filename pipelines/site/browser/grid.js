@@ -1,5 +1,5 @@
-// Where an array's voxels are: grids, boxes, and the map from one grid into another.
-// The same as segmentation/grid.py and segmentation/space/grid_map.py.
+// Geometry of arrays: grids, boxes, and the map from one grid to another. The same as
+// segmentation/grid.py and segmentation/space/grid_map.py.
 
 /**
  * A matrix (4, 4), row after row: voxel indices to RAS mm, or to other voxel indices.
@@ -42,7 +42,7 @@ export const AXES = [0, 1, 2];
 // ---- Matrices ----
 
 /**
- * Where a matrix takes a point.
+ * Transform a point by a matrix.
  * @param {Triple} point
  * @param {Matrix} matrix
  * @returns {Triple}
@@ -309,7 +309,7 @@ export function sourceAxes({ matrix, shape }) {
   if (new Set(order).size < 3) return null;
   for (const target of AXES) {
     for (const axis of AXES) {
-      // How far a line of the whole target strays to the other axes of the source.
+      // Drift of a line through the whole target along the other axes of the source.
       const drift = Math.abs(matrix[4 * axis + target]) * shape[target];
       if (axis !== order[target] && drift >= SAME_VOXELS) return null;
     }
@@ -332,7 +332,7 @@ export function reordering(map) {
     const place = map.matrix[4 * axis + 3];
     const direction = Math.sign(step);
     const start = roundHalfToEven(place);
-    // What the map is off by at the far end of the axis.
+    // Error of the map at the far end of the axis.
     const error = Math.abs(step - direction) * map.shape[target] +
       Math.abs(place - start);
     if (error >= SAME_VOXELS) return null;

@@ -1,4 +1,4 @@
-// Whether something in the brain belongs to no structure: a dark, a bright or a grey place.
+// Check for regions of the brain that belong to no structure: dark, bright or grey ones.
 // The same as segmentation/inference/checks/lesions.py.
 import {
   BLOCK,
@@ -39,7 +39,8 @@ const FLUID_RADIUS = 3;
 const BRIGHT_MASS = 1.12;
 const EDGE = 1.15;
 const MASS_RADIUS = 3;
-// As grey as cortex: darker than white matter by these shares of what cortex is.
+// Thresholds for grey as cortex: darker than white matter by these shares of the
+// difference to cortex.
 const GREY = [1.3, 0.6];
 const GREY_RADIUS = 4;
 // Structures that are as grey and as thick.
@@ -171,7 +172,8 @@ function inside(labelled, sides) {
   return cutOut(filled, wide, { start: [FISSURE, FISSURE, FISSURE], stop });
 }
 
-// How large a mask of blocks is, and the structures that it and its rim are mostly in.
+// Return the volume of a mask of blocks, and the structures that most of it and its rim
+// belong to.
 function placeOf({ settings, classes, shape }, mask, sides) {
   const count = countOf(mask);
   if (!count) return { mm3: 0, structures: [] };

@@ -1,5 +1,5 @@
-// Where in a scan brain may be, from a few slices of it.
-// The same as segmentation/inference/localisation.py, which says why.
+// Region of a scan in which the brain may be, from a few slices. The same as
+// segmentation/inference/localisation.py, which has the reasons.
 import { cutOut, grown, occupiedBox, sidesOf, whole } from "./grid.js";
 import { dilated, eroded, partsOf } from "./masks.js";
 
@@ -47,14 +47,16 @@ export function brainRegion(seen, shape, slices, axis) {
   const sides = sidesOf(box);
   const part = cutOut(found, shape, box);
   const mask = dilated(part, sides, [MARGIN, MARGIN, MARGIN]);
-  // Where the scan itself ends both masks end alike, and nothing is rim.
+  // At the end of the scan both masks end together, so there is no rim.
   const reach = MARGIN - NEAR_END;
   const inner = dilated(part, sides, [reach, reach, reach]);
   const rim = mask.map((isSet, at) => isSet && !inner[at] ? 1 : 0);
   return { box, mask, rim };
 }
 
-/** Whether brain comes up to an end of the region beyond which the scan goes on. */
+/**
+ * Return true if the brain reaches an end of the region beyond which the scan continues.
+ */
 export function isTooSmall(region, classes) {
   if (!region.rim) return false;
   let voxels = 0;
@@ -65,7 +67,7 @@ export function isTooSmall(region, classes) {
 }
 
 /**
- * Where each voxel of the slices that were looked at is in the whole.
+ * Return the index in the whole volume of each voxel of the inspected slices.
  * @param {Triple} shape of these slices alone
  * @param {Triple} strides of the whole
  * @param {number[]} slices

@@ -57,7 +57,7 @@ async function fetchJson(path) {
   return answer.json();
 }
 
-// Which model segments the scans that are dropped from now on.
+// Selector of the model for scans that are dropped from now on.
 function chooser(site) {
   const choose = (event) => site.choose(event.target.value);
   const options = site.models.map(({ model, contrast }) => {

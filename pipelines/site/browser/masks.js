@@ -45,7 +45,7 @@ function spread(mask, shape, axis, reach, value) {
   const lines = mask.length / length;
   for (let line = 0; line < lines; line++) {
     const first = (line % stride) + Math.floor(line / stride) * stride * length;
-    // How many voxels ago the last one with the value was, in both directions.
+    // Distance from the last voxel with the value, counted in both directions.
     for (const isBackward of [false, true]) {
       let since = value ? reach + 1 : 0;
       for (let n = 0; n < length; n++) {
@@ -132,7 +132,7 @@ export function withoutHoles(mask, shape) {
 }
 
 /**
- * Where voxels have a value and reach the surface, by steps across faces.
+ * Return the voxels with a value that are connected to the surface across faces.
  * @returns {Uint8Array}
  */
 export function reachedFromOutside(data, shape, value) {

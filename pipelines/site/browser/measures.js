@@ -1,5 +1,5 @@
-// What is counted in a segmentation: volumes, and how far the views agree.
-// The same as segmentation/inference/prediction.py and uncertainty.py.
+// Volumes of a segmentation, and the agreement of its views. The same as
+// segmentation/inference/prediction.py and uncertainty.py.
 import { voxelMm3 } from "./grid.js";
 
 /** @typedef {import("./model.js").Settings} Settings */

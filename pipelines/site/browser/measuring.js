@@ -1,5 +1,5 @@
-// What lies inside the skull, and the volumes of the brain as a whole.
-// The same as segmentation/inference/measuring.py, and find_inside of prediction.py.
+// Inside of the skull, and volumes of the whole brain. The same as
+// segmentation/inference/measuring.py, and find_inside of prediction.py.
 import { checkContinuity } from "./brightness.js";
 import { countOf, some } from "./evidence.js";
 import { findCut, onSphere, placesWhere } from "./field.js";
@@ -17,8 +17,8 @@ const SKULL_TO = 9;
 const AROUND = 8;
 const STEEP = 0.5;
 const TOP = 0.87;
-// Where tissue ends around the brain is looked for in these directions, up to so far, at every
-// second voxel.
+// Directions in which the end of tissue around the brain is searched, the maximum
+// distance, and the step of two voxels.
 const DIRECTIONS = 400;
 const REACH_MM = 25.0;
 const STEP = 2;
@@ -49,7 +49,8 @@ export function measure(evidence, inside, mask) {
 }
 
 /**
- * What is inside the skull, of classes on the working grid: the largest part without holes.
+ * Return the inside of the skull from classes on the working grid: the largest part
+ * without holes.
  * @returns {Uint8Array}
  */
 export function findInside(classes, { shape, affine }, settings) {
@@ -78,7 +79,7 @@ export function findInside(classes, { shape, affine }, settings) {
   return withoutHoles(largestPart(inside, shape), shape);
 }
 
-/** Why the intracranial volume is not known, in a few words; empty where it is. */
+/** Return a short reason why the intracranial volume is unknown, or "". */
 export function whyNotMeasured(evidence, inside) {
   const { settings, volumesMm3, brain } = evidence;
   const { limits } = settings;
@@ -107,7 +108,10 @@ export function whyNotMeasured(evidence, inside) {
 
 // ---- The skull ----
 
-/** How much of the place of skull and scalp is tissue, on each side above the middle. */
+/**
+ * Return the share of tissue where skull and scalp should be, on each side above the
+ * middle.
+ */
 export function skullShares({ image }, inside) {
   const { shape, affine, data } = image;
   const near = dilated(inside, shape, [SKULL_FROM, SKULL_FROM, SKULL_FROM]);
@@ -189,7 +193,8 @@ function thinned(values, [X, Y, Z]) {
   return out;
 }
 
-// How far from a mask the last tissue is in each direction from its middle, in mm.
+// Return the distance in mm from a mask to the last tissue, in each direction from its
+// middle.
 function endsOf({ data, shape }, mask, affine, directions) {
   const steps = AXES.map((axis) =>
     Math.hypot(affine[axis], affine[4 + axis], affine[8 + axis])

@@ -5,7 +5,7 @@ import { checkAffine, checkShape, checkSpacing, refuse } from "./checks.js";
 
 const VOXELS_AT = 284;
 const UNIT_LENGTH_TOLERANCE = 1e-3;
-// What a voxel is, by its number; all is big-endian.
+// Voxel types by number; all are big-endian.
 const TYPES = {
   0: ["getUint8", 1, Uint8Array],
   1: ["getInt32", 4, Int32Array],

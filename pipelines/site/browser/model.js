@@ -29,7 +29,7 @@
  */
 
 /**
- * Where the voxels of a template are, in its own mm, and centres of the classes that have one.
+ * Grid of a template in its own mm, and the centroids of the classes that have one.
  * @typedef {object} Prior
  * @property {number} certain voxels whose class is as likely are left alone
  * @property {import("./grid.js").Triple} shape

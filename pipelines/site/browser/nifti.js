@@ -159,7 +159,7 @@ function voxelsOf(buffer, offset, length, shape, [getter, bytes, Kind], isLittle
   return out;
 }
 
-// As Python reads them: unscaled integers of up to 32 bits stay, all else becomes float32.
+// As in Python: unscaled integers of up to 32 bits are kept, other values become float32.
 function scaledBy(stored, slope, inter) {
   let data = stored;
   if (stored instanceof BigInt64Array || stored instanceof BigUint64Array) {
@@ -203,7 +203,7 @@ function fromQuaternion({ quaternion, epsilon, pixdim, shift }, [x, y, z]) {
   const sign = pixdim[0] || 1;
   if (Math.abs(sign) !== 1) return null;
   let rest = 1 - (b * b + c * c + d * d);
-  // Of half a turn no more than rounding is left; its root would turn a head by 0.1 mm.
+  // At a half turn only rounding is left, and its root would turn a head by 0.1 mm.
   if (Math.abs(rest) < 3 * epsilon) rest = 0;
   if (!(rest >= 0)) return null;
   const a = Math.sqrt(rest);
@@ -255,7 +255,8 @@ function checkForm({ name, affine }) {
   checkAffine(affine, name);
 }
 
-// Whether one mirrors the other, or their directions to the right are more than 60° apart.
+// Return true if one form mirrors the other, or if they differ by more than 60° in the
+// direction to the right.
 function doSidesDiffer(one, other) {
   if (determinant(one) * determinant(other) < 0) return true;
   const [ofOne, ofOther] = [columnLengths(one), columnLengths(other)];

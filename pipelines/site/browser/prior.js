@@ -1,6 +1,6 @@
-// What anatomy says of places where the networks are in doubt: a template, brought to a scan by the
-// centroids of its structures. The same as apply_prior of segmentation/inference/prior.py, whose
-// formula is a graph of the model.
+// Anatomical prior for voxels in which the networks are uncertain: a template, aligned to
+// a scan by the centroids of its structures. The same as apply_prior of
+// segmentation/inference/prior.py, whose formula is a graph of the model.
 import { fixed } from "./evidence.js";
 import { AXES, inverse, moved, product } from "./grid.js";
 import { cross, dot, singular, solved } from "./linear.js";
@@ -15,7 +15,7 @@ const GROUPS_WITHOUT_CENTROID = ["white-matter", "cortical", "background", "csf"
 const MIN_VOXELS_OF_CENTROID = 20;
 // A head is placed by no fewer structures than these.
 const FEWEST_STRUCTURES = 8;
-// How far from its place a structure may be and still count, round by round.
+// Largest distance of a structure from its expected position, in each round.
 const TOLERANCES_MM = [60, 40, 30, 20, 15, 12, 12];
 // Around where an affine brings them, centroids of healthy heads scatter by about this; heads differ
 // from each other in shape, scale apart, by this share.
@@ -218,7 +218,7 @@ function fitNearIdentity(start, end, weights) {
   return [...matrix, 0, 0, 0, 1];
 }
 
-/** How likely each class is at each place of a mean head, in parts of 255. */
+/** Probability of each class at each place of a mean head, out of 255. */
 export class Template {
   /**
    * @param {Uint8Array} shares classes innermost, the last axis before them

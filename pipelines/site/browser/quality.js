@@ -55,7 +55,7 @@ export function gradeBy(evidence) {
   findings.push(...checkRejected(evidence, structures));
   for (const finding of findings) {
     for (const name of finding.structures) {
-      // What a check names is looked at, if it is not rejected already.
+      // Structures named by a check get the grade look, unless they are rejected already.
       if ((structures[name] ?? "pass") === "pass") structures[name] = "look";
     }
   }
@@ -89,7 +89,7 @@ function checkAgreement(evidence) {
 
 // ---- Structures ----
 
-// What is not there is rejected; so is what its views do not agree on.
+// Reject structures that are missing, or on which the views disagree.
 function gradesOfStructures({ settings, volumesMm3, agreement }) {
   const [look, reject] = settings.limits.agreement;
   /** @type {Record<string, string>} */

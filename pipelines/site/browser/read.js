@@ -26,12 +26,12 @@ export async function readScan(files) {
   return scan;
 }
 
-/** Whether a file's ending says that it is a scan by itself. */
+/** Return true if the ending of a file is that of a scan in a single file. */
 export function isImage(name) {
   return endingOf(name, PACKED) !== "" || endingOf(name, READERS) !== "";
 }
 
-/** What a scan is called in tables: its file without the ending. */
+/** Return the name of a scan in tables: its file name without the ending. */
 export function caseOf(files) {
   if (files.length > 1) return "dicom";
   const [{ name }] = files;

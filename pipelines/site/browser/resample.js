@@ -27,7 +27,7 @@ const LEAST_BLUR = 1e-3;
 const SAMPLE_VOXELS = 10000;
 // Shares that differ by less are a tie.
 const TIE = 2 ** -16;
-// How far to one side a voxel is looked at, so that points just between labels are no ties.
+// Offset of sample points, so that points exactly between labels are no ties.
 const NUDGE_VOXELS = [1.0e-3, 1.3e-3, 1.7e-3];
 // A place that is a whole voxel but for its last digits.
 const ROUNDING = 1e-6;
@@ -82,7 +82,7 @@ function copiedBy(sources, data, shape, target, kind) {
   const [X, Y, Z] = target;
   const out = new kind(X * Y * Z);
   const strides = [1, shape[0], shape[0] * shape[1]];
-  // Of each target axis: the source's places, and which of its voxels are in the source.
+  // For each target axis: the source's positions, and which of its voxels exist.
   const axes = sources.map(({ axis, direction, start }, n) => {
     const ends = direction > 0
       ? [-start, shape[axis] - start]
@@ -348,7 +348,7 @@ function agreedAround(cell, classes, points, i, j, k) {
       if (label !== found) return MIXED;
       known += cell.shares[n];
     }
-    // What is beyond the edge is background.
+    // Voxels beyond the edge are background.
     if (known < ALL) {
       if (found > 0) return MIXED;
       found = 0;
@@ -388,7 +388,7 @@ function reachedBox(map, box) {
   };
 }
 
-// How far the target voxels go that a box of the source touches, in target indices.
+// Return the range of target indices that a box of the source contributes to.
 function touched(map, box) {
   const toTarget = inverse(map.matrix);
   const low = [Infinity, Infinity, Infinity];
@@ -436,7 +436,7 @@ export function resampleMask(mask, shape, map) {
         if (found === MIXED) {
           const isOdd = Math.abs(i + j + k - first) % 2;
           const share = shareSet(nudged[isOdd], mask, points, i, j, k);
-          // Of each side a whole number of parts: a tie is not set.
+          // Compare whole numbers of parts, so that a tie is not set.
           found = Math.round(share / TIE) > Math.round((1 - share) / TIE) ? 1 : 0;
         }
         out[i + X * (j + Y * k)] = found;

@@ -19,7 +19,7 @@ const TISSUES = {
   cortex: ["cortical", "grey-matter"],
   fluid: ["ventricles", "csf"],
 };
-// What is noted of a scan that was reversed.
+// Note for a scan whose contrast was reversed.
 export const REVERSED = "cortex and fluid are brighter than white matter: " +
   "the contrast was reversed for the networks";
 
@@ -48,7 +48,7 @@ export class Order {
   }
 }
 
-// Of two values in the middle torch takes the lower one.
+// Of two middle values take the lower one, as torch does.
 function lowerMedianOf(values) {
   if (values.length % 2) return medianOf(values);
   return Float64Array.from(values).sort()[values.length / 2 - 1];

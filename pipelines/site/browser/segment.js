@@ -78,7 +78,8 @@ export async function segment(scan, model, say) {
 }
 
 /**
- * Where brain may be, from a few slices; everywhere where none is seen.
+ * Return the region in which the brain may be, from a few slices; the whole image if
+ * none shows brain.
  * @param {Volume} image
  * @param {Model} model
  * @param {Say} say
@@ -166,8 +167,8 @@ async function fuse(image, region, model, say) {
   return fusion;
 }
 
-// Where the working grid goes on beyond the scan all is background: labels there are in no label
-// map, so they must not count in grades either.
+// Set the working grid to background beyond the scan: labels there are in no label map, so
+// they must not count in grades.
 function forgetBeyond(fusion, working, scan) {
   beyond(working, scan).forEach((isBeyond, at) => {
     if (isBeyond) fusion.forget(at);

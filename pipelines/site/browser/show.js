@@ -9,7 +9,7 @@ import { upright } from "./resample.js";
 
 // Brighter voxels than this share are shown alike.
 const BRIGHTEST_SHARE = 0.998;
-// Of the voxels that say how bright that is.
+// Sample every third voxel to estimate the brightness.
 const STEP = 3;
 
 /** @returns {Volume} a scan from 0 to its bright end as 0 to 255, on RAS axes */

@@ -5,7 +5,7 @@ import { shownFile, thinned } from "./show.js";
 
 /** @typedef {import("./model.js").Settings} Settings */
 
-// What the page calls the stages.
+// Names of the stages on the page.
 const STAGES = {
   conform: "reading",
   localisation: "networks",
@@ -38,7 +38,8 @@ export class Site {
     this.accepted = 0;
     // The scan that the worker is at.
     this.current = null;
-    // How many threads it has, once it is ready, and whether networks run on the graphics card.
+    // Number of threads once the worker is ready, and whether networks run on the graphics
+    // card.
     this.threads = 0;
     this.isOnGraphics = false;
     // Is called when a scan can be seen, and when it has ended: earlier than the page asks.

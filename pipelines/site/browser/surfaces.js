@@ -15,7 +15,7 @@ import { AXES, cutOut, grown, moved, sidesOf } from "./grid.js";
 
 // Surfaces of larger boxes are of every other voxel: what a page can turn round smoothly.
 const LARGE_BOX = 60 ** 3;
-// How many standard deviations a Gaussian goes on for, as SciPy has it.
+// Number of standard deviations at which a Gaussian is truncated, as in SciPy.
 const REACH = 4;
 // The eight corners of a cell, and its twelve edges as pairs of corners with their axis.
 const CORNERS = [0, 1, 2, 3, 4, 5, 6, 7].map((
@@ -170,7 +170,7 @@ function crossing(values, cell, offsets) {
     if (low > 0 === high > 0) continue;
     count += 1;
     for (const each of AXES) total[each] += CORNERS[first][each];
-    // Where the values, linear along the edge, are 0.
+    // Position of the zero crossing along the edge, by linear interpolation.
     total[axis] += low / (low - high);
   }
   return count ? total.map((sum) => sum / count) : null;

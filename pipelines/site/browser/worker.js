@@ -16,18 +16,19 @@ import { outlineOf, toShow } from "./show.js";
 
 /** @typedef {import("./model.js").Settings} Settings */
 
-// As published: not one of our modules, which are checked. The second knows graphics cards.
+// The published runtime is not one of our modules, so it is not type-checked. The second
+// file supports graphics cards.
 const RUNTIME = "./onnxruntime/ort.wasm.min.mjs";
 const RUNTIME_OF_GRAPHICS = "./onnxruntime/ort.jspi.min.mjs";
 // More threads do not pay for slices as small as these.
 const MOST_THREADS = 8;
-// Of the site's models the one that is loaded, and where its networks are to run: "cpu", "webgpu",
-// or null for what is better.
+// The loaded model of the site, and the device of its networks: "cpu", "webgpu", or null
+// for the faster one.
 const ASKED = new URLSearchParams(self.location.search);
 const MODEL = ASKED.get("model");
 const DEVICE = ASKED.get("device");
 const WITHOUT_GRAPHICS = "open the page with ?device=cpu at the end of its address";
-// What tables have for a value that is not known.
+// Text of an unknown value in tables.
 const NOT_KNOWN = "n/a";
 
 // The scan that is at work, or that was given up.
@@ -45,7 +46,7 @@ self.addEventListener("message", ({ data }) => {
 
 // The model is loaded with the page, so that nothing has to be asked for later.
 const loading = load();
-// What is wrong with it is said of the first scan.
+// An error is reported with the first scan.
 loading.catch(() => {});
 
 async function load() {
@@ -138,7 +139,7 @@ async function work({ files }) {
 }
 
 /**
- * As a line of the ledger of `trinat predict` has it.
+ * Return a result in the form of the ledger of `trinat predict`.
  * @returns {import("../../view/page/record.d.ts").ScanResult}
  */
 function resultOf(scan, settings, found, inside, mask) {

@@ -2,11 +2,12 @@
 
 /** @type {any} of a script of its own, which the page loads first */
 const { Niivue } = globalThis["niivue"];
-// What a voxel keeps if one paints "anywhere".
+// Value of a voxel to paint over for "anywhere".
 export const ANYWHERE = -1;
 const MOST_STROKES = 200;
 
-// Where NiiVue has the gradients of a scan, and the blurred scan that it makes them of.
+// NiiVue's texture units for the gradients of a scan, and for the blurred scan that they
+// are computed from.
 const UNITS_OF_GRADIENTS = [
   WebGL2RenderingContext.TEXTURE6,
   WebGL2RenderingContext.TEXTURE8,
@@ -225,7 +226,8 @@ export class Brush {
 // The axis that slices of a view of NiiVue's (0 axial, 1 coronal, 2 sagittal) run along.
 const axisAcross = (view) => 2 - view;
 
-// Where the outline crosses the middle of a row of voxels, along the axis `a`, in order.
+// Return the positions at which an outline crosses the middle of a row of voxels along the
+// axis `a`, in order.
 function crossingsOf(points, a, b, row) {
   const crossings = [];
   points.forEach((point, n) => {

@@ -28,7 +28,8 @@ const SAVING_MS = 60000;
 
 // When the picture is ready to show a scan.
 let starting = null;
-// Of the question for the value under the cross-hair, and of the last change of the window.
+// Number of the last request for the value under the cross-hair, and timer of the last
+// resize.
 let valuing = 0;
 let windowing = 0;
 
@@ -70,7 +71,8 @@ export async function started() {
 
 // ---- Where one is ----
 
-// What the picture calls with the place of a structure (0 for none), mm and voxel of its cross-hair.
+// Called by the picture with the index of a structure (0 for none), and mm and voxel of
+// its cross-hair.
 function located({ place, mm, voxel, dims }) {
   const parts = [];
   if (place) parts.push(shortName(page.structures[place - 1].name));
@@ -146,8 +148,8 @@ export function toggleOverlay(kind) {
   showOverlay(page.overlay === kind ? "" : kind).catch(unlessUnwanted);
 }
 
-// What the scan's own labels are compared with: another map, or what they were before they were
-// corrected; null where there is neither, and for a map of parcels.
+// Return the map to compare with: another result, or the labels before a correction; null
+// without either, and for a map of parcels.
 export function otherMap() {
   const { detail, study } = page;
   if (page.structures !== study.structures) return null;
@@ -200,7 +202,7 @@ export function setLayout(name) {
   page.picture?.setLayout(name);
 }
 
-// Of labels, by so much, from 0 to 1.
+// Change the opacity of the labels, from 0 to 1.
 export function changeOpacity(by) {
   const value = Number(byId("opacity").value) + by;
   byId("opacity").value = Math.min(1, Math.max(0, value));
@@ -214,7 +216,7 @@ function setWindow() {
   });
 }
 
-// What is seen, as a file by the name of its scan.
+// Save the current view as a picture with the name of its scan.
 export async function savePicture() {
   if (!page.picture || document.body.classList.contains("empty")) return;
   try {

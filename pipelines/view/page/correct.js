@@ -27,9 +27,9 @@ const TOOLS = {
 // A draft is sent when the brush has rested for so long, and again if that has failed.
 const REST_MS = 600;
 const AGAIN_MS = 5000;
-// Who does nothing for longer has gone away: that time is not counted.
+// Longer pauses do not count as working time.
 const IDLE_S = 60;
-// Of the drafts of one page; the server keeps them apart by it.
+// Identifier of this page, by which the server separates drafts.
 const TAB = [...crypto.getRandomValues(new Uint8Array(8))]
   .map((byte) => byte.toString(16).padStart(2, "0")).join("");
 
@@ -94,7 +94,7 @@ export function toggleCorrecting() {
   else showTools(byId("correct").hidden);
 }
 
-// What was painted stays in the picture, and goes on once the tools are shown again.
+// Strokes stay in the picture, and continue when the tools are shown again.
 function showTools(on) {
   byId("correct").hidden = !on;
   press(byId("correct-open"), on);
@@ -264,7 +264,7 @@ function recount() {
 const draftsOf = ({ item }) => `${pathOf(item)}/drafts`;
 const changesOf = ({ base }) => page.picture.nv.brush.changesFrom(base);
 
-// What is sent to the server: see pipelines/view/correcting.py.
+// Encode changes for the server, as pipelines/view/correcting.py reads them.
 function packed({ indices, places }) {
   const bytes = new Uint8Array(5 * indices.length);
   bytes.set(new Uint8Array(indices.buffer));
@@ -344,7 +344,7 @@ export async function save() {
     mine.minutes = 0;
     mine.base = sent;
     mine.buildsOn = saved.sha256;
-    // What was painted while it was saved is a draft of what was saved.
+    // Strokes painted while saving are a draft on top of the saved correction.
     mine.isKept = !changesOf(mine).indices.length;
     page.detail = saved;
     recount();

@@ -137,7 +137,7 @@ function onKey(event) {
     else select(0);
     return;
   }
-  // What is written in a field is its own; so are arrows in a slider.
+  // Keys typed in a text field, and arrows in a slider, belong to the field.
   if (target.matches("input[type=search], input[type=text]")) return;
   if (target.matches("input") && key in ARROWS) return;
   const act = actOf(event);
@@ -147,7 +147,7 @@ function onKey(event) {
   act();
 }
 
-// What all programs call undo, redo and save.
+// Usual keys for undo, redo and save.
 function onControlKey(event) {
   const { key, shiftKey } = event;
   const acts = { z: shiftKey ? redo : undo, y: redo, s: save };
@@ -157,7 +157,7 @@ function onControlKey(event) {
   act();
 }
 
-// What a key does; undefined where it does nothing.
+// Return the action of a key; undefined without one.
 function actOf(event) {
   const { code, key, shiftKey, target } = event;
   if (["ArrowUp", "ArrowDown"].includes(key) && target.closest("aside ol")) {

@@ -42,7 +42,7 @@ export function fillScanRow(item) {
   );
 }
 
-// What the rater has said of a scan.
+// Describe the rater's verdict on a scan.
 function ratingOf({ rating }) {
   if (!rating) return make("span");
   const facts = { class: "said", "data-grade": rating.rating, title: rating.remark };
@@ -51,7 +51,7 @@ function ratingOf({ rating }) {
   return make("span", facts, `${rating.rating}?`);
 }
 
-// Where a scan of a service is, in words; "" once it has ended.
+// Describe the progress of a scan in a service; "" once it has ended.
 export function progressOf(item) {
   if (item.state === "queued") {
     return item.place > 1 ? `waiting, ${item.place - 1} before it` : "waiting";
@@ -136,7 +136,7 @@ function filterChip([filter, found]) {
   );
 }
 
-// Those whose correction is expected to teach most, in this order (trinat next).
+// Filter for the scans to correct next, in order of usefulness (trinat next).
 function nextChip() {
   const choose = async () => {
     try {
@@ -153,7 +153,8 @@ function nextChip() {
   return make("button", facts, "to correct next");
 }
 
-// What the server calls a scan: on the page of a service it has the name of its file.
+// Identifier of a scan on the server; on the page of a service the name is that of its
+// file.
 const keyOf = (item) => item.id ?? item.name;
 const placeOf = (number) => page.proposed.get(keyOf(page.items[number]));
 

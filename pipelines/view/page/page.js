@@ -1,7 +1,7 @@
-// What all parts of the page share: what is looked at, questions to the server, elements.
+// State, requests and elements shared by all parts of the page.
 
 export const page = {
-  // What the server says of the study, and of the scan that is looked at (null while unknown).
+  // The server's data on the study, and on the open scan (null while unknown).
   study: null,
   /** @type {{ result: import("./record.d.ts").ScanResult, correction: any, [fact: string]: any } | null} */
   detail: null,
@@ -10,20 +10,21 @@ export const page = {
   order: [],
   number: -1,
   filter: "all",
-  // Of scans that are proposed to be corrected next, their places among these, by name or id.
+  // Ranks of the scans proposed for correction, by name or id.
   proposed: new Map(),
-  // What the shown map has: the study's structures or its parcels. Whether parcels are wanted.
+  // Structures of the shown map: the study's structures or its parcels; whether parcels
+  // are wanted.
   structures: [],
   parcels: false,
-  // Whether surfaces of parcels are wanted in the colors of their thickness.
+  // True if surfaces of parcels are coloured by thickness.
   thickness: false,
   // The place of the chosen structure among them, from 1; 0 for none.
   structure: 0,
   picture: null,
-  // Whether the picture has all voxels of its scan, and how many each structure has.
+  // True if the picture has all voxels of its scan; the number of voxels per structure.
   whole: false,
   counts: null,
-  // Whether the labels are not those that the study's volumes are of.
+  // True if the labels differ from those that the study's volumes were computed from.
   edited: false,
   // "entropy", "mask", or "" for none.
   overlay: "",
@@ -44,7 +45,7 @@ export function byId(id) {
 
 // ---- Asking ----
 
-// Who answers: the server, or the page itself (browser/site.js).
+// Function that answers requests: the server, or the page itself (browser/site.js).
 let answerer = async (path, options) => {
   try {
     return await fetch(path, options);
@@ -74,7 +75,7 @@ export async function askJson(path, options) {
   return answer.json();
 }
 
-// Of the scan that is looked at: given up when another one is opened.
+// Request data for the open scan; it is cancelled when another scan is opened.
 export async function askBytes(path) {
   const answer = await ask(path, { signal: page.asking.signal });
   return answer.arrayBuffer();
@@ -82,10 +83,10 @@ export async function askBytes(path) {
 
 export const pathOf = (item) => `v1/scans/${item.number}`;
 
-// Whether a scan is shown with its parcels: where these are wanted, and there.
+// Return true if a scan is shown with its parcels: they are wanted and exist.
 export const showsParcels = (item) => Boolean(page.parcels && item?.parcels);
 
-// Where the labels of a scan are that are shown, and their surfaces.
+// Return the paths of the shown labels of a scan and of their surfaces.
 export function pathsOfMap(item) {
   const path = pathOf(item);
   if (showsParcels(item)) {
@@ -94,7 +95,7 @@ export function pathsOfMap(item) {
   return { labels: `${path}/labels`, surfaces: `${path}/surfaces` };
 }
 
-// What was asked for the scan that is looked at is not wanted any more.
+// Cancel the pending requests for the open scan.
 export function forgetScan() {
   page.turn += 1;
   page.asking.abort();

@@ -40,7 +40,7 @@ export class Picture {
     this.hidden = new Set();
     this.colors = structures.map((structure) => rgb(structure.color));
     this.selected = 0;
-    // What was begun before the last clear() is not shown after it.
+    // Work that began before the last clear() is not shown after it.
     this.turn = 0;
     // A byte a voxel, the first axis first: of the scan, and of the map to compare with.
     this.labels = null;
@@ -60,7 +60,7 @@ export class Picture {
     };
   }
 
-  // What places in labels stand for from the next labels on: all is shown, none of it chosen.
+  // Set the structures of the following labels: all are shown, none is chosen.
   setStructures(structures) {
     this.structures = structures;
     this.colors = structures.map((structure) => rgb(structure.color));
@@ -148,7 +148,7 @@ export class Picture {
     nv.refreshDrawing(true);
   }
 
-  // Whether the pointer paints, and whether it draws an outline that is filled.
+  // Set whether the pointer paints, and whether it draws an outline to fill.
   setPainting(on, filled = false) {
     this.state.painting = on;
     this.nv.setPenValue(1, filled);
@@ -204,7 +204,7 @@ export class Picture {
     this.nv.drawScene();
   }
 
-  // What is seen on both canvases, as one.
+  // Return both canvases as one picture.
   snapshot(layout) {
     const shot = document.createElement("canvas");
     const { width, height } = this.canvas;
@@ -236,7 +236,8 @@ export class Picture {
     this.nv.updateGLVolume();
   }
 
-  // What lies over the scan: entropy, the outline of the mask, or (without bytes) nothing.
+  // Set the overlay of the scan: entropy, the outline of the mask, or (without bytes)
+  // nothing.
   async setOverlay(bytes, kind) {
     const { nv, turn } = this;
     if (nv.volumes[1]) nv.removeVolume(nv.volumes[1]);
@@ -424,7 +425,8 @@ export class Picture {
       mesh.box = boxAround(vertices);
       meshes.push(mesh);
     }
-    // What is opaque comes first: it is seen through what encloses it.
+    // Opaque meshes come first, because they are visible through the meshes that enclose
+    // them.
     nv.meshes = meshes.sort((a, b) => a.box - b.box);
     this._solidLook();
     nv.updateGLVolume();

@@ -72,7 +72,8 @@ export async function rate(structure, rating, remark) {
   const item = page.items[number];
   try {
     const saved = await askJson(`${pathOf(item)}/ratings`, { method: "PUT", body });
-    // What is judged next is what is shown now, whatever the server has by then.
+    // The next rating applies to the map that is shown, even if the server has a newer
+    // one.
     saved.sha256 = detail.sha256;
     item.rating = saved.ratings.find((each) => each.mine && !each.structure) || null;
     fillScanRow(item);

@@ -17,7 +17,8 @@ import { markRow, progressOf } from "./list.js";
 import { fillJudge } from "./rating.js";
 import { listMapOf } from "./structures.js";
 
-// Who pages through a study sees each scan at half its resolution, one that stays at its own.
+// While a user pages quickly, scans are shown at half resolution; the full one follows
+// after this pause.
 const PAUSE_MS = 250;
 
 export const scanTab = {
@@ -30,7 +31,7 @@ export const scanTab = {
 // The detail that the page has been filled with.
 let filled = null;
 
-// What is said of the scan above and below its picture; a remark that is being written stays.
+// Fill in the texts above and below the picture; a remark that is being written stays.
 function fillScan() {
   const { detail, study } = page;
   if (detail && detail === filled) return;
@@ -58,7 +59,7 @@ function fillScan() {
   if (!study.service) fillJudge(byId("judge"), "", "scan");
 }
 
-// Who has corrected a scan, in words.
+// Describe who has corrected a scan.
 function correctionOf({ correction }) {
   if (!correction) return "";
   if (!correction.by) return "corrected by another program";
@@ -117,7 +118,7 @@ async function load(item, at, isOld) {
       askBytes(`${path}/scan?step=2`),
       askBytes(`${map.labels}?step=2`),
     ]);
-    // Where the detail fails, this failure is told by that one.
+    // If the detail fails too, its error is reported instead of this one.
     coarse.catch(() => {});
     starting = started();
   }

@@ -82,7 +82,7 @@ function fillFiles() {
   byId("files").replaceChildren(...links, make("button", facts, "Delete"));
 }
 
-// Where a server has the files of a scan.
+// Return the addresses of a scan's files on the server.
 function linksOf(item) {
   const found = [];
   // Parcels are made of all scans or of none, and not asked for.

@@ -80,7 +80,7 @@ function volumeOf(structure, place) {
   return page.counts[place] * page.picture.voxelMm3();
 }
 
-// What is measured of a parcel of the scan; undefined of what is none.
+// Return the measurements of a parcel of the scan; undefined for other structures.
 const parcelOf = ({ name }) => page.detail?.result.parcels?.[name];
 
 const agreementOf = (structure) =>
@@ -91,11 +91,11 @@ const gradeOf = (structure) =>
 
 const isNumber = (volume) => volume !== undefined && volume !== null;
 
-// Where a volume is among those of the study, in words.
+// Describe the position of a volume among those of the study.
 function placeInStudy(structure, volume) {
   const { count, volumes } = structure;
   const found = volumes.filter((other) => other < volume).length;
-  // Of many scans the page has some volumes alone, at even distances in their order.
+  // Large studies send only some of the volumes, evenly spaced in their order.
   const isPart = volumes.length < count;
   const below = isPart
     ? `about ${Math.round((count * found) / volumes.length)}`
@@ -106,7 +106,7 @@ function placeInStudy(structure, volume) {
   }
   // A corrected volume is held against what was predicted, its own result among that.
   if (page.edited) return `corrected; ${below} of ${count} results are smaller`;
-  // Of few scans a rank says more: 1 is the smallest.
+  // For few scans a rank says more than a percentile: 1 is the smallest.
   if (count < FEWEST_FOR_PERCENTILES) {
     return `rank ${found + 1} of ${count}, 1 the smallest`;
   }
@@ -320,7 +320,7 @@ function fillCard() {
   if (isJudged(structure)) fillJudge(judge, structure.name, "structure");
 }
 
-// Whether people rate it: structures of results are rated, parcels are not.
+// Return true if a structure can be rated; parcels cannot.
 export function isJudged({ name }) {
   const { service, structures } = page.study;
   return !service && structures.some((structure) => structure.name === name);
