@@ -46,6 +46,7 @@ from trinat.pipelines.study.discovery import absolute
 from trinat.pipelines.study.entry import Entry, taught_by_models
 from trinat.pipelines.study.files import (
     ScanFile,
+    as_segmented_together,
     corrected_among,
     find_files,
     two_maps_of_a_scan,
@@ -345,6 +346,7 @@ def _read_known(settings: CohortSettings) -> Known:
         parcels=scheme.has_parcels,
         corrected=not settings.uncorrected,
     )
+    files = as_segmented_together(files, settings.predictions)
     matched = people.match((file.name, file.person) for file in files)
     if settings.participants is not None:
         refuse_strangers(table, people, matched)
@@ -495,20 +497,24 @@ def _scan(result: MapVolumes, person: Facts, facts: ScanResult) -> Scan:
 def _changes(
     group: MeasuredGroup, cohort: Cohort, settings: CohortSettings
 ) -> Changes | None:
-    """Compare the changes of persons with longitudinal segmentations; None if there are none."""
+    """Compare the changes of persons with longitudinal segmentations; None if there are none.
+
+    Scans and structures that the report leaves out, whatever the reason, have no part in changes.
+    """
     courses = []
-    rejected = {
-        absolute(file.result)
+    left_out = {
+        absolute(file.result): scan.structures_left_out
         for file, scan in zip(group.chosen.files, group.chosen.scans, strict=True)
-        if scan.left_out
+        if not scan.left_out
     }
     for folder, entries in group.ledger.folders.items():
-        cases = {
-            entry.case
+        counting = {
+            entry.case: left_out[absolute(folder / name)]
             for entry in entries
-            if any(absolute(folder / name) in rejected for name in entry.outputs)
+            for name in entry.outputs
+            if absolute(folder / name) in left_out
         }
-        courses += courses_in(entries, folder, settings.excluded, cases)
+        courses += courses_in(entries, folder, settings.excluded, counting)
     if not courses:
         return None
     persons = persons_of(cohort.frame, "volume")

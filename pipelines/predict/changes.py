@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from natsort import natsorted
@@ -139,19 +140,19 @@ def courses_in(
     entries: Iterable[Entry],
     results: Path,
     excluded: Collection[str],
-    rejected: Collection[str] = (),
+    counting: Mapping[str, Collection[str]],
 ) -> list[Course]:
     """Return the course of each structure of each person with two or more scans that count.
 
-    Paths of scans are relative to `results`. Scans whose cases are `rejected` do not count, nor do
-    scans and structures of the `excluded` grades.
+    Paths of scans are relative to `results`. Only the cases in `counting` count, without the
+    structures that it names; nor do scans and structures of the `excluded` grades.
     """
     persons = _persons_in(entries, results)
     courses = []
     for name in natsorted(persons):
-        taken = [entry for entry in persons[name] if entry.case not in rejected]
+        taken = [entry for entry in persons[name] if entry.case in counting]
         if taken:
-            courses += _courses(taken, excluded)
+            courses += _courses(taken, excluded, counting)
     return courses
 
 
@@ -279,10 +280,15 @@ def _time_point(entry: Entry) -> TimePoint:
     return time_point
 
 
-def _courses(scans: Sequence[Entry], excluded: Collection[str]) -> list[Course]:
+def _courses(
+    scans: Sequence[Entry],
+    excluded: Collection[str],
+    left_out: Mapping[str, Collection[str]] = MappingProxyType({}),
+) -> list[Course]:
     """Return the course of each structure of a person.
 
-    Structures with fewer than two usable scans have no course.
+    Structures with fewer than two usable scans have no course. `left_out` names structures that do
+    not count, by case.
     """
     first = _time_point(scans[0])
     retest = _retest_of(scans[0])
@@ -295,6 +301,7 @@ def _courses(scans: Sequence[Entry], excluded: Collection[str]) -> list[Course]:
             entry
             for entry in taken
             if name not in entry.result.structures_left_out(excluded)
+            and name not in left_out.get(entry.case, ())
         )
         time_points = [_time_point(entry) for entry in of_structure]
         volumes = [time_point.volumes_mm3.get(name, 0.0) for time_point in time_points]

@@ -24,6 +24,7 @@ from trinat.pipelines.report.figures import Z_SCORES, z_score_plot
 from trinat.pipelines.report.group_page import (
     FOREST,
     RESIDUALS,
+    change_methods_text,
     change_table,
     effect_tables,
     forest_plots,
@@ -204,6 +205,7 @@ def _of_changes(changes: Changes, drawings: Sequence[Drawing]) -> dict[str, obje
         shown["means"] = change_table(changes.model)
         effects = effect_tables(changes.model, "% a year", 2)
         shown["effects"] = [replace(each, id=f"change-{each.id}") for each in effects]
+        shown["methods"] = change_methods_text(changes.model)
     return shown
 
 

@@ -116,7 +116,7 @@ def effect_tables(model: GroupModel, unit: str, digits: int) -> list[Table]:
         "95 % interval",
         Column("Hedges' g", 2, "Difference in standard deviations", sign=True),
         "95 % interval of g",
-        Column("p", 3, "After Holm over structures"),
+        Column("p (Holm)", 3, "Corrected for the number of structures"),
         Column("R²", 2, "Share of the variance that the whole model explains"),
     ]
     if model.effects.empty:
@@ -164,7 +164,7 @@ def slope_table(model: GroupModel, unit: str, digits: int) -> Table | None:
         Column(f"Slope ({unit} a year)", digits, sign=True),
         "95 % interval",
         Column("% a year", 2, "Slope in percent of the mean volume", sign=True),
-        Column("p", 3, "After Holm over structures"),
+        Column("p (Holm)", 3, "Corrected for the number of structures"),
     ]
     rows = []
     for place, row in enumerate(model.slopes.dropna(subset="p").to_dict("records")):
@@ -257,11 +257,7 @@ def methods_text(model: GroupModel, response: str, left_out: int) -> str:
     `response` says what the values are, `left_out` is how many scans were in no number.
     """
     structures = model.residuals["structure"].nunique()
-    persons = count(len(model.people), "person")
-    if "group" in model.terms:
-        counts = model.people["group"].value_counts().sort_index()
-        by_group = ", ".join(f"{level}: {number}" for level, number in counts.items())
-        persons = f"{persons} ({by_group})"
+    persons = _persons_in(model)
     units = {"age": "age in years", "icv": "icv: intracranial volume in litres"}
     explained = [units[term] for term in model.terms if term in units]
     explanation = f"; {', '.join(explained)}" if explained else ""
@@ -279,3 +275,26 @@ def methods_text(model: GroupModel, response: str, left_out: int) -> str:
         scans = count(left_out, "scan")
         sentences.append(f"Left out after quality control: {scans}.")
     return " ".join(sentences)
+
+
+def change_methods_text(model: GroupModel) -> str:
+    """Return a description of the analysis of changes, as a continuation of `methods_text`."""
+    structures = model.residuals["structure"].nunique()
+    return (
+        f"Changes per year of {structures} structures were compared in {_persons_in(model)} with "
+        "two or more dated scans. The slope of a line through the volumes of a person, in percent "
+        f"of their mean, is one value of the linear model ({model.formula}). It is weighted by "
+        "s / (s + median of s), where s is the sum of squared deviations of the person's times "
+        "from their mean. Standard errors, degrees of freedom, and correction for the number of "
+        "structures are as above."
+    )
+
+
+def _persons_in(model: GroupModel) -> str:
+    """Return the number of persons in a model, in all and by group."""
+    persons = count(len(model.people), "person")
+    if "group" not in model.terms:
+        return persons
+    counts = model.people["group"].value_counts().sort_index()
+    by_group = ", ".join(f"{level}: {number}" for level, number in counts.items())
+    return f"{persons} ({by_group})"

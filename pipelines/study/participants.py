@@ -145,15 +145,18 @@ class Participants:
 def _names_of(scan: str, person: str, *, with_folder: bool = True) -> list[str]:
     """Return the names that a row of this scan may have, the longest first.
 
-    The row of a person in a folder (A/sub-01) is named with the folder, A/sub-01 or A_sub-01, or
-    without it.
+    The row of a person in a folder (A/sub-01) is named with the folder, A/sub-01 or A_sub-01,
+    without it, or by the folder alone.
     """
     folder, _, person_alone = person.rpartition("/")
     names: dict[str, None] = {}
     for text in (scan.rpartition("/")[2], person_alone):
         ends = [found.start() for found in re.finditer(r"[-_.]|$", text)]
         names.update(dict.fromkeys(text[:end] for end in reversed(ends) if end))
-    if not folder or not with_folder:
+    if not with_folder:
+        # The folder of T1 in anna/T1 may be the person's.
+        return [*names, *([folder] if folder else [])]
+    if not folder:
         return list(names)
     return [f"{folder}{mark}{name}" for name in names for mark in "/_"]
 

@@ -80,6 +80,14 @@ _SCHEMES = (
     ),
     _Scheme(lambda n: f"{n:02d}", ("V1", "V2", "V3"), _joined),
     _Scheme(lambda n: f"P{n}", ("tp1", "tp2"), _joined),
+    _Scheme(lambda n: f"S{n}", ("v1", "v2"), _joined),
+    _Scheme(lambda n: f"pat{n:03d}", ("baseline", "followup"), _joined),
+    _Scheme(lambda n: f"K-{n}", ("visit1", "visit2"), _joined),
+    _Scheme(
+        lambda n: f"TRIAL_P{n:02d}",
+        ("V1", "V2"),
+        lambda person, visit: f"TRIAL_{visit}_{person[6:]}",
+    ),
     _Scheme(lambda n: f"anna-{n}", (), _joined),
     _Scheme(lambda n: f"study_MR{n:03d}", (), _joined),
     _Scheme(
@@ -140,7 +148,11 @@ def identities(attempt: Try) -> None:
 def _study(scheme: _Scheme, chance: random.Random) -> list[_Scan]:
     """Draw the scans of a study."""
     numbers = chance.sample(range(1, 30), chance.randint(3, 6))
-    layout = chance.choice(("flat", "persons", "sites", "visits"))
+    layout = chance.choice(("flat", "persons", "sites", "visits", "files"))
+    if layout == "files":
+        # Files of one name in folders that are called as persons.
+        names = [f"anna{number}" for number in numbers]
+        return [_Scan(f"{name}/T1", f"{name}/T1", "", name) for name in names]
     if layout == "visits" and (scheme.is_unique or scheme.is_bids):
         layout = "persons"
     if layout == "visits":
@@ -273,11 +285,14 @@ def _compare_rows(
     chance.shuffle(lines)
     table.write_text("\n".join(("participant_id\tage\tsex\tgroup", *lines, "")))
     people = read_participants(table)
-    matched = people.match((file.name, file.person) for file in files.values())
+    named = {scan.path: (files[scan.path].name, scan.person) for scan in scans}
+    if happens(chance, 0.5):
+        # As `predict --participants` asks, which sees scans.
+        named = {scan.path: (Path(scan.path).name, scan.person) for scan in scans}
+    matched = people.match(named.values())
     refuse_merged_persons(table, people, matched)
     for scan in scans:
-        file = files[scan.path]
-        found = matched.of(file.name, file.person).age
+        found = matched.of(*named[scan.path]).age
         if scan.row in absent:
             if found is not None:
                 raise wrong(f"{scan.path} has a row, and its person has none")

@@ -9,7 +9,8 @@
 | 002_S_0413_MR_MPRAGE (ADNI) | 002_S_0413 | |
 | 100307_3T_T1w_MPR1 (Human Connectome Project) | 100307 | |
 | 1234567_20252_2_0 (UK Biobank) | 1234567 | 20252_2 |
-| 07_V2, 07_tp2, 07_ses-b, 07.long.base | 07 | V2, tp2, ses-b |
+| 07_V2, 07_v2, 07_tp2, 07_ses-b, 07.long.base | 07 | V2, v2, tp2, ses-b |
+| 07_baseline, 07_followup, 07_visit2 | 07 | baseline, followup, visit2 |
 
 Folders, the nearest first, supply what the name lacks: sub-01/ses-2/T1 is a scan of sub-01.
 
@@ -31,7 +32,10 @@ from dataclasses import dataclass, replace
 from natsort import natsorted
 
 # OASIS-1 and -2, OASIS-3, BIDS, and the time points of FreeSurfer's users.
-_VISIT = r"ses-[A-Za-z0-9+]+|MR(?:_d\d+|\d{1,2})|V\d{1,2}|tp\d{1,2}"
+_VISIT = (
+    r"ses-[A-Za-z0-9+]+|MR(?:_d\d+|\d{1,2})|V\d{1,2}|tp\d{1,2}"
+    r"|(?:visit|session|wave|timepoint)[-_]?\d{1,2}|baseline|follow[-_]?up\d{0,2}"
+)
 _BIDS = re.compile(r"(?P<person>sub-[A-Za-z0-9+]+)(?:[_.](?P<rest>.*))?")
 _IXI = re.compile(r"(?P<person>IXI\d{3})-(?P<rest>[A-Za-z]+-\d+(?:[-_].*)?)")
 _ADNI = re.compile(r"(?:ADNI_)?(?P<person>\d{3}_S_\d{4,5})(?:[-_.](?P<rest>.*))?")
@@ -41,14 +45,21 @@ _UK_BIOBANK = re.compile(r"(?P<person>\d{7})_(?P<rest>\d{5}_\d_\d(?:[_.].*)?)")
 _OASIS = re.compile(
     rf"(?:OASIS_)?(?P<person>OAS[12]_\d{{4}}|OAS3\d{{4}})_(?P<rest>(?:{_VISIT})(?:[_.].*)?)"
 )
-_OTHER = re.compile(rf"(?P<person>.+?)_(?P<rest>(?:{_VISIT})(?:[_.].*)?)")
+_OTHER = re.compile(
+    rf"(?P<person>.+?)_(?P<rest>(?:{_VISIT})(?:[_.].*)?)", re.IGNORECASE
+)
 # Globally unique identifiers: each belongs to one person in every folder.
 _UNIQUE = (_IXI, _ADNI, _HCP, _UK_BIOBANK, _OASIS)
 _NAMES = (_BIDS, *_UNIQUE, _OTHER)
-_FIRST = re.compile(rf"({_VISIT}|\d{{5}}_\d(?=_\d))(?:[_.]|$)")
+_FIRST = re.compile(rf"({_VISIT}|\d{{5}}_\d(?=_\d))(?:[_.]|$)", re.IGNORECASE)
+# What may number a person behind a visit: 000 and P01, but not T1 and run-01.
+_NUMBER = re.compile(
+    r"(\d+|(?!t[12]|pd|mpr|run|echo|acq|scan|rep|anat)[a-z]{1,8}-?\d+)(?=_|$)",
+    re.IGNORECASE,
+)
 # A folder that is a visit, with any number of persons in it.
 _VISIT_FOLDER = re.compile(
-    rf"{_VISIT}|(?:visit|session|wave|timepoint)[-_]?\w{{1,8}}|baseline|follow[-_]?up\w*",
+    rf"{_VISIT}|(?:visit|session|wave|timepoint)[-_]?\w{{1,8}}|follow[-_]?up\w*",
     re.IGNORECASE,
 )
 
@@ -203,6 +214,6 @@ def _number_behind_visit(scan: Identity) -> str:
     """Return 000 of TRIAL_V1_000; "" if there is no number, or the person's name is unique."""
     if scan.is_unique or not scan.visit or scan.person.startswith("sub-"):
         return ""
-    rest = scan.scan.removeprefix(f"{scan.visit}_")
-    number = re.match(r"\d+(?=_|$)", rest)
+    _, _, rest = scan.scan.partition(f"{scan.visit}_")
+    number = _NUMBER.match(rest)
     return number[0] if number else ""

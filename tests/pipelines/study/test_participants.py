@@ -62,3 +62,11 @@ def test_persons_of_two_sites_have_rows_with_their_folders() -> None:
     assert (matched.of(*first).age, matched.of(*second).age) == (1, 2)
     # A row without a folder could be of either.
     assert people_of({"sub-01": 1}).match([first, second]).rows == {}
+
+
+def test_a_row_may_have_the_name_of_a_folder_that_holds_one_person() -> None:
+    people = people_of({"anna": 1, "ben": 2})
+    for names in (("T1", "T1"), ("anna_T1", "ben_T1")):
+        scans = list(zip(names, ("anna/T1", "ben/T1"), strict=True))
+        assert [people.match(scans).of(*scan).age for scan in scans] == [1, 2]
+    assert people_of({"A": 1}).match([("p1", "A/p1"), ("p2", "A/p2")]).rows == {}

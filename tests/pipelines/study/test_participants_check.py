@@ -6,10 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from trinat.pipelines.study.entry import Entry
+from trinat.pipelines.study.ledger import Ledger
 from trinat.pipelines.study.participants_check import (
     describe_table,
     match_participants,
 )
+from trinat.pipelines.study.record import ScanResult, TimePoint
 from trinat.segmentation.errors import DatasetError
 
 
@@ -53,6 +56,23 @@ def test_each_scan_is_shown_with_its_row(tmp_path: Path) -> None:
         "# rows without a scan: 9",
         "# not understood: row 3, age (months): 'x' is no number",
         "# not understood: 1 of 2 persons are not in the table: sub-02",
+    ]
+
+
+def test_scans_that_were_segmented_together_are_of_one_person(tmp_path: Path) -> None:
+    maps = tmp_path / "maps"
+    maps.mkdir()
+    together = TimePoint(person="9", volumes_mm3={})
+    with Ledger(maps / "run.jsonl") as ledger:
+        for name in ("first", "second"):
+            (maps / f"{name}_dseg.nii.gz").touch()
+            outputs = {f"{name}_dseg.nii.gz": "0"}
+            result = ScanResult(longitudinal=together)
+            ledger.add(Entry(name, "done", outputs=outputs, result=result))
+    said = describe_table(table(tmp_path), maps)
+    assert [line.split("\t")[:4] for line in said if "\t9\t" in line] == [
+        ["first", "9", "first", "9"],
+        ["second", "9", "second", "9"],
     ]
 
 

@@ -110,6 +110,24 @@ def test_a_name_that_says_no_visit_is_the_persons_and_clashes_like_others() -> N
     assert persons("a/T1", "b/T1") == ["a/T1", "b/T1"]
 
 
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [("v1", "v2"), ("baseline", "followup"), ("visit1", "visit-2"), ("TP1", "TP2")],
+)
+def test_visits_are_the_same_words_in_names_and_folders(
+    first: str, second: str
+) -> None:
+    assert persons(f"P01_{first}", f"P01_{second}") == ["P01", "P01"]
+    assert persons(f"P01_{first}_T1", f"P01_{second}_T1") == ["P01", "P01"]
+    assert persons(f"{first}/P01", f"{second}/P01") == ["P01", "P01"]
+
+
+def test_a_word_with_a_number_behind_a_visit_may_be_the_person() -> None:
+    names = ("TRIAL_V1_P01", "TRIAL_V1_P02", "TRIAL_V2_P01")
+    assert persons(*names) == ["TRIAL_P01", "TRIAL_P02", "TRIAL_P01"]
+    assert persons("07_V1_T1", "07_V1_T2", "07_V2_run-01") == ["07"] * 3
+
+
 def test_a_number_of_three_digits_is_no_visit() -> None:
     assert persons("study_MR000", "study_MR001") == ["study_MR000", "study_MR001"]
 

@@ -1,0 +1,89 @@
+"""trinat report on scans that `predict --longitudinal` segmented together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from trinat.pipelines.evaluate.cohort import report_cohort
+from trinat.pipelines.evaluate.settings import CohortSettings
+from trinat.pipelines.study.entry import Entry
+from trinat.pipelines.study.ledger import Ledger
+from trinat.pipelines.study.ratings import Rating, save_rating
+from trinat.pipelines.study.record import ScanResult, TimePoint
+from trinat.segmentation.io.files import sha256_of
+from trinat.segmentation.io.volume import Volume
+
+pytestmark = pytest.mark.usefixtures("without_figures")
+
+PERSONS = 8
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Path:
+    """Two scans of each person, whose names say nothing of the person."""
+    maps = tmp_path / "maps"
+    maps.mkdir()
+    rows = ["participant_id\tgroup"]
+    with Ledger(maps / "run.jsonl") as ledger:
+        for n in range(PERSONS):
+            cases = [f"scan{2 * n}", f"scan{2 * n + 1}"]
+            rows.append(f"P{n}\t{'ab'[n % 2]}")
+            for visit, case in enumerate(cases):
+                labels = np.zeros((16, 16, 16), np.uint8)
+                labels[1 : 4 + n % 3, 1:5, 1:5] = 17
+                labels[6:9, 6:9, 1 : 4 + visit] = 16
+                labels[14, n, visit] = 2  # no two maps are equal
+                path = maps / f"{case}_dseg.nii.gz"
+                Volume(labels, np.eye(4)).write(path, labels=True)
+                together = TimePoint(
+                    person=f"P{n}",
+                    year=2020.0 + visit,
+                    scans={name: name for name in cases},
+                    volumes_mm3={
+                        "Left-Hippocampus": 100.0 - visit * n,
+                        "Brain-Stem": 200.0 - visit * (n % 3),
+                    },
+                )
+                ledger.add(
+                    Entry(
+                        case,
+                        "done",
+                        input_sha256=case,
+                        outputs={path.name: sha256_of(path)},
+                        result=ScanResult(longitudinal=together),
+                    )
+                )
+    (maps / "participants.tsv").write_text("\n".join([*rows, ""]))
+    return maps
+
+
+def test_persons_of_a_joint_segmentation_are_those_of_the_report(study: Path) -> None:
+    report_cohort(CohortSettings(study, study / "out", jobs=1))
+    volumes = pd.read_csv(study / "out/volumes.csv")
+    scans_of = volumes.groupby("subject")["session"].nunique()
+    assert scans_of.to_dict() == {f"P{n}": 2 for n in range(PERSONS)}
+    effects = pd.read_csv(study / "out/change_effects.csv")
+    assert set(effects["persons"]) == {PERSONS}
+    page = (study / "out/report.html").read_text()
+    assert f"{PERSONS} persons (a: 4, b: 4) with two or more dated scans" in page
+
+
+def test_what_a_rater_rejects_has_no_part_in_changes(study: Path) -> None:
+    digest = sha256_of(study / "scan0_dseg.nii.gz")
+    rejected = Rating(
+        "scan0", "Left-Hippocampus", "reject", "", "anna", "2026-01-01", digest
+    )
+    save_rating(study / "ratings.tsv", rejected, lock=study / "lock")
+    settings = CohortSettings(
+        study, study / "out", ratings=study / "ratings.tsv", jobs=1
+    )
+    report_cohort(settings)
+    effects = pd.read_csv(study / "out/change_effects.csv").set_index("structure")
+    assert effects["persons"].to_dict() == {
+        "Left-Hippocampus": PERSONS - 1,
+        "Brain-Stem": PERSONS,
+    }
