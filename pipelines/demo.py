@@ -56,13 +56,13 @@ def run_demo(
     seed: int = 0,
     model: str = "fast",
     geometries: Sequence[Geometry] = GEOMETRIES,
-    say: Callable[[str], None] = lambda line: None,
+    on_step: Callable[[str], None] = lambda line: None,
 ) -> Exit:
     """Make a phantom of each geometry, segment all with the model and evaluate the result.
 
-    Below `out`, `scans` and `truth` have the phantoms, `labels` the predictions and `report` the
-    evaluation. `say` is called with a line for each step. Returns the status of the first step that
-    failed, or of the last one.
+    Below `out`, `scans` and `truth` have the phantoms, `labels` the predictions and `report`
+    the evaluation. `on_step` is called with a line for each step. Returns the status of the
+    first step that failed, or of the last one.
     """
     from trinat.pipelines.evaluate.evaluation import (
         EvaluationSettings,
@@ -77,7 +77,7 @@ def run_demo(
     truth = out / "truth"
     labels = out / "labels"
     for geometry in geometries:
-        say(f"making {geometry}")
+        on_step(f"making {geometry}")
 
     def make(number: int, geometry: Geometry) -> None:
         shape = asdict(geometry)
@@ -89,17 +89,17 @@ def run_demo(
     # Torch, numpy and zlib release the GIL, so threads run in parallel.
     with ThreadPoolExecutor(cpu_count()) as pool:
         list(pool.map(make, range(len(geometries)), geometries))
-    say(f"segmenting {len(geometries)} scans with {model}")
+    on_step(f"segmenting {len(geometries)} scans with {model}")
 
     def say_entry(entry: Entry) -> None:
-        say(f"{entry.case}: {entry.status}, {entry.result.grade or entry.reason}")
+        on_step(f"{entry.case}: {entry.status}, {entry.result.grade or entry.reason}")
 
     engine = partial(SerialEngine, device="auto")
     request = PredictRequest([str(scans)], labels, model, engine=engine)
     outcome = predict(request, Listener(on_entry=say_entry))
     if outcome.exit != Exit.OK:
         return outcome.exit
-    say("comparing with the truth")
+    on_step("comparing with the truth")
     settings = EvaluationSettings(
         truth,
         {model: labels},

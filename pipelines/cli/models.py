@@ -185,7 +185,7 @@ def bundle(
 
     Example: trinat bundle runs/coronal runs/axial runs/sagittal --out models/own
     """
-    from trinat.pipelines.common.models import say_licences
+    from trinat.pipelines.common.models import print_licences
     from trinat.pipelines.models.bundle import bundle
 
     info = bundle(
@@ -198,7 +198,7 @@ def bundle(
         ensemble=ensemble,
         overwrite=overwrite,
     )
-    say_licences([str(out)])
+    print_licences([str(out)])
     typer.echo(f"{out}: {', '.join(view.value for view in info.architectures)}")
     for structure in info.not_predicted:
         untaught = []
@@ -226,10 +226,10 @@ def export(
 
     Example: trinat export fast --format onnx --out fast-onnx/
     """
-    from trinat.pipelines.common.models import say_licences
+    from trinat.pipelines.common.models import print_licences
     from trinat.pipelines.models.other_formats import export_model
 
-    say_licences(models)
+    print_licences(models)
     files = export_model(models, out, format_=format_)
     if format_ == "web":
         typer.echo(out)
@@ -245,11 +245,11 @@ def fit(settings: FitSettings, quiet: options.Quiet = False) -> int:
 
     Example: trinat fit fast --scans t1/ --truth manual/ --out own
     """
-    from trinat.pipelines.common.models import say_licences
+    from trinat.pipelines.common.models import print_licences
     from trinat.pipelines.models.fit import fit
 
     prepare_process(settings.threads)
-    say_licences([settings.model])
+    print_licences([settings.model])
     with log_lines(quiet):
         found = fit(settings)
     for line in found.lines:

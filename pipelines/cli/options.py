@@ -238,11 +238,11 @@ class ComparedWith:
 
 def say_next(*words: str | Path) -> None:
     """Print the next command, ready to be copied."""
-    line = shlex.join([called_as(), *(str(word) for word in words)])
+    line = shlex.join([program_name(), *(str(word) for word in words)])
     typer.echo(f"next: {line}")
 
 
-def called_as() -> str:
+def program_name() -> str:
     """Return how to call `trinat` in this shell: its path, if the shell does not find its name."""
     own = Path(sys.argv[0])
     found = shutil.which("trinat")

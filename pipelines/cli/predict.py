@@ -132,11 +132,11 @@ def demo(
     prepare_process()
     start = time.monotonic()
 
-    def say(step: str) -> None:
+    def show_step(step: str) -> None:
         typer.echo(f"{time.monotonic() - start:5.0f} s  {step}")
 
-    status = run_demo(out, seed=seed, model=model, say=say)
+    status = run_demo(out, seed=seed, model=model, on_step=show_step)
     if not status:
-        say(f"done; open {out / 'report' / 'report.html'} in a browser")
+        show_step(f"done; open {out / 'report' / 'report.html'} in a browser")
         options.say_next("predict", "YOUR_SCAN.nii.gz", "--out", "results")
     return status

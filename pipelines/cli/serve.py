@@ -152,7 +152,7 @@ def _open(
     from trinat.pipelines.view.guard import MAX_BODY, POLICY, new_token
     from trinat.pipelines.view.start import answer
 
-    def say(address: str) -> None:
+    def show_address(address: str) -> None:
         typer.echo(address)
         if not no_browser:
             webbrowser.open(address)
@@ -163,5 +163,5 @@ def _open(
         port=port,
         policy=policy or POLICY,
         max_body=max_body or MAX_BODY,
-        say=say,
+        on_listening=show_address,
     )

@@ -36,12 +36,12 @@ def explain(
 
     Example: trinat explain scan.nii.gz --structure left-hippocampus
     """
-    from trinat.pipelines.common.models import say_licences
+    from trinat.pipelines.common.models import print_licences
     from trinat.pipelines.laboratory.explain import explain
     from trinat.segmentation.space.views import View
 
     prepare_process(threads)
-    say_licences([model])
+    print_licences([model])
     with stage_progress(scan.name, quiet):
         found = explain(
             scan, structure, out, model=model, view=View(view), device=device
@@ -113,11 +113,11 @@ def suspects(
 
     Example: trinat suspects store --model fast
     """
-    from trinat.pipelines.common.models import say_licences
+    from trinat.pipelines.common.models import print_licences
     from trinat.pipelines.laboratory.suspects import EXCLUDE, find_suspects
 
     prepare_process(threads)
-    say_licences([model])
+    print_licences([model])
     folder = store / "suspects" if out is None else out
     with progress(quiet) as shown:
 

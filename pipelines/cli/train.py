@@ -49,7 +49,7 @@ def train(
     with stage("start"):
         from trinat.pipelines.train.launch import launch
         from trinat.pipelines.train.run import (
-            on_store,
+            adapt_to_store,
             read_recipe,
             refuse_before_others,
         )
@@ -64,7 +64,9 @@ def train(
     recipes = {out: whole}
     if store is not None:
         splits = _splits_of_runs(out, store, folds=folds, fold=asked.fold)
-        recipes = {run: on_store(whole, store, split) for run, split in splits.items()}
+        recipes = {
+            run: adapt_to_store(whole, store, split) for run, split in splits.items()
+        }
         of_store_views = next(iter(recipes.values())).views
         missing = [view.value for view in whole.views if view not in of_store_views]
         if missing:
@@ -196,7 +198,7 @@ def learn(settings: LearnSettings, quiet: options.Quiet = False) -> int:
 
     Example: trinat learn results --out own
     """
-    from trinat.pipelines.common.models import say_licences
+    from trinat.pipelines.common.models import print_licences
     from trinat.pipelines.learn.learning import learn
 
     prepare_process(settings.threads)
@@ -204,7 +206,7 @@ def learn(settings: LearnSettings, quiet: options.Quiet = False) -> int:
         learnt = learn(settings, progress=not quiet)
     for line in learnt.lines:
         typer.echo(line)
-    say_licences([str(settings.out)])
+    print_licences([str(settings.out)])
     typer.echo(settings.out)
     return learnt.exit
 

@@ -70,7 +70,7 @@ def description_of(model: Model, out: Path) -> Description:
     return check(Description, content, out)
 
 
-def say_licences(models: Iterable[str]) -> None:
+def print_licences(models: Iterable[str]) -> None:
     """Print the licence of each model that differs from trinat's: once each, also if quiet."""
     notices = [licence_notice(find_model(model)) for model in models]
     for notice in dict.fromkeys(notices):

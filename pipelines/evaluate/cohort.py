@@ -433,7 +433,7 @@ def _choose(
         chosen.scans.append(scan)
         chosen.files.append(result.file)
         if "" not in rejected_here:
-            for structure in made.measured_though_rejected(scheme, rejected_here):
+            for structure in made.rejected_but_measured(scheme, rejected_here):
                 chosen.in_part.add((result.sha256, structure))
 
     # Scans with equal names are named after their files.

@@ -238,7 +238,7 @@ def _notices(inputs: Inputs, done: Sequence[Done]) -> list[str]:
                 continue
             rejected = result.task.rejected.get(digest, {})
             made = result.task.made
-            for structure in made.measured_though_rejected(inputs.scheme, rejected):
+            for structure in made.rejected_but_measured(inputs.scheme, rejected):
                 in_part.add((digest, structure))
         notices.append(use_of_ratings(inputs.ratings, seen, in_part))
     if inputs.store is not None:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trinat.pipelines.evaluate.user_tables import Mappings
-from trinat.pipelines.jobs.pool import isolated
+from trinat.pipelines.jobs.pool import run_isolated
 from trinat.pipelines.jobs.process import cpu_count
 from trinat.pipelines.study.corrections import Correction, structures_beside
 from trinat.pipelines.study.files import ScanFile, refuse_changed
@@ -100,7 +100,7 @@ def measure_all(
 
     `finished(result, done, total)` is called with each result as it arrives.
     """
-    results = isolated(
+    results = run_isolated(
         _measure_pair,
         tasks,
         jobs,
@@ -271,7 +271,7 @@ def measure_volumes(
     processors. A file that cannot be read gives a result with its failure.
     """
     tasks = [_MapTask(file, scheme, trust_affine) for file in files]
-    return isolated(
+    return run_isolated(
         _measure_map,
         tasks,
         jobs or cpu_count(),

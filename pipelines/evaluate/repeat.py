@@ -31,7 +31,7 @@ from trinat.pipelines.evaluate.measuring import KILLED, as_classes, read_labels
 from trinat.pipelines.evaluate.settings import EvaluationSettings
 from trinat.pipelines.evaluate.user_tables import Mappings
 from trinat.pipelines.jobs.lock import claimed, keep_only, refuse_foreign
-from trinat.pipelines.jobs.pool import isolated
+from trinat.pipelines.jobs.pool import run_isolated
 from trinat.pipelines.jobs.process import cpu_count
 from trinat.pipelines.report.measurements import write_table
 from trinat.pipelines.report.page import provenance
@@ -160,7 +160,7 @@ def evaluate_repeat(
             failed.append(_Done(task, failure=reasons[0]))
         else:
             fit.append(task)
-    done = failed + isolated(
+    done = failed + run_isolated(
         _measure,
         fit,
         settings.jobs or cpu_count(),

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from trinat.pipelines.common.config import read_yaml
 from trinat.pipelines.jobs.pool import POLL_S
-from trinat.pipelines.jobs.process import deaf_to_interrupts
+from trinat.pipelines.jobs.process import block_interrupts
 from trinat.segmentation.errors import ConfigError, InterruptedRunError, reason_of
 
 if TYPE_CHECKING:
@@ -191,7 +191,7 @@ class Cluster(Generic[Item, Answer]):
         if count:
             from distributed import LocalCluster
 
-            with deaf_to_interrupts():
+            with block_interrupts():
                 return LocalCluster(
                     n_workers=count,
                     threads_per_worker=1,

@@ -1,7 +1,7 @@
 """Pool of worker processes, in which an item that crashes its process costs that item only.
 
 `Pool` feeds processes, watches them, and replaces those that die. It alone decides which item is
-to blame. `isolated` is a function over items in such processes.
+to blame. `run_isolated` is a function over items in such processes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
 from typing import Any, Generic, Protocol, TypeVar
 
-from trinat.pipelines.jobs.process import deaf_to_interrupts, prepare_process
+from trinat.pipelines.jobs.process import block_interrupts, prepare_process
 from trinat.segmentation.errors import DeviceError
 from trinat.segmentation.timing import stage
 
@@ -170,7 +170,7 @@ class Pool(Generic[ItemT, Answer]):
             daemon=True,
         )
         # Includes its imports, during which Python would print a traceback at Ctrl-C.
-        with deaf_to_interrupts():
+        with block_interrupts():
             process.start()
         theirs.close()
         return _Worker(process, ours, device)
@@ -267,7 +267,7 @@ class Pool(Generic[ItemT, Answer]):
             if self._failed_starts > _FAILED_STARTS:
                 what = f"a worker process on {worker.device} died while starting"
                 remedy = "see trinat doctor; is there enough memory?"
-                raise DeviceError(f"{what} ({worker.how_it_died()})", remedy=remedy)
+                raise DeviceError(f"{what} ({worker.describe_exit()})", remedy=remedy)
             # Start-up itself may fail, so the next worker gets no item until it is ready.
             self._again.extend(hand.item for hand in worker.in_hand.values())
             return
@@ -276,7 +276,7 @@ class Pool(Generic[ItemT, Answer]):
         # first.
         if len(worker.in_hand) == 1 and at_work and (worker.alone or self.capacity > 1):
             (hand,) = at_work
-            reason = f"its process died while {hand.stage} ({worker.how_it_died()})"
+            reason = f"its process died while {hand.stage} ({worker.describe_exit()})"
             yield self.failed(hand.item, reason)
             return
         # One of the items at work crashed the process; those that waited are innocent.
@@ -373,7 +373,7 @@ class _Worker(Generic[ItemT]):
         self.process.join()
         self.connection.close()
 
-    def how_it_died(self) -> str:
+    def describe_exit(self) -> str:
         """Describe the signal or exit status that ended the process."""
         code = self.process.exitcode
         if code == -9:
@@ -414,7 +414,7 @@ def follow_parent() -> None:
 
 @dataclass(frozen=True)
 class _Numbered(Generic[Given]):
-    """Item of `isolated` with its number."""
+    """Item of `run_isolated` with its number."""
 
     id: str
     given: Given
@@ -423,12 +423,12 @@ class _Numbered(Generic[Given]):
 
 @dataclass(frozen=True)
 class _Raised:
-    """Error raised by the work in a process of `isolated`, encoded by `pickled`."""
+    """Error raised by the work in a process of `run_isolated`, encoded by `pickle_error`."""
 
     error: bytes
 
 
-def isolated(
+def run_isolated(
     work: Callable[[Given], Answer],
     items: Sequence[Given],
     jobs: int,
@@ -477,7 +477,7 @@ def _work_in_turn(
     torch_threads: int | None,
     device: str,
 ) -> None:
-    """Process one item after another; entry point of a process of `isolated`."""
+    """Process one item after another; entry point of a process of `run_isolated`."""
     prepare_process(torch_threads)
     connection.send(READY)
     # EOF means that the parent is gone.
@@ -487,11 +487,11 @@ def _work_in_turn(
             try:
                 answer = work(item.given)
             except Exception as error:
-                answer = _Raised(pickled(error))
+                answer = _Raised(pickle_error(error))
             connection.send(Done(item.id, (int(item.id), answer)))
 
 
-def pickled(error: Exception) -> bytes:
+def pickle_error(error: Exception) -> bytes:
     """Pickle an error with its traceback, for --debug; as text if it cannot be unpickled."""
     error.add_note(traceback.format_exc())
     try:

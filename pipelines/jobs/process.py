@@ -86,7 +86,7 @@ def cpu_count() -> int:
 
 
 @contextmanager
-def deaf_to_interrupts() -> Iterator[None]:
+def block_interrupts() -> Iterator[None]:
     """Block Ctrl-C in processes started in this block, and later by threads started in it.
 
     Ctrl-C reaches all processes of a terminal, but this process alone decides what to do; it

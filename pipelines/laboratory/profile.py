@@ -25,7 +25,7 @@ from trinat.pipelines.jobs.lock import claimed
 from trinat.pipelines.jobs.process import prepare_training
 from trinat.pipelines.report.page import Column, Columns, Table, render, table
 from trinat.pipelines.train.data import open_data
-from trinat.pipelines.train.run import find_device, on_store, read_recipe
+from trinat.pipelines.train.run import adapt_to_store, find_device, read_recipe
 from trinat.segmentation import timing
 from trinat.segmentation.errors import ConfigError, DeviceError, ModelError
 from trinat.segmentation.io.files import atomic_path, write_whole
@@ -165,7 +165,7 @@ def _profile_recipe(
     """Profile a step of a recipe's first stage and view; return a description, too."""
     recipe = read_recipe(name)
     if store is not None:
-        recipe = on_store(recipe, store)
+        recipe = adapt_to_store(recipe, store)
     stage = _affordable(recipe.network, recipe.stages[0], device)
     batch = stage.batch
     wanted = recipe.stages[0].batch

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from trinat.pipelines.common.models import say_licences
+from trinat.pipelines.common.models import print_licences
 from trinat.pipelines.common.text import count
 from trinat.pipelines.jobs.process import GRACE_S
 from trinat.pipelines.jobs.progress import STAGE_S, Progress, log_lines, progress
@@ -37,7 +37,7 @@ def run_with_progress(
     """
     outcomes = []
     interactive = sys.stderr.isatty()
-    say_licences(request.model for request in requests)
+    print_licences(request.model for request in requests)
     for request in requests:
         with (
             log_lines(quiet),

@@ -23,7 +23,7 @@ from trinat.pipelines.common.config import check, read_yaml
 from trinat.pipelines.common.exits import Exit, batch_exit
 from trinat.pipelines.common.text import count
 from trinat.pipelines.jobs.lock import claimed
-from trinat.pipelines.jobs.pool import isolated
+from trinat.pipelines.jobs.pool import run_isolated
 from trinat.pipelines.prepare.labelling import add_csf_of_model, label_with_model
 from trinat.pipelines.prepare.options import PrepareConfig
 from trinat.pipelines.prepare.subject_job import (
@@ -157,7 +157,7 @@ def prepare_store(
         ]
 
         stamps_before = [_stamp(job.path) for job in todo]
-        made = isolated(make_subject, todo, jobs, killed=killed, finished=finished)
+        made = run_isolated(make_subject, todo, jobs, killed=killed, finished=finished)
         outcomes = {outcome.subject: outcome for outcome in made}
         # By the files, not by what workers say: one that dies may have made its subject before,
         # and whoever tries that subject again finds it current.

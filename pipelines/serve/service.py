@@ -33,7 +33,7 @@ from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException as AnyHTTPException
 from starlette.requests import ClientDisconnect
 
-from trinat.pipelines.common.models import say_licences
+from trinat.pipelines.common.models import print_licences
 from trinat.pipelines.jobs.lock import run_lock
 from trinat.pipelines.predict.settings import PredictRequest
 from trinat.pipelines.serve.learner import Learner, Learning
@@ -504,15 +504,17 @@ async def _answer_error(_: Request, error: Exception) -> Response:
 
 
 def run_service(
-    request: PredictRequest, settings: ServiceSettings, say: Callable[[str], object]
+    request: PredictRequest,
+    settings: ServiceSettings,
+    on_listening: Callable[[str], object],
 ) -> None:
     """Serve until a signal, and segment the uploaded scans as specified by `request`.
 
-    `say` is called with the address once the service listens. Raises the error that ended the
-    engine.
+    `on_listening` is called with the address once the service listens. Raises the error that
+    ended the engine.
     """
     model = find_model(request.model)
-    say_licences([request.model])
+    print_licences([request.model])
     folder = settings.folder
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if settings.queue is None:
@@ -552,7 +554,7 @@ def run_service(
             def begin(address: str) -> None:
                 engine.start()
                 learner.start()
-                say(address)
+                on_listening(address)
 
             answer(
                 app,
@@ -561,7 +563,7 @@ def run_service(
                 port=settings.port,
                 names=settings.names,
                 max_body=settings.max_upload_bytes,
-                say=begin,
+                on_listening=begin,
             )
             learner.stop()
             engine.stop()

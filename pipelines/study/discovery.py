@@ -19,12 +19,12 @@ from natsort import natsorted
 from trinat.pipelines.study.cases import Case, Found, Refusal
 from trinat.pipelines.study.naming import LEFT_OUT, RESULT_ENDINGS, T1W
 from trinat.segmentation.data.sources.base import safe_component, without_suffix
-from trinat.segmentation.data.sources.bids import anat_files, entities, misnamed
+from trinat.segmentation.data.sources.bids import anat_files, entities, naming_problem
 from trinat.segmentation.data.sources.freesurfer import find_image, why_no_scan
 from trinat.segmentation.errors import ConfigError, InputError, reason_of, some
 from trinat.segmentation.io.dicom.series import find_series, is_dicom
 from trinat.segmentation.io.files import read_text
-from trinat.segmentation.io.streams import SCAN_SUFFIXES, what_to_give
+from trinat.segmentation.io.streams import SCAN_SUFFIXES, remedy_for_format
 
 _LISTS = (".txt", ".list")
 # Image formats of other programs that users may expect to be segmented.
@@ -335,7 +335,7 @@ def _name_cases(
                 reason = "not a regular file"
             refusals.append(Refusal(str(relative), reason, case=name))
         elif not is_scan(path):
-            reason = f"not a known kind of scan: {what_to_give(path)}"
+            reason = f"not a known kind of scan: {remedy_for_format(path)}"
             refusals.append(Refusal(str(relative), reason))
         else:
             yield Case(name, path, str(relative))
@@ -432,7 +432,7 @@ def find_bids(
     images = natsorted(anat_files(root, suffix), key=str)
     for path in images:
         place = path.relative_to(root)
-        if reason := misnamed(path, root):
+        if reason := naming_problem(path, root):
             refusals.append(Refusal(str(place), reason))
             continue
         stem = without_suffix(path).removesuffix(f"_{suffix}")

@@ -39,7 +39,7 @@ from trinat.segmentation.data.sources.bids import (
     OWN_SPACES,
     anat_files,
     entities,
-    is_of_other_things,
+    is_cortical_parcellation,
     kind_of_labels,
 )
 from trinat.segmentation.data.sources.freesurfer import (
@@ -56,7 +56,7 @@ from trinat.segmentation.errors import (
     EvaluationError,
     InputError,
 )
-from trinat.segmentation.io.streams import SCAN_SUFFIXES, is_archive, what_to_give
+from trinat.segmentation.io.streams import SCAN_SUFFIXES, is_archive, remedy_for_format
 from trinat.segmentation.labels.folding import FoldingTable
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ def find_files(
     if place.is_file():
         if is_archive(place):
             raise EvaluationError(
-                "not a known kind of scan", where=place, remedy=what_to_give(place)
+                "not a known kind of scan", where=place, remedy=remedy_for_format(place)
             )
         return _with_persons([replace(_named(place), is_given=True)], place.parent)
     if not place.is_dir():
@@ -266,7 +266,7 @@ def _is_plain(labels: Path) -> bool:
     """
     space = entities(without_suffix(labels)).get("space")
     is_on_scan = space in OWN_SPACES or f"_{space}".lower() in _SCANS
-    return is_on_scan and not is_of_other_things(labels)
+    return is_on_scan and not is_cortical_parcellation(labels)
 
 
 def _of_subjects_dir(root: Path, find: Callable[[Path], Path | None]) -> list[ScanFile]:

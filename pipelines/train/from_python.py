@@ -17,7 +17,7 @@ from trinat.pipelines.train.launch import launch
 from trinat.pipelines.train.log import METRICS_FILE, VALIDATIONS_FILE, read_rows
 from trinat.pipelines.train.progress import training_progress
 from trinat.pipelines.train.result import CONFIG, best_dice
-from trinat.pipelines.train.run import on_store, read_recipe
+from trinat.pipelines.train.run import adapt_to_store, read_recipe
 from trinat.pipelines.train.settings import TrainSettings
 from trinat.segmentation.errors import ConfigError
 from trinat.segmentation.training.config import Recipe
@@ -161,7 +161,7 @@ def train(
         )
     whole = read_recipe(os.fspath(recipe), as_overrides(settings or {}))
     if store is not None:
-        whole = on_store(whole, Path(store))
+        whole = adapt_to_store(whole, Path(store))
     folder = Path("runs") / whole.name if out is None else Path(out)
     asked = TrainSettings(view=view, resume=resume, seconds=seconds, devices=devices)
 

@@ -20,7 +20,7 @@ from tempfile import TemporaryDirectory
 
 from torch import distributed
 
-from trinat.pipelines.jobs.pool import pickled
+from trinat.pipelines.jobs.pool import pickle_error
 from trinat.pipelines.jobs.process import cpu_count, prepare_process
 from trinat.pipelines.train.job import Watcher
 from trinat.pipelines.train.progress import training_progress
@@ -217,7 +217,7 @@ def _train_together(request: _Request) -> list[Path]:
                 "another process has died", where=request.out, remedy=remedy
             ) from error
         if request.error_file is not None:
-            write_whole(request.error_file, pickled(error))
+            write_whole(request.error_file, pickle_error(error))
         raise
 
 

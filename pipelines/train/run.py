@@ -103,7 +103,7 @@ def read_recipe(name_or_path: str, settings: Sequence[str] = ()) -> Recipe:
     return recipe.model_copy(update={"network": shapes.pop()})
 
 
-def on_store(recipe: Recipe, root: Path, split: Path | None = None) -> Recipe:
+def adapt_to_store(recipe: Recipe, root: Path, split: Path | None = None) -> Recipe:
     """Adapt a recipe to a store: its slices and split, its classes and views.
 
     What the recipe says of a store (its augmentation) stays; a recipe that knows none is trained on

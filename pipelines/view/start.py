@@ -48,9 +48,11 @@ def answer(
     names: Collection[str] = (),
     max_body: int = MAX_BODY,
     policy: str = POLICY,
-    say: Callable[[str], object],
+    on_listening: Callable[[str], object],
 ) -> None:
-    """Answer requests until a signal; `say` is called with the address and token once listening.
+    """Answer requests until a signal.
+
+    `on_listening` is called with the address and token once the server listens.
 
     Port 0 is any free one. `names` are those of reverse proxies. `token`, `max_body` (bytes) and
     `policy` are those of `Guard`. Raises ConfigError if it cannot listen.
@@ -88,7 +90,7 @@ def answer(
 
         # uvicorn raises the signal again when it has stopped, which would end this process as well.
         with stop_signals(stop):
-            say(f"http://{shown}:{port}/?token={token}")
+            on_listening(f"http://{shown}:{port}/?token={token}")
             server.run(sockets=[listening])
 
 

@@ -79,7 +79,7 @@ def _server(sound: Path) -> str:
     threading.Thread(
         target=start.answer,
         args=(app, "secret"),
-        kwargs={"max_body": 10**6, "say": said.put},
+        kwargs={"max_body": 10**6, "on_listening": said.put},
         daemon=True,
     ).start()
     return said.get(timeout=20)

@@ -27,7 +27,7 @@ from torch.nn.functional import cross_entropy
 from trinat.pipelines.jobs.process import prepare_process
 from trinat.pipelines.prepare.making import prepare_store
 from trinat.pipelines.prepare.options import PrepareConfig
-from trinat.pipelines.train.run import on_store, read_recipe
+from trinat.pipelines.train.run import adapt_to_store, read_recipe
 from trinat.segmentation import timing
 from trinat.segmentation.data.splits import Split
 from trinat.segmentation.data.store import SPLIT, Store
@@ -120,7 +120,7 @@ def run(*arguments: str) -> None:
     prepare_process(given.threads)
     with tempfile.TemporaryDirectory() as folder:
         store = make_store(Path(folder))
-        recipe = on_store(read_recipe(given.recipe, given.set), store)
+        recipe = adapt_to_store(read_recipe(given.recipe, given.set), store)
         trainer, ours = our_step(recipe)
         steps = {
             "bare": bare_step(recipe, trainer.precision, with_loss=False),

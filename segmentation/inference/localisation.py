@@ -144,7 +144,7 @@ def is_whole_head(image: Tensor, region: BrainRegion) -> bool:
     return beyond > _WHOLE_HEAD * int(tissue.sum())
 
 
-def kept_around(inside: NDArray[np.bool_], along: int) -> NDArray[np.bool_]:
+def mask_around(inside: NDArray[np.bool_], along: int) -> NDArray[np.bool_]:
     """Return the mask to keep of a head, from its inside in every second slice along an axis.
 
     `inside` (X, Y, Z) is empty in the other slices.

@@ -28,7 +28,7 @@ from trinat.segmentation.inference.localisation import (
     BrainRegion,
     brain_region,
     is_whole_head,
-    kept_around,
+    mask_around,
 )
 from trinat.segmentation.inference.network import (
     ComputePrecision,
@@ -511,7 +511,7 @@ class Predictor:
                 everywhere = BrainRegion.whole(image.shape)
                 inside = stripper.find_inside(on_device, everywhere)
             along = stripper.axes[stripper.views[0]].along
-            return torch.from_numpy(kept_around(inside.cpu().numpy(), along))
+            return torch.from_numpy(mask_around(inside.cpu().numpy(), along))
 
         with stage("stripping"):
             kept = stripper.with_less_memory(work)

@@ -63,7 +63,7 @@ def prepare_scan(volume: Volume, preprocessing: Preprocessing) -> Conformed:
         to_working = GridMap.between(upright.grid, conformed.plan.working)
         values = resample_image(upright.data, to_working)
         image = replace(image, data=from_minimum_to_maximum(values))
-    return as_networks_take_it(image, conformed.plan, preprocessing)
+    return to_model_axes(image, conformed.plan, preprocessing)
 
 
 def needed_shape(preprocessing: Preprocessing) -> Shape | None:
@@ -78,7 +78,7 @@ def needed_shape(preprocessing: Preprocessing) -> Shape | None:
     return to_shape(preprocessing.shape[axis] for axis, _ in order)
 
 
-def as_networks_take_it(
+def to_model_axes(
     image: Volume, plan: ConformPlan, preprocessing: Preprocessing
 ) -> Conformed:
     """Reorder the axes of an image on the working grid to those of a model.

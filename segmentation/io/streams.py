@@ -43,7 +43,7 @@ def is_archive(path: Path) -> bool:
     return path.name.lower().endswith(_ARCHIVE_SUFFIXES)
 
 
-def what_to_give(path: Path) -> str:
+def remedy_for_format(path: Path) -> str:
     """Return the remedy for a file that is no supported kind of scan."""
     if is_archive(path):
         return "unpack the archive and give the folder"

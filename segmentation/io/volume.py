@@ -34,7 +34,7 @@ from trinat.segmentation.io.foreign_images import (
 )
 from trinat.segmentation.io.headers import from_nifti
 from trinat.segmentation.io.orientation import TrustAffine, place
-from trinat.segmentation.io.streams import SCAN_SUFFIXES, what_to_give
+from trinat.segmentation.io.streams import SCAN_SUFFIXES, remedy_for_format
 from trinat.segmentation.io.voxels import (
     for_disk,
     read_pair_of_files,
@@ -236,7 +236,7 @@ class Volume:
             raise FormatError(
                 "not a known kind of scan",
                 where=where,
-                remedy=what_to_give(where),
+                remedy=remedy_for_format(where),
             )
         elif name.endswith(_PAIR_SUFFIXES):
             header, voxels, digest = read_pair_of_files(where)

@@ -23,9 +23,9 @@ from trinat.segmentation.inference.localisation import BrainRegion
 from trinat.segmentation.inference.prediction import Prediction
 from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.inference.preparation import (
-    as_networks_take_it,
     from_minimum_to_maximum,
     needed_shape,
+    to_model_axes,
 )
 from trinat.segmentation.inference.prior import most_probable
 from trinat.segmentation.io.volume import Volume
@@ -42,7 +42,7 @@ from trinat.segmentation.timing import stage
 __all__ = [
     "TimePoint",
     "Together",
-    "evened",
+    "equalise_brightness",
     "image_to_align",
     "in_order",
     "segment_person",
@@ -136,7 +136,7 @@ def segment_person(
             image = on_working_scale(reoriented(scan, "RAS"))
             to_grid = GridMap.between(image.grid, space.in_scan(number))
             data.append(resample_image(image.data, to_grid))
-        data = evened(data)
+        data = equalise_brightness(data)
         template = np.asarray(np.mean(data, axis=0), np.float32)
         prepared = [
             _prepared(predictor, scan, space, number, in_space)
@@ -151,7 +151,7 @@ def segment_person(
     return predictor.with_less_memory(work)
 
 
-def evened(images: Sequence[Image]) -> list[Image]:
+def equalise_brightness(images: Sequence[Image]) -> list[Image]:
     """Make images (X, Y, Z) on one grid of 1 mm equally bright, each by a smooth gain.
 
     Where all images show tissue, each gets the geometric mean of their local means.
@@ -217,7 +217,7 @@ def _conformed(predictor: Predictor, image: Image, plan: ConformPlan) -> Conform
     if preprocessing.scaling == "minimum-maximum":
         image = from_minimum_to_maximum(image)
     volume = Volume(image, plan.working.affine, plan.codes)
-    return as_networks_take_it(volume, plan, preprocessing)
+    return to_model_axes(volume, plan, preprocessing)
 
 
 def _segment(

@@ -92,7 +92,7 @@ class Made:
                 found[label.name] = f"rejected by {', '.join(raters)}"
         return found
 
-    def measured_though_rejected(
+    def rejected_but_measured(
         self, scheme: LabelScheme, rejected: Mapping[str, str]
     ) -> set[str]:
         """Return rejected structures whose rejection has no effect on measurements.

@@ -68,7 +68,7 @@ class GridMap:
         Boxes are in voxels, within the target grid; the result may be empty. It may be a little too
         large, never too small.
         """
-        lowest, highest = self.touched(source)
+        lowest, highest = self.target_range(source)
         lowest = np.floor(lowest)
         highest = np.ceil(highest)
         sides = []
@@ -80,7 +80,9 @@ class GridMap:
             sides.append(slice(start, stop))
         return to_box(sides)
 
-    def touched(self, source: Box) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def target_range(
+        self, source: Box
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return the range of target indices that a part of the source contributes to.
 
         The lowest and the highest of each axis, (3,), which may lie outside of the target.

@@ -265,7 +265,7 @@ class _LabelVotes:
         # padding or cropping the target changes no voxel.
         border = 2
         whole_map = whole([length - border for length in self._labels.shape])
-        lowest, _ = to.touched(whole_map)
+        lowest, _ = to.target_range(whole_map)
         first = torch.from_numpy(np.floor(lowest + _ROUNDING)).long()
         for rows in slabs(to.shape):
             agreed = self._unanimous_label(to, rows, points)

@@ -42,7 +42,7 @@ def answered(
     thread = threading.Thread(
         target=start.answer,
         args=(app, "secret"),
-        kwargs={"say": said.put, **settings},
+        kwargs={"on_listening": said.put, **settings},
     )
     thread.start()
     try:

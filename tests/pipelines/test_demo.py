@@ -22,7 +22,7 @@ COARSE = Geometry("sub-coarse", (3.0, 3.0, 4.0), "LIP", 10)
 def test_a_coarse_oblique_head_goes_the_whole_path(tmp_path: Path) -> None:
     heard: list[str] = []
     status = run_demo(
-        tmp_path, model=str(random_model()), geometries=[COARSE], say=heard.append
+        tmp_path, model=str(random_model()), geometries=[COARSE], on_step=heard.append
     )
     assert status == Exit.OK
     assert [line.partition(":")[0].split()[0] for line in heard] == [

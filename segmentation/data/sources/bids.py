@@ -56,7 +56,7 @@ def _find(root: Path, options: SourceOptions) -> Listed:
         pipelines = sorted(path for path in derivatives.iterdir() if path.is_dir())
     for path in scans:
         name = without_suffix(path)
-        reason = misnamed(path, root)
+        reason = naming_problem(path, root)
         if reason:
             yield Exclusion(name, reason, broken=True)
             continue
@@ -112,7 +112,7 @@ def entities(name: str) -> dict[str, str]:
     return found
 
 
-def misnamed(path: Path, root: Path) -> str:
+def naming_problem(path: Path, root: Path) -> str:
     """Return the reason why an image's name and folder do not identify it, or "".
 
     `root` is the dataset's folder, above sub-*. The reason is a phrase for the ledger. Such an
@@ -189,10 +189,10 @@ def _is_segmentation_of(labels: Path, own: Mapping[str, str]) -> bool:
         return False
     if theirs.get("space") not in OWN_SPACES:
         return False
-    return kind_of_labels(labels) == "" and not is_of_other_things(labels)
+    return kind_of_labels(labels) == "" and not is_cortical_parcellation(labels)
 
 
-def is_of_other_things(labels: Path) -> bool:
+def is_cortical_parcellation(labels: Path) -> bool:
     """Return True if the name of a derivative's `_dseg` says that it is a cortical parcellation."""
     theirs = entities(without_suffix(labels))
     kinds = {theirs.get(entity) for entity in _KINDS}

@@ -108,7 +108,7 @@ def quiet() -> Iterator[None]:
 
 
 @contextmanager
-def damage_explained(where: Path) -> Iterator[None]:
+def convert_errors(where: Path) -> Iterator[None]:
     """Turn any exception of pydicom into a one-line IntegrityError: its own may quote the header.
 
     InputError and MemoryError pass through.
@@ -129,7 +129,7 @@ def parse(raw: bytes, where: Path, *, whole: bool = False) -> tuple[Dataset, int
     have. With `whole` the result is the complete header, including the patient's name, else
     only the elements that are used. Raises an InputError if the file is no image, and if the
     header would take too much memory. Exceptions of pydicom for damage pass through: call it
-    within `damage_explained`.
+    within `convert_errors`.
     """
     from pydicom import dcmread
 

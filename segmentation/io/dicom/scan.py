@@ -16,7 +16,7 @@ from trinat.segmentation.io.dicom.frames import Frame, Stack, frames_of, stack
 from trinat.segmentation.io.dicom.parsing import (
     MAX_HEADER,
     REMAKE,
-    damage_explained,
+    convert_errors,
     frame_count,
     parse,
 )
@@ -119,13 +119,13 @@ def load(place: Path, names: Sequence[str] = (), *, whole: bool = False) -> Load
             if file_digest in seen:
                 continue
             seen.add(file_digest)
-            with damage_explained(where):
+            with convert_errors(where):
                 dataset, pixels_at = parse(raw, where, whole=whole)
                 file = DicomFile(where, dataset, raw, pixels_at)
                 frames += frames_of(dataset, number, where)
                 _check_pixels(file)
             files[number] = file._replace(raw=b"") if whole else file
-    with damage_explained(place):
+    with convert_errors(place):
         datasets = [file.dataset for file in files.values()]
         header, slices = _lay_out(datasets, frames, place)
     notes = slices.notes
@@ -260,7 +260,7 @@ def decode(file: DicomFile) -> NDArray[Any]:
     start = at + (8 if syntax.is_implicit_VR else 12)
     length = int.from_bytes(raw[start - 4 : start], order)
     is_undefined = length == _UNDEFINED_LENGTH
-    with damage_explained(where):
+    with convert_errors(where):
         kind = "OW"
         if not syntax.is_implicit_VR:
             kind = raw[at + 4 : at + 6].decode("ascii")

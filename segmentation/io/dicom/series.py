@@ -29,7 +29,7 @@ from trinat.segmentation.errors import (
 from trinat.segmentation.io.dicom.parsing import (
     MAX_HEADER,
     START_LENGTH,
-    damage_explained,
+    convert_errors,
     frame_count,
     functional_group,
     has_magic,
@@ -191,7 +191,7 @@ def find_series(
                 continue
             where = place / name
             try:
-                with damage_explained(where):
+                with convert_errors(where):
                     dataset, _ = parse(raw, where)
                     uid = str(dataset.SeriesInstanceUID)
                     reason = why_left_out(dataset, any_contrast=any_contrast)

@@ -9,7 +9,7 @@ import pytest
 from helpers.overfitted import random_model
 
 from trinat.pipelines.cli import main
-from trinat.pipelines.common.models import say_licences
+from trinat.pipelines.common.models import print_licences
 from trinat.segmentation.models.checkpoint import load_model, save_model
 from trinat.segmentation.models.model_info import Description, Training
 
@@ -22,7 +22,7 @@ def test_each_licence_is_printed_once_on_stderr(
         folder.mkdir()
         (folder / "model.yaml").write_text(f"training: {{licence: {licence}}}")
     bound = str(tmp_path / "bound")
-    say_licences([bound, str(tmp_path / "free"), bound])
+    print_licences([bound, str(tmp_path / "free"), bound])
     out, err = capsys.readouterr()
     assert out == ""
     assert err == "trinat: the weights of bound are licensed under CC BY-NC 3.0\n"

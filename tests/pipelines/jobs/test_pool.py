@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from trinat.pipelines.jobs.pool import READY, Done, Pool, isolated, pickled
+from trinat.pipelines.jobs.pool import READY, Done, Pool, pickle_error, run_isolated
 from trinat.segmentation.errors import DeviceError
 
 
@@ -33,7 +33,7 @@ def killed(number: int) -> int:
 
 def test_an_item_that_ends_its_process_costs_itself_alone() -> None:
     told: list[tuple[int, int, int]] = []
-    answers = isolated(
+    answers = run_isolated(
         double,
         [1, 2, 3, 4, 5],
         2,
@@ -65,7 +65,7 @@ def at_work_beside(folder: Path) -> int:
 def test_an_item_that_died_of_want_of_memory_is_tried_again_with_none_beside_it(
     tmp_path: Path,
 ) -> None:
-    answers = isolated(
+    answers = run_isolated(
         at_work_beside,
         [tmp_path] * 3,
         3,
@@ -77,7 +77,7 @@ def test_an_item_that_died_of_want_of_memory_is_tried_again_with_none_beside_it(
 
 def test_what_the_work_raises_is_raised_with_the_traceback_of_its_process() -> None:
     with pytest.raises(ValueError, match="99 is too much") as raised:
-        isolated(double, [1, 99, 2], 2, killed=killed, torch_threads=None)
+        run_isolated(double, [1, 99, 2], 2, killed=killed, torch_threads=None)
     assert "in double" in raised.value.__notes__[0]
 
 
@@ -97,7 +97,9 @@ def write_slowly(path: Path) -> None:
 def test_what_is_in_hand_is_finished_before_an_error_is_raised(tmp_path: Path) -> None:
     paths = [tmp_path / "slow", tmp_path / "refused", tmp_path / "later"]
     with pytest.raises(OSError, match="no space"):
-        isolated(write_slowly, paths, 2, killed=lambda path: None, torch_threads=None)
+        run_isolated(
+            write_slowly, paths, 2, killed=lambda path: None, torch_threads=None
+        )
     assert {path.name for path in tmp_path.iterdir()} == {"slow", "refused.begun"}
 
 
@@ -114,7 +116,7 @@ def test_an_error_that_cannot_be_unpickled_is_said_in_its_words_with_its_traceba
     try:
         raise FromTwoError("no kernel", "too old")
     except FromTwoError as error:
-        told = pickle.loads(pickled(error))
+        told = pickle.loads(pickle_error(error))
     assert str(told) == "FromTwoError: no kernel: too old"
     assert "in test_an_error_that_cannot_be" in told.__notes__[0]
 

@@ -9,7 +9,7 @@ import pytest
 from helpers.small_store import all_train, small_store
 from helpers.tiny_training import SILENT, tiny_recipe, weights
 
-from trinat.pipelines.train.run import on_store, train
+from trinat.pipelines.train.run import adapt_to_store, train
 from trinat.segmentation.data.splits import Split
 from trinat.segmentation.data.store import SPLIT, Store
 from trinat.segmentation.labels.scheme import LabelScheme
@@ -30,7 +30,7 @@ def test_a_recipe_takes_what_a_store_has_and_says_who_made_its_labels(
     views = [view.value for view in View]
     stages = [{"name": "sides", "views": ["sagittal"]}, {"name": "train"}]
     changes = {"views": views, "schedule": {"steps": 2}, "stages": stages}
-    recipe = on_store(tiny_recipe(tmp_path, **changes), store)
+    recipe = adapt_to_store(tiny_recipe(tmp_path, **changes), store)
     # The store has no sagittal slices, and no subject for validation.
     assert (recipe.scheme, recipe.views) == ("tissue4", (View.CORONAL, View.AXIAL))
     (stage,) = recipe.stages
@@ -54,13 +54,13 @@ def test_a_recipe_of_stores_keeps_its_augmentation_but_flips_no_scheme_of_one_si
     split.write(store / SPLIT)
     monkeypatch.setattr(LabelScheme, "has_unpartnered_sides", one_sided)
     plain = tiny_recipe(tmp_path)
-    (stage,) = on_store(plain, store).stages
+    (stage,) = adapt_to_store(plain, store).stages
     # The synthetic scans of the recipe are replaced, and real persons choose the weights.
     assert (stage.data.synthetic, stage.validation is None) == (None, False)
     augmentation = {"flip": 0.25, "gamma": 0.125}
     own = {"path": "other", "split": "other.json", "augmentation": augmentation}
     data = plain.stages[0].data.model_dump(mode="json") | {"store": own}
-    (stage,) = on_store(tiny_recipe(tmp_path, data=data), store).stages
+    (stage,) = adapt_to_store(tiny_recipe(tmp_path, data=data), store).stages
     held = stage.data.store
     assert held is not None
     assert (held.path, held.split) == (store, store / SPLIT)

@@ -50,7 +50,7 @@ def url() -> Iterator[str]:
     thread = threading.Thread(
         target=start.answer,
         args=(app, TOKEN),
-        kwargs={"max_body": 1000, "say": said.put},
+        kwargs={"max_body": 1000, "on_listening": said.put},
     )
     thread.start()
     parts = urlsplit(said.get(timeout=10))
@@ -244,4 +244,4 @@ def test_a_taken_port_is_told_in_one_line() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=r"in use.*--port 0 for a free one"):
-            start.answer(app, TOKEN, port=port, say=print)
+            start.answer(app, TOKEN, port=port, on_listening=print)

@@ -18,7 +18,7 @@ from trinat.segmentation.grid import whole
 from trinat.segmentation.inference.localisation import (
     BrainRegion,
     is_whole_head,
-    kept_around,
+    mask_around,
 )
 from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.inference.preparation import STRIPPED, Sight
@@ -65,7 +65,7 @@ def test_two_voxels_around_the_inside_of_the_skull_are_kept() -> None:
     inside[35:37, 15, 35:37] = True
     expected = np.zeros(SHAPE, bool)
     expected[8:32, 8:33, 8:32] = True
-    np.testing.assert_array_equal(kept_around(inside, along=1), expected)
+    np.testing.assert_array_equal(mask_around(inside, along=1), expected)
 
 
 def test_networks_see_nothing_beyond_what_is_kept() -> None:

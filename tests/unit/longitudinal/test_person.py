@@ -15,7 +15,7 @@ from trinat.segmentation.inference.preparation import REVERSED, Reversal
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.longitudinal.person import (
     TimePoint,
-    evened,
+    equalise_brightness,
     image_to_align,
     in_order,
     segment_person,
@@ -131,14 +131,14 @@ def test_the_template_says_for_all_scans_whether_networks_see_them_reversed(
 def test_images_get_the_geometric_mean_of_their_brightness() -> None:
     tissue = np.full((40, 36, 33), 0.8, np.float32)
     tissue[20:24, 20:24, 20:24] = 0.4
-    for image in evened([tissue * 1.25, tissue / 1.25]):
+    for image in equalise_brightness([tissue * 1.25, tissue / 1.25]):
         assert image == pytest.approx(tissue, abs=1e-3)
 
 
 def test_shading_that_rises_over_a_short_field_is_halved_at_least() -> None:
     tissue = np.full((80, 72, 66), 0.8, np.float32)
     gain = np.exp(np.linspace(-0.1, 0.1, 80, dtype=np.float32))[:, None, None]
-    first, second = evened([tissue * gain, tissue / gain])
+    first, second = equalise_brightness([tissue * gain, tissue / gain])
     before = np.abs(np.log(gain**2)).mean()
     assert np.abs(np.log(first / second)).mean() < 0.5 * before
 
@@ -148,10 +148,10 @@ def test_a_structure_that_changed_is_no_shading() -> None:
     second = first.copy()
     second[30:36, 30:36, 30:36] = 0.4
     before = float(second[32, 32, 32] / first[32, 32, 32])
-    found, other = evened([first, second])
+    found, other = equalise_brightness([first, second])
     assert other[32, 32, 32] / found[32, 32, 32] == pytest.approx(before, rel=0.02)
 
 
 def test_empty_images_stay_empty() -> None:
     nothing = np.zeros((8, 8, 8), np.float32)
-    assert all(not image.any() for image in evened([nothing, nothing]))
+    assert all(not image.any() for image in equalise_brightness([nothing, nothing]))

@@ -43,14 +43,14 @@ def test_a_rejected_structure_does_not_count_where_it_stands_alone() -> None:
         "CSF": "rejected by berta",
         "Left-Thalamus": "rejected by anna",
     }
-    assert made.measured_though_rejected(ALL, rejected) == set()
+    assert made.rejected_but_measured(ALL, rejected) == set()
 
 
 def test_a_rejected_part_of_a_structure_is_measured_and_said_to_be() -> None:
     rejected = {"Left-Thalamus": "anna", "CSF": "berta"}
     made = Made(source=ALL)
     assert made.left_out(TISSUE, rejected) == {}
-    assert made.measured_though_rejected(TISSUE, rejected) == set(rejected)
+    assert made.rejected_but_measured(TISSUE, rejected) == set(rejected)
 
 
 def test_all_predicted_parts_rejected_is_all_rejected() -> None:
