@@ -1,0 +1,119 @@
+"""Training of the network for lesions, on features of voxels.
+
+Most voxels of a brain are easy: a sample has all kinds of them, each with the number of voxels that
+it stands for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from trinat.segmentation.inference.lesion_network import (
+    FEATURES,
+    Image,
+    LesionNetwork,
+    VoxelFeatures,
+)
+
+# Voxels of a scan that are sampled: of lesions, bright ones that are no lesion, and others.
+_LESION_VOXELS = 4000
+_BRIGHT_VOXELS = 12_000
+_OTHER_VOXELS = 6000
+# A voxel whose surroundings are brighter than white matter by this share may look like a lesion.
+_BRIGHT = 0.1
+# Scans with few lesions weigh as much as others with some more voxels of lesions.
+_EXTRA_VOXELS = 2000
+_BATCH = 4096
+_RATE = 5e-3
+_WEIGHT_DECAY = 5e-2
+_DICE_WEIGHT = 0.5
+
+
+@dataclass(frozen=True, eq=False)
+class VoxelSample:
+    """Some voxels of a scan: features (N, F), whether each is lesion (N,), and weights (N,)."""
+
+    features: NDArray[np.float32]
+    is_lesion: NDArray[np.bool_]
+    weights: NDArray[np.float32]
+
+
+def sample_voxels(
+    features: VoxelFeatures,
+    lesions: NDArray[np.bool_],
+    rng: np.random.Generator,
+    weight: float = 1.0,
+) -> VoxelSample:
+    """Sample voxels of a scan with known `lesions` (X, Y, Z); `weight` is that of the scan."""
+    values = features.values
+    is_lesion = lesions[features.places]
+    is_bright = values[:, FEATURES.index("brighter_1mm")] > _BRIGHT
+    chosen = []
+    weights = []
+    for members, most in (
+        (is_lesion, _LESION_VOXELS),
+        (~is_lesion & is_bright, _BRIGHT_VOXELS),
+        (~is_lesion & ~is_bright, _OTHER_VOXELS),
+    ):
+        places = np.flatnonzero(members)
+        kept = places
+        if len(places) > most:
+            kept = rng.choice(places, most, replace=False)
+        chosen.append(kept)
+        weights.append(np.full(len(kept), len(places) / max(len(kept), 1)))
+    of_scan = weight / (is_lesion.sum() + _EXTRA_VOXELS)
+    every = np.concatenate(chosen)
+    return VoxelSample(
+        values[every],
+        is_lesion[every],
+        (np.concatenate(weights) * of_scan).astype(np.float32),
+    )
+
+
+def fit_lesion_network(
+    samples: Sequence[VoxelSample], prior: Image, *, steps: int, seed: int = 0
+) -> LesionNetwork:
+    """Train a network on voxels of several scans: cross entropy, and Dice of the whole batch.
+
+    `prior` is the map of how often lesions lie at a place. The same seed gives the same network.
+    """
+    features = torch.from_numpy(np.concatenate([one.features for one in samples]))
+    truth = torch.from_numpy(np.concatenate([one.is_lesion for one in samples])).float()
+    weights = torch.from_numpy(np.concatenate([one.weights for one in samples]))
+    generator = torch.Generator().manual_seed(seed)
+    with torch.random.fork_rng([]):
+        torch.manual_seed(seed)
+        network = LesionNetwork(prior.shape)
+    network.prior.copy_(torch.from_numpy(prior))
+    network.mean.copy_(features.mean(0))
+    network.deviation.copy_(features.std(0).clamp(min=1e-3))
+    optimiser = torch.optim.AdamW(
+        network.parameters(), _RATE, weight_decay=_WEIGHT_DECAY
+    )
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
+    # Heavy voxels are drawn more often, but not so often as their weight says: the rest of it
+    # stays with the draw.
+    likelihood = (weights / weights.mean()).sqrt()
+    for _ in range(steps):
+        drawn = torch.multinomial(
+            likelihood, _BATCH, replacement=True, generator=generator
+        )
+        left = likelihood[drawn]
+        left = left / left.mean()
+        logits = network(features[drawn])
+        loss = binary_cross_entropy_with_logits(logits, truth[drawn], weight=left)
+        found = torch.sigmoid(logits)
+        both = (left * found * truth[drawn]).sum()
+        either = (left * (found + truth[drawn])).sum()
+        loss = loss + _DICE_WEIGHT * (1 - 2 * both / either.clamp(min=1e-6))
+        optimiser.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimiser.step()
+        schedule.step()
+    return network.eval()
