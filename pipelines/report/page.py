@@ -15,6 +15,7 @@ from importlib import resources
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
+from trinat.pipelines.study.record import unit_of
 from trinat.segmentation.rendering.pictures import data_uri
 
 if TYPE_CHECKING:
@@ -171,8 +172,9 @@ def short_name(structure: str) -> str:
     """Return a structure's name in its short form.
 
     Left-Cerebral-White-Matter becomes L Cerebral White Matter, group:cortical becomes Cortical,
-    all, and a parcel's ctx-lh-insula becomes L insula. Other names keep their words, with spaces in
-    place of hyphens.
+    all, and a parcel's ctx-lh-insula becomes L insula. Columns of further outputs lose their
+    underscores: lh_insula_thickness becomes L insula, CC_area_mm2 becomes CC area (mm²). Other
+    names keep their words, with spaces in place of hyphens.
     """
     if structure.startswith("group:"):
         group = structure.removeprefix("group:").replace("-", " ")
@@ -182,7 +184,20 @@ def short_name(structure: str) -> str:
     for side, letter in _SIDES:
         if structure.startswith(side):
             return letter + structure.removeprefix(side).replace("-", " ")
+    if unit_of(structure):
+        return _short_column(structure)
     return structure.replace("-", " ")
+
+
+def _short_column(column: str) -> str:
+    """Return the short form of a column of a further output."""
+    for hemisphere, letter in (("lh_", "L "), ("rh_", "R ")):
+        if column.startswith(hemisphere):
+            parcel = column.removeprefix(hemisphere).removesuffix("_thickness")
+            return letter + parcel.replace("MeanThickness", "mean thickness")
+    unit = unit_of(column)
+    shown = unit.replace("mm3", "mm³").replace("mm2", "mm²")
+    return f"{column.removesuffix(f'_{unit}').replace('_', ' ')} ({shown})"
 
 
 def provenance(started: datetime, command: str, labels: str) -> dict[str, str]:

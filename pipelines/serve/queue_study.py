@@ -128,11 +128,11 @@ class QueueStudy(Study):
     def _item(self, submission: Submission) -> Item:
         """Return a scan as the page lists it: with its label map once it is done."""
         labels = None
-        parcels = None
+        layers = {}
         if submission.state == "done":
             labels = self.queue.file(submission, Product.LABELS)
             if submission.result.parcels:
-                parcels = self.queue.file(submission, Product.PARCELS)
+                layers["parcels"] = self.queue.file(submission, Product.PARCELS)
         # The page treats states that no ledger has, such as queued, as grades.
         state: Any = submission.state
         entry = Entry(
@@ -142,4 +142,4 @@ class QueueStudy(Study):
             reason=submission.reason,
             result=submission.result,
         )
-        return Item(submission.id, self.folder, entry, labels, parcels)
+        return Item(submission.id, self.folder, entry, labels, layers)

@@ -209,6 +209,12 @@ PLAIN_PARCEL_TABLE = "parcel_labels.tsv"
 # Tables that explain the numbers of maps of the corpus callosum.
 CALLOSUM_TABLE = "seg-callosum_dseg.tsv"
 PLAIN_CALLOSUM_TABLE = "callosum_labels.tsv"
+# Label maps that the viewer shows in place of the structures: the product, and the tables of its
+# numbers in plain folders and in BIDS datasets.
+LAYERS = {
+    "parcels": (Product.PARCELS, PLAIN_PARCEL_TABLE, PARCEL_TABLE),
+    "callosum": (Product.CALLOSUM, PLAIN_CALLOSUM_TABLE, CALLOSUM_TABLE),
+}
 # Part of the names of corrected label maps; in BIDS it replaces `desc-trinat`.
 CORRECTED = "_desc-corrected"
 # Table of all corrections in a folder of results.

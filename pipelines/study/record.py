@@ -396,18 +396,21 @@ class ScanResult(_Record):
             grades[name] = parcel.grade or ""
         return {name: grade for name, grade in grades.items() if grade in excluded}
 
-    def counted_volumes(self, *, parcels: bool = False) -> dict[str, float]:
+    def counted_volumes(self, *, layers: bool = False) -> dict[str, float]:
         """Return the volumes in mm³ that other scans are compared with, without those left out.
 
-        With `parcels`, the volumes of parcels are included.
+        With `layers`, the volumes of parcels and parts of the corpus callosum are included.
         """
         if self.why_left_out(EXCLUDED_GRADES):
             return {}
         left_out = self.structures_left_out(EXCLUDED_GRADES)
         volumes_mm3 = dict(self.volumes_mm3)
-        if parcels:
+        if layers:
             for name, parcel in self.parcels.items():
                 volumes_mm3[name] = parcel.mm3
+            callosum = self.callosum
+            if callosum is not None and callosum.grade not in EXCLUDED_GRADES:
+                volumes_mm3.update(callosum.volumes_mm3)
         return {name: mm3 for name, mm3 in volumes_mm3.items() if name not in left_out}
 
     def doubt_about(self, structure: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import cache, cached_property
 from pathlib import Path
@@ -29,9 +29,8 @@ from trinat.pipelines.study.naming import (
     CORRECTIONS,
     FOLD,
     LABEL_TABLE,
-    PARCEL_TABLE,
+    LAYERS,
     PLAIN_LABEL_TABLE,
-    PLAIN_PARCEL_TABLE,
     WORK,
     Product,
 )
@@ -73,7 +72,7 @@ class Structure:
 
 @dataclass(frozen=True)
 class Item:
-    """A scan of the list: its ledger entry, its label map and its map of parcels.
+    """A scan of the list: its ledger entry, its label map and its maps of other `LAYERS`.
 
     `folder` is the output folder of its ledger: the study's own folder, or that of a fold.
     """
@@ -82,7 +81,7 @@ class Item:
     folder: Path
     entry: Entry
     labels: Path | None
-    parcels: Path | None = None
+    layers: Mapping[str, Path] = field(default_factory=dict)
 
     @property
     def shown(self) -> Path | None:
@@ -150,8 +149,12 @@ class Study:
                 continue
             name = (folder / entry.case).relative_to(self.folder).as_posix()
             labels = _output(folder, entry, Product.LABELS)
-            parcels = _output(folder, entry, Product.PARCELS)
-            items.append(Item(name, folder, entry, labels, parcels))
+            layers = {}
+            for layer, (product, *_) in LAYERS.items():
+                path = _output(folder, entry, product)
+                if path is not None:
+                    layers[layer] = path
+            items.append(Item(name, folder, entry, labels, layers))
         if not items:
             # These are label maps of another origin.
             for file in find_files(self.folder, corrected=False):
@@ -176,9 +179,10 @@ class Study:
         return structures
 
     @cached_property
-    def parcels(self) -> list[Structure]:
-        """Structures of the maps of parcels; empty if the folder has no label table for them."""
-        return structures_in(self.folder, parcels=True)
+    def layers(self) -> dict[str, list[Structure]]:
+        """Structures of each layer that the folder has a label table for."""
+        found = {layer: structures_in(self.folder, layer) for layer in LAYERS}
+        return {layer: structures for layer, structures in found.items() if structures}
 
     def __getitem__(self, number: int) -> Item:
         """Return a scan by its position in the list; raise InputError if there is none."""
@@ -214,7 +218,7 @@ class Study:
     def overview(self) -> dict[str, Any]:
         """Return the list of scans and the distribution of each structure's volumes.
 
-        `parcels` has the same for the structures in maps of parcels.
+        `layers` has the same for the structures of each layer.
         """
         ratings = self.ratings()
         against = ""
@@ -232,7 +236,7 @@ class Study:
             row |= item.facts
             row["agreement"] = item.agreement
             row["there"] = item.labels is not None
-            row["parcels"] = item.parcels is not None
+            row["layers"] = list(item.layers)
             row["rating"] = own_ratings.get(item.name)
             scans.append(row)
 
@@ -245,7 +249,10 @@ class Study:
             "against": against,
             "verdicts": VERDICTS,
             "structures": self._structure_rows(self.structures),
-            "parcels": self._structure_rows(self.parcels),
+            "layers": {
+                layer: self._structure_rows(structures)
+                for layer, structures in self.layers.items()
+            },
             "scans": scans,
         }
 
@@ -256,7 +263,7 @@ class Study:
         """
         volumes: dict[str, list[float]] = defaultdict(list)
         for item in self.items:
-            counted = item.entry.result.counted_volumes(parcels=True)
+            counted = item.entry.result.counted_volumes(layers=True)
             for name, volume in counted.items():
                 volumes[name].append(volume)
         rows = []
@@ -282,7 +289,7 @@ class Study:
             "mask": self.mask(item) is not None,
             "against": self.other(item) is not None,
             "ratings": ratings,
-            "counted": list(item.entry.result.counted_volumes(parcels=True)),
+            "counted": list(item.entry.result.counted_volumes(layers=True)),
         }
 
     def rate(
@@ -403,16 +410,16 @@ def _digest_of(path: Path, *_: int) -> str:
     return sha256_of(path)
 
 
-def structures_in(folder: Path, *, parcels: bool = False) -> list[Structure]:
+def structures_in(folder: Path, layer: str = "") -> list[Structure]:
     """Return the structures in the label table of a folder or of its first fold; empty without one.
 
-    With `parcels`, the table for maps of parcels is read.
+    With a `layer`, the table for its maps is read.
 
     Background is left out, and so are rows with an unusable number or colour.
     """
     plain, in_bids = PLAIN_LABEL_TABLE, LABEL_TABLE
-    if parcels:
-        plain, in_bids = PLAIN_PARCEL_TABLE, PARCEL_TABLE
+    if layer:
+        _, plain, in_bids = LAYERS[layer]
     of_folds = sorted(folder.glob(FOLD.format(f"*/{plain}")))
     tables = [folder / plain, folder / in_bids, *of_folds]
     table = next((path for path in tables if path.is_file()), None)

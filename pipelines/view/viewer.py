@@ -20,7 +20,7 @@ from trinat.pipelines.study.corrections import OvertakenError
 from trinat.pipelines.study.next_scans import next_of
 from trinat.pipelines.study.study import Study
 from trinat.pipelines.view.correcting import Corrections, Painted
-from trinat.pipelines.view.voxels import Voxels
+from trinat.pipelines.view.voxels import KINDS, Voxels
 from trinat.segmentation.errors import InputError, TrinatError
 
 _PAGE = resources.files("trinat.pipelines.view") / "page"
@@ -30,12 +30,6 @@ _FILES = {"/": "index.html", "/niivue.js": "niivue/niivue.umd.js"}
 for _file in _PAGE.iterdir():
     if _file.name.endswith((".css", ".js")):
         _FILES[f"/{_file.name}"] = _file.name
-
-# Kinds of content of a scan.
-_KINDS = (
-    *("scan", "labels", "predicted", "against", "entropy", "mask", "surfaces"),
-    *("parcels", "parcel-surfaces"),
-)
 
 _TAB = re.compile("[0-9a-f]{16}")
 # Maximum number of scans in the list of those to correct next.
@@ -119,7 +113,7 @@ class _Answers:
         """Return voxels or surfaces of a scan; with ?step=2 every second voxel of each axis."""
         number = request.path_params["number"]
         kind = request.path_params["kind"]
-        if kind not in _KINDS:
+        if kind not in KINDS:
             raise InputError(f"no {kind} of scans")
         step = 1
         if request.query_params.get("step") == "2":

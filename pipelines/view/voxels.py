@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import ndimage
 
+from trinat.pipelines.study.naming import LAYERS
 from trinat.pipelines.study.study import Item, Study, digest, structures_in
 from trinat.segmentation.errors import InputError
 from trinat.segmentation.grid import Box, grown
@@ -29,9 +30,10 @@ from trinat.segmentation.space.views import reoriented
 
 _BRIGHTEST_PERCENT = 99.8
 _BRIGHTEST_NATS = 2 * np.log(2)  # four equally likely structures
-_LABELS = ("labels", "predicted", "against", "parcels")
+_LABELS = ("labels", "predicted", "against", *LAYERS)
 # Kinds of surfaces, and the labels that they are made of.
-_SURFACES = {"surfaces": "labels", "parcel-surfaces": "parcels"}
+_SURFACES = {"surfaces": "labels"} | {f"{layer}-surfaces": layer for layer in LAYERS}
+KINDS = ("scan", "entropy", "mask", *_LABELS, *_SURFACES)
 # Larger boxes are meshed from every other voxel, so that the page can rotate the surface smoothly.
 _LARGE_BOX = 60**3
 
@@ -80,8 +82,8 @@ class Voxels:
         - "scan", "entropy" and "mask" (its outline): a NIfTI file with 8 bits per voxel.
         - "labels", "predicted" (before its correction) and "against" (the label map to compare
           with): one byte per voxel, the first axis first; it is the place of its structure in the
-          study's table, 0 for none. "parcels" is the same for the study's table of parcels.
-        - "surfaces" and "parcel-surfaces": those of all structures or parcels, whatever the step.
+          study's table, 0 for none. A layer, such as "parcels", is the same for its own table.
+        - "surfaces", and "parcels-surfaces" of a layer: those of all structures, whatever the step.
 
         Raises InputError if there is no such scan, or if it has no content of this kind.
         """
@@ -102,7 +104,8 @@ class Voxels:
         # Serialised: the page asks for a scan and its labels at once, and labels need the scan.
         with self._lock:
             item = self._study[number]
-            shown = item.parcels if kind == "parcels" else item.shown
+            layer = _SURFACES.get(kind, kind)
+            shown = item.layers.get(layer) if layer in LAYERS else item.shown
             return self._read_once(number, kind, digest(shown))
 
     def _read(self, number: int, kind: str, version: str) -> Volume:
@@ -133,8 +136,8 @@ class Voxels:
         maps = {
             "labels": item.shown,
             "predicted": item.labels,
-            "parcels": item.parcels,
             "against": self._study.other(item),
+            **{layer: item.layers.get(layer) for layer in LAYERS},
         }
         if kind == "against":
             folder = self._study.against
@@ -143,21 +146,24 @@ class Voxels:
         if has_grid_of_another:
             scan = self._read_once(number, "scan", version)
             labels, _ = on_grid_of(labels, scan, resample=True)
-        places = self._places_in_table(labels, folder, parcels=kind == "parcels")
+        layer = kind if kind in LAYERS else ""
+        places = self._places_in_table(labels, folder, layer)
         return replace(labels, data=places)
 
     def _places_in_table(
-        self, labels: Volume, folder: Path | None, *, parcels: bool
+        self, labels: Volume, folder: Path | None, layer: str
     ) -> NDArray[np.uint8]:
         """Return each voxel's place in the study's table of structures, from 1; 0 if it has none.
 
-        With `parcels`, the table of parcels is used.
+        With a `layer`, its table is used.
 
         The numbers of a label map are those of its folder's own label table, or otherwise those of
         FreeSurfer. Structures are matched by name.
         """
-        known = self._study.parcels if parcels else self._study.structures
-        structures = [] if folder is None else structures_in(folder, parcels=parcels)
+        known = self._study.structures
+        if layer:
+            known = self._study.layers.get(layer, [])
+        structures = [] if folder is None else structures_in(folder, layer)
         if structures:
             numbers = labels.data
             name_of = {structure.number: structure.name for structure in structures}

@@ -12,10 +12,10 @@ export const page = {
   filter: "all",
   // Ranks of the scans proposed for correction, by name or id.
   proposed: new Map(),
-  // Structures of the shown map: the study's structures or its parcels; whether parcels
-  // are wanted.
+  // Structures of the shown map: the study's structures or those of a layer.
   structures: [],
-  parcels: false,
+  // The requested layer, such as parcels; "" for the structures.
+  layer: "",
   // True if surfaces of parcels are coloured by thickness.
   thickness: false,
   // The place of the chosen structure among them, from 1; 0 for none.
@@ -83,14 +83,15 @@ export async function askBytes(path) {
 
 export const pathOf = (item) => `v1/scans/${item.number}`;
 
-// Return true if a scan is shown with its parcels: they are wanted and exist.
-export const showsParcels = (item) => Boolean(page.parcels && item?.parcels);
+// Return the layer that a scan is shown with: the requested one if the scan has it, else "".
+export const layerOf = (item) => item?.layers?.includes(page.layer) ? page.layer : "";
 
 // Return the paths of the shown labels of a scan and of their surfaces.
 export function pathsOfMap(item) {
   const path = pathOf(item);
-  if (showsParcels(item)) {
-    return { labels: `${path}/parcels`, surfaces: `${path}/parcel-surfaces` };
+  const layer = layerOf(item);
+  if (layer) {
+    return { labels: `${path}/${layer}`, surfaces: `${path}/${layer}-surfaces` };
   }
   return { labels: `${path}/labels`, surfaces: `${path}/surfaces` };
 }

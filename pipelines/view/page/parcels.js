@@ -1,18 +1,25 @@
-// Parcels of the cortex, in place of the structures, of scans that have a map of them.
+// Layers in place of the structures, of scans that have a map of them: parcels of the cortex, and the
+// corpus callosum.
 import { byId, page, press, watchScan } from "./page.js";
 import { open } from "./scan.js";
 
+const LAYERS = ["parcels", "callosum"];
+
 export function startParcels() {
-  byId("parcels").addEventListener("click", toggleParcels);
+  for (const layer of LAYERS) {
+    byId(layer).addEventListener("click", () => toggleLayer(layer));
+  }
   byId("thickness").addEventListener("click", toggleThickness);
-  watchScan(fillButton);
+  watchScan(fillButtons);
 }
 
-function fillButton() {
-  byId("parcels").hidden = !page.study.parcels?.length;
-  byId("parcels").disabled = !page.items[page.number]?.parcels;
-  press(byId("parcels"), page.parcels);
-  const measured = page.parcels && page.detail?.result?.thickness;
+function fillButtons() {
+  for (const layer of LAYERS) {
+    byId(layer).hidden = !page.study.layers?.[layer];
+    byId(layer).disabled = !page.items[page.number]?.layers?.includes(layer);
+    press(byId(layer), page.layer === layer);
+  }
+  const measured = page.layer === "parcels" && page.detail?.result?.thickness;
   byId("thickness").hidden = !measured;
   press(byId("thickness"), page.thickness);
   page.picture?.colorSurfaces(page.thickness && measured ? colorOfThickness : null);
@@ -20,7 +27,7 @@ function fillButton() {
 
 function toggleThickness() {
   page.thickness = !page.thickness;
-  fillButton();
+  fillButtons();
 }
 
 // The ends and the middle of the scale of colors, and what they stand for in mm.
@@ -40,9 +47,11 @@ function colorOfThickness(name) {
   );
 }
 
+export const toggleParcels = () => toggleLayer("parcels");
+
 // The other map of the scan, with the cross-hair where it is.
-export async function toggleParcels() {
-  if (byId("parcels").disabled || byId("parcels").hidden) return;
-  page.parcels = !page.parcels;
+async function toggleLayer(layer) {
+  if (byId(layer).disabled || byId(layer).hidden) return;
+  page.layer = page.layer === layer ? "" : layer;
   await open(page.number, page.whole ? page.picture.at() : null);
 }

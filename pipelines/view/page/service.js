@@ -86,7 +86,9 @@ function fillFiles() {
 function linksOf(item) {
   const found = [];
   // Parcels are made of all scans or of none, and not asked for.
-  const made = item.parcels ? [...item.outputs, "parcels"] : item.outputs;
+  const made = item.layers?.includes("parcels")
+    ? [...item.outputs, "parcels"]
+    : item.outputs;
   for (const [name, output] of Object.entries(FILES)) {
     if (item.there && (!output || made.includes(output))) {
       found.push({ name, href: `${AT}/${item.id}/${name}` });
@@ -163,9 +165,11 @@ async function refresh(id) {
   const before = page.items[page.number];
   const study = await askJson("v1/study");
   if (turn !== refreshing) return;
-  // Rows of the list stay: they are of the same structures, or of the same parcels.
-  const list = page.structures === page.study.parcels ? "parcels" : "structures";
-  study[list].forEach((structure, n) => {
+  // Rows of the list stay: they are of the same structures, or of the same layer.
+  const { layers } = page.study;
+  const shown = Object.keys(layers).find((layer) => page.structures === layers[layer]);
+  const list = shown ? study.layers[shown] : study.structures;
+  list.forEach((structure, n) => {
     structure.row = page.structures[n].row;
   });
   nameScans(study.scans);

@@ -3,12 +3,12 @@ import {
   byId,
   cellsOf,
   draw,
+  layerOf,
   make,
   page,
   press,
   rounded,
   shortName,
-  showsParcels,
   wordsIn,
 } from "./page.js";
 import { started } from "./controls.js";
@@ -42,10 +42,11 @@ function fillList() {
   byId("structure-list").replaceChildren(...page.structures.map(structureRow));
 }
 
-// List what the map of a scan has: parcels where these are wanted and there, else structures.
+// List what the map of a scan has: a layer where it is wanted and there, else structures.
 export function listMapOf(item) {
-  const { structures, parcels } = page.study;
-  const wanted = showsParcels(item) ? parcels : structures;
+  const { structures, layers } = page.study;
+  const layer = layerOf(item);
+  const wanted = layer ? layers[layer] : structures;
   if (page.structures === wanted) return;
   const chosen = page.structures[page.structure - 1]?.name;
   page.structures = wanted;
@@ -73,7 +74,8 @@ function fill() {
 function volumeOf(structure, place) {
   const { result } = page.detail || {};
   const measured = result?.volumes_mm3 !== undefined;
-  const volume = result?.volumes_mm3?.[structure.name] ?? parcelOf(structure)?.mm3;
+  const volume = result?.volumes_mm3?.[structure.name] ?? parcelOf(structure)?.mm3 ??
+    result?.callosum?.volumes_mm3?.[structure.name];
   if (measured && !page.edited) return volume ?? null;
   if (!page.counts) return undefined;
   if (measured && !page.counts[place]) return volume === undefined ? null : 0;
@@ -285,7 +287,7 @@ export function select(place) {
 // Choose a structure, or none with 0, where the cross-hair stays.
 export function pickStructure(place) {
   page.structure = place;
-  if (place && !showsParcels(page.items[page.number])) byId("pen").value = place;
+  if (place && !layerOf(page.items[page.number])) byId("pen").value = place;
   for (const structure of page.structures) {
     structure.row.classList.remove("chosen");
   }

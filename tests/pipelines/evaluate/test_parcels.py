@@ -224,7 +224,7 @@ def test_groups_are_compared_by_further_outputs(tmp_path: Path) -> None:
     assert area.p_holm > 0.05
     page = (tmp_path / "report/report.html").read_text()
     part = page[page.index('<section id="thickness">') :].split("</section>")[0]
-    assert "lh_insula_thickness" in part
+    assert "L insula" in part
 
 
 def test_a_parcel_that_is_far_from_the_group_stands_out(tmp_path: Path) -> None:

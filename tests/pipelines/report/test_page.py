@@ -16,6 +16,7 @@ from trinat.pipelines.report.page import (
     Column,
     number,
     render,
+    short_name,
     table,
 )
 
@@ -154,3 +155,18 @@ def test_the_contents_are_the_sections() -> None:
 def test_undefined_numbers_sort_last_and_say_so() -> None:
     cell = number(float("nan"))
     assert (cell.order, cell.hint) == (UNDEFINED, "undefined")
+
+
+@pytest.mark.parametrize(
+    ("name", "short"),
+    [
+        ("Left-Cerebral-Cortex", "L Cerebral Cortex"),
+        ("ctx-rh-insula", "R insula"),
+        ("lh_insula_thickness", "L insula"),
+        ("rh_MeanThickness_thickness", "R mean thickness"),
+        ("CC_Mid_Anterior_mm3", "CC Mid Anterior (mm³)"),
+        ("CC_length_mm", "CC length (mm)"),
+    ],
+)
+def test_names_of_structures_and_measures_are_short(name: str, short: str) -> None:
+    assert short_name(name) == short

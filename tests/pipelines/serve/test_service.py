@@ -421,8 +421,8 @@ def test_a_service_with_parcels_gives_their_map_and_table(
         assert found.headers["content-type"] == "application/gzip"
         # The page has both lists, and both maps.
         study = service.client.get("v1/study").json()
-        assert [each["parcels"] for each in study["scans"]] == [True]
-        assert "ctx-lh-insula" in [each["name"] for each in study["parcels"]]
+        assert [each["layers"] for each in study["scans"]] == [["parcels"]]
+        assert "ctx-lh-insula" in [each["name"] for each in study["layers"]["parcels"]]
         number = study["scans"][0]["number"]
         assert service.client.get(f"v1/scans/{number}/parcels").status_code == 200
 

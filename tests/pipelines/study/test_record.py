@@ -56,7 +56,7 @@ def test_rejected_scans_structures_and_parcels_are_in_no_group() -> None:
         volumes_mm3={"A": 1, "B": 2},
         parcels={"p": parcel},
     )
-    assert result.counted_volumes(parcels=True) == {"B": 2}
+    assert result.counted_volumes(layers=True) == {"B": 2}
     assert result.structures_left_out(("reject",)) == {"A": "reject", "p": "reject"}
     result.grade = "reject"
     assert result.counted_volumes() == {}

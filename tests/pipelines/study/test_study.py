@@ -12,14 +12,16 @@ import pytest
 from helpers.refusals import refusal
 from helpers.studies import write_study
 
-from trinat.pipelines.predict.tables import write_tables
+from trinat.pipelines.predict.tables import write_label_table, write_tables
 from trinat.pipelines.study.entry import Entry
 from trinat.pipelines.study.ledger import Ledger, entries_in
 from trinat.pipelines.study.record import ScanResult
 from trinat.pipelines.study.study import Study
 from trinat.pipelines.view.voxels import Voxels
 from trinat.segmentation.errors import ConfigError, InputError, IntegrityError
+from trinat.segmentation.io.files import sha256_of
 from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.labels.scheme import load_scheme
 
 
 @pytest.fixture
@@ -191,12 +193,12 @@ def test_a_thousand_scans_are_listed_without_reading_one(tmp_path: Path) -> None
 def test_parcels_of_scans_that_have_a_map_of_them_are_listed(tmp_path: Path) -> None:
     out = write_study(tmp_path / "out", ["a", "b", "d"], with_parcels=["a", "b"])
     overview = Study(out, "anna").overview()
-    assert {scan["name"]: scan["parcels"] for scan in overview["scans"]} == {
-        "a": True,
-        "b": True,
-        "d": False,
+    assert {scan["name"]: scan["layers"] for scan in overview["scans"]} == {
+        "a": ["parcels"],
+        "b": ["parcels"],
+        "d": [],
     }
-    parcels = {row["name"]: row for row in overview["parcels"]}
+    parcels = {row["name"]: row for row in overview["layers"]["parcels"]}
     assert parcels["ctx-lh-insula"]["number"] == 1035
     # The volumes of both scans; structures besides the cortex are in the same map.
     assert parcels["ctx-lh-insula"]["volumes"] == [32 * 64.0] * 2
@@ -206,7 +208,7 @@ def test_parcels_of_scans_that_have_a_map_of_them_are_listed(tmp_path: Path) -> 
 
 
 def test_without_maps_of_parcels_none_are_listed(out: Path) -> None:
-    assert Study(out, "anna").overview()["parcels"] == []
+    assert Study(out, "anna").overview()["layers"] == {}
 
 
 def test_a_map_of_parcels_is_shown_by_the_places_of_its_own_table(
@@ -217,7 +219,7 @@ def test_a_map_of_parcels_is_shown_by_the_places_of_its_own_table(
     voxels = Voxels(study)
     content = voxels.content(0, "parcels", 1)
     places = np.frombuffer(content, np.uint8).reshape((20, 24, 18), order="F")
-    names = [parcel.name for parcel in study.parcels]
+    names = [parcel.name for parcel in study.layers["parcels"]]
     assert (places == names.index("ctx-lh-insula") + 1).sum() == 32
     assert (places == names.index("ctx-lh-cuneus") + 1).sum() == 16
     assert (places == names.index("Right-Thalamus") + 1).sum() == 27
@@ -227,7 +229,30 @@ def test_a_map_of_parcels_is_shown_by_the_places_of_its_own_table(
         "Left-Cerebral-Cortex"
     )
     assert (own == cortex + 1).sum() == 48
-    assert voxels.content(0, "parcel-surfaces", 1) != voxels.content(0, "surfaces", 1)
+    assert voxels.content(0, "parcels-surfaces", 1) != voxels.content(0, "surfaces", 1)
+
+
+def test_the_corpus_callosum_is_a_layer_with_its_own_table(tmp_path: Path) -> None:
+    out = write_study(tmp_path / "out", ["a"])
+    labels = Volume.read(out / "a_dseg.nii.gz", labels=True)
+    callosum = np.zeros(labels.shape, np.int16)
+    callosum[9:11, 8:12, 9] = 251
+    callosum[9:11, 12:14, 9] = 255
+    path = out / "a_callosum.nii.gz"
+    Volume(callosum, labels.affine).write(path, labels=True)
+    table = out / "callosum_labels.tsv"
+    write_label_table(table, load_scheme("callosum"), by_index=False)
+    entry = json.loads((out / "run.jsonl").read_text())
+    entry["outputs"][path.name] = sha256_of(path)
+    (out / "run.jsonl").write_text(json.dumps(entry) + "\n")
+    study = Study(out, "anna")
+    assert study.overview()["scans"][0]["layers"] == ["callosum"]
+    content = Voxels(study).content(0, "callosum", 1)
+    places = np.frombuffer(content, np.uint8)
+    names = [structure.name for structure in study.layers["callosum"]]
+    assert (places == names.index("CC_Posterior") + 1).sum() == 8
+    assert (places == names.index("CC_Anterior") + 1).sum() == 4
+    assert Voxels(study).content(0, "callosum-surfaces", 1)
 
 
 def test_a_scan_without_a_map_of_parcels_has_none_to_show(out: Path) -> None:
