@@ -18,7 +18,11 @@ import pandas as pd
 
 from trinat.pipelines.common.exits import Exit, batch_exit
 from trinat.pipelines.evaluate.measuring import MapVolumes, measure_volumes
-from trinat.pipelines.evaluate.sections import SECTION_TABLES, sections_of
+from trinat.pipelines.evaluate.sections import (
+    QUALITY_CONTROL,
+    SECTION_TABLES,
+    sections_of,
+)
 from trinat.pipelines.evaluate.settings import CohortSettings
 from trinat.pipelines.evaluate.shown_scans import cohort_pictures
 from trinat.pipelines.evaluate.user_tables import (
@@ -89,12 +93,6 @@ _TABLES = (
     "change_effects.csv",
     "raters.csv",
 )
-# Name of the rater, in reasons for leaving out a scan or structure of an excluded grade.
-_QUALITY_CONTROL = {
-    "reject": "quality control",
-    "look": "quality control (graded look)",
-    "pass": "quality control (graded pass)",
-}
 _OUTPUTS = (*_TABLES, "figures", "report.html")
 
 
@@ -404,7 +402,7 @@ def _choose(
         names = measured_in(scheme, facts.volumes_mm3, facts.parcels)
         made = made_by(names, rated, scheme)
         graded = {
-            name: _QUALITY_CONTROL[grade]
+            name: QUALITY_CONTROL[grade]
             for name, grade in facts.structures_left_out(excluded).items()
         }
         structures = made.left_out(scheme, {**graded, **rejected_here})

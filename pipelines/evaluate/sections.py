@@ -26,6 +26,12 @@ _NAMES = (_PARCELS, *FURTHER)
 SECTION_TABLES = tuple(
     f"{name}{kind}.csv" for name in _NAMES for kind in ("", "_effects", "_trends")
 )
+# Name of the rater, in reasons for leaving out a scan or structure of an excluded grade.
+QUALITY_CONTROL = {
+    "reject": "quality control",
+    "look": "quality control (graded look)",
+    "pass": "quality control (graded pass)",
+}
 _OTHER_SIDE = {"lh": "rh", "rh": "lh"}
 _SIDE_OF: dict[str, Side] = {short: side for side, short in HEMISPHERES.items()}
 
@@ -124,7 +130,7 @@ def further_scans(
         why = {}
         if further.grade in excluded:
             reasons = "; ".join(further.reasons)
-            why[name] = f"graded {further.grade}: {reasons}"
+            why[name] = f"rejected by {QUALITY_CONTROL[further.grade]}: {reasons}"
         scans.append(
             replace(
                 scan,
@@ -150,7 +156,7 @@ def _with_parcels(pairs: Iterable[Pair], excluded: Collection[str]) -> list[Scan
         for name, parcel in result.parcels.items():
             grades[name] = parcel.grade or ""
             if name in left_out:
-                why[name] = f"graded {left_out[name]}"
+                why[name] = f"rejected by {QUALITY_CONTROL[left_out[name]]}"
             else:
                 volumes_mm3[name] = parcel.mm3
         scans.append(

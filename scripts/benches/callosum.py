@@ -24,6 +24,7 @@ def run(folder: str, *pairs: str) -> None:
     segmentations = Segmentations()
     numbers = load_scheme("callosum").fs_ids[1:]
     rows = []
+    of_parts_mm3 = []
     for truth_path in sorted(Path(folder).glob("*/mri/aseg.mgz")):
         subject = truth_path.parent.parent
         image = find_image(subject)
@@ -34,8 +35,15 @@ def run(folder: str, *pairs: str) -> None:
         labels = found.labels.data
         of_parts = [_dice(labels == number, truth == number) for number in numbers]
         is_truth = np.isin(truth, numbers)
+        voxel_mm3 = found.labels.grid.voxel_mm3
+        of_parts_mm3.append(
+            [
+                [(each == number).sum() * voxel_mm3 for number in numbers]
+                for each in (labels, truth)
+            ]
+        )
         of_whole = _dice(labels > 0, is_truth)
-        true_mm3 = is_truth.sum() * found.labels.grid.voxel_mm3
+        true_mm3 = is_truth.sum() * voxel_mm3
         rows.append((of_whole, np.mean(of_parts), found.volume_mm3, true_mm3))
         print(
             f"{subject.name}: Dice {of_whole:.3f}, of parts {rows[-1][1]:.3f}, "
@@ -50,6 +58,11 @@ def run(folder: str, *pairs: str) -> None:
             f"{parts[taken].mean():.3f}, r of volumes {r:.2f}, share of FreeSurfer's volume "
             f"{(volumes[taken] / true_volumes[taken]).mean():.2f}"
         )
+    usual = np.array(of_parts_mm3)[true_volumes < _LARGE]
+    for place, number in enumerate(numbers):
+        r = np.corrcoef(usual[:, 0, place], usual[:, 1, place])[0, 1]
+        share = (usual[:, 0, place] / usual[:, 1, place]).mean()
+        print(f"{number}: r of volumes {r:.2f}, share of FreeSurfer's {share:.2f}")
     for one, other in zip(pairs[::2], pairs[1::2], strict=True):
         first, second = (segmentations.of(Path(path)).callosum for path in (one, other))
         percents = {"volume": _percent(first.volume_mm3, second.volume_mm3)}

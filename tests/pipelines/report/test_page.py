@@ -37,7 +37,7 @@ def page(**changes: object) -> str:
         "adjustment": None,
         "harmonisation": None,
         "has_norms": False,
-        "parcels": None,
+        "sections": (),
         "group_plots": [],
         "residual_plots": [],
         "model": None,

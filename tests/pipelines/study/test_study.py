@@ -10,18 +10,16 @@ import nibabel as nib
 import numpy as np
 import pytest
 from helpers.refusals import refusal
-from helpers.studies import write_study
+from helpers.studies import add_callosum, write_study
 
-from trinat.pipelines.predict.tables import write_label_table, write_tables
+from trinat.pipelines.predict.tables import write_tables
 from trinat.pipelines.study.entry import Entry
 from trinat.pipelines.study.ledger import Ledger, entries_in
 from trinat.pipelines.study.record import ScanResult
 from trinat.pipelines.study.study import Study
 from trinat.pipelines.view.voxels import Voxels
 from trinat.segmentation.errors import ConfigError, InputError, IntegrityError
-from trinat.segmentation.io.files import sha256_of
 from trinat.segmentation.io.volume import Volume
-from trinat.segmentation.labels.scheme import load_scheme
 
 
 @pytest.fixture
@@ -234,17 +232,7 @@ def test_a_map_of_parcels_is_shown_by_the_places_of_its_own_table(
 
 def test_the_corpus_callosum_is_a_layer_with_its_own_table(tmp_path: Path) -> None:
     out = write_study(tmp_path / "out", ["a"])
-    labels = Volume.read(out / "a_dseg.nii.gz", labels=True)
-    callosum = np.zeros(labels.shape, np.int16)
-    callosum[9:11, 8:12, 9] = 251
-    callosum[9:11, 12:14, 9] = 255
-    path = out / "a_callosum.nii.gz"
-    Volume(callosum, labels.affine).write(path, labels=True)
-    table = out / "callosum_labels.tsv"
-    write_label_table(table, load_scheme("callosum"), by_index=False)
-    entry = json.loads((out / "run.jsonl").read_text())
-    entry["outputs"][path.name] = sha256_of(path)
-    (out / "run.jsonl").write_text(json.dumps(entry) + "\n")
+    add_callosum(out, "a")
     study = Study(out, "anna")
     assert study.overview()["scans"][0]["layers"] == ["callosum"]
     content = Voxels(study).content(0, "callosum", 1)

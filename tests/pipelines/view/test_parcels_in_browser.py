@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from helpers.browser import Browser, find_chromium
-from helpers.studies import write_study
+from helpers.studies import add_callosum, write_study
 from helpers.viewer import served
 
 
@@ -69,6 +69,36 @@ def test_parcels_are_chosen_and_the_cross_hair_stays(
             page.press("u")
             page.wait(_whole(1), 240)
             assert page.evaluate(names) == 32
+            assert not page.problems
+        finally:
+            page.close()
+
+
+@pytest.mark.slow
+@pytest.mark.browser
+def test_the_callosum_is_a_layer_in_place_of_the_structures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chromium = find_chromium()
+    if chromium is None:
+        pytest.skip("no Chromium")
+    out = write_study(tmp_path / "out", ["a"])
+    add_callosum(out, "a")
+    with served(out, monkeypatch) as address:
+        page = Browser(chromium, webgl=True)
+        try:
+            page.resize(1280)
+            page.open(address)
+            page.wait(_whole(0), 240)
+            assert page.evaluate("document.getElementById('parcels').hidden")
+            page.evaluate("window.trinatShown = null")
+            page.evaluate("document.getElementById('callosum').click()")
+            page.wait(_whole(0), 240)
+            names = "trinatPicture.structures.map(structure => structure.name)"
+            assert page.evaluate(names)[0] == "CC_Posterior"
+            # 8 voxels of 64 mm³.
+            listed = "document.getElementById('structure-list').textContent"
+            assert "512" in page.evaluate(listed)
             assert not page.problems
         finally:
             page.close()
