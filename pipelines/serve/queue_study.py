@@ -53,11 +53,13 @@ class QueueStudy(Study):
         """Return a folder next to the scan, so that drafts are deleted with it."""
         return self.queue.drafts(self._submission(item))
 
-    def drafted(self, item: Item) -> None:
+    def on_draft_saved(self, item: Item) -> None:
         """Restart the retention period of the scan: somebody is correcting it."""
         self.queue.renew(self._submission(item))
 
-    def corrected(self, item: Item, correction: Correction, lock: Path) -> None:
+    def on_correction_saved(
+        self, item: Item, correction: Correction, lock: Path
+    ) -> None:
         """Restart the retention period of the scan."""
         self.queue.renew(self._submission(item))
 

@@ -204,10 +204,10 @@ class OvertakenError(OutputError):
 def corrected_path(result: Path) -> Path:
     """Return the path of a label map's correction, in any format, whether it exists or not."""
     for ending in _endings(result):
-        path = _beside(result, Product.LABELS.suffix, ending)
+        path = _path_next_to(result, Product.LABELS.suffix, ending)
         if path.is_file():
             return path
-    return _beside(result, Product.LABELS.suffix, _ending(result))
+    return _path_next_to(result, Product.LABELS.suffix, _ending(result))
 
 
 def structures_beside(path: Path) -> Path | None:
@@ -227,12 +227,12 @@ def has_parcels_from_before(path: Path) -> bool:
 
 def mask_path(result: Path) -> Path:
     """Return the path of the mask of changed voxels of a label map's correction."""
-    return _beside(result, Product.BRAIN_MASK.suffix, Product.BRAIN_MASK.ending)
+    return _path_next_to(result, Product.BRAIN_MASK.suffix, Product.BRAIN_MASK.ending)
 
 
 def sidecar_path(result: Path) -> Path:
     """Return the path of the JSON sidecar of a label map's correction."""
-    return _beside(result, Product.LABELS.suffix, ".json")
+    return _path_next_to(result, Product.LABELS.suffix, ".json")
 
 
 def is_correction(path: Path) -> bool:
@@ -508,7 +508,7 @@ def _on_grid_of(result: Volume, corrected: Volume, path: Path) -> Volume:
     return on_grid
 
 
-def _beside(result: Path, suffix: str, ending: str) -> Path:
+def _path_next_to(result: Path, suffix: str, ending: str) -> Path:
     """Return the path of a file of a label map's correction."""
     stem = without_suffix(result)
     stem = stem.removesuffix(_LABELS).removesuffix(_TRINAT)

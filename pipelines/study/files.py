@@ -145,7 +145,9 @@ def find_files(
             raise EvaluationError(
                 "not a known kind of scan", where=place, remedy=remedy_for_format(place)
             )
-        return _with_persons([replace(_named(place), is_given=True)], place.parent)
+        return _with_persons(
+            [replace(_identify_by_name(place), is_given=True)], place.parent
+        )
     if not place.is_dir():
         remedy = "check the path; a relative one starts at the current folder"
         raise ConfigError("no such file or folder", where=place, remedy=remedy)
@@ -184,7 +186,7 @@ def find_images(place: Path, label_maps: Iterable[Path]) -> list[ScanFile]:
 def _files_below(place: Path, suffix: str, *, parcels: bool) -> list[ScanFile]:
     """Return the files of a folder, by the first known layout in which there are any."""
     of_labels = suffix == Product.LABELS.suffix
-    bids = [_named(path) for path in anat_files(place, suffix)]
+    bids = [_identify_by_name(path) for path in anat_files(place, suffix)]
     if bids:
         if not of_labels:
             return bids
@@ -204,7 +206,7 @@ def _files_below(place: Path, suffix: str, *, parcels: bool) -> list[ScanFile]:
         if marked:
             files = []
             for path in marked:
-                file = _named(path)
+                file = _identify_by_name(path)
                 # Folders identify the subject unless BIDS entities do.
                 if not file.identity:
                     folders = path.parent.relative_to(place).parts
@@ -213,14 +215,16 @@ def _files_below(place: Path, suffix: str, *, parcels: bool) -> list[ScanFile]:
             return files
     paths = image_files(place, _READ).values()
     # Skip results beside the scans.
-    files = [_named(path) for path in paths if of_labels or not is_result(path)]
+    files = [
+        _identify_by_name(path) for path in paths if of_labels or not is_result(path)
+    ]
     if files or of_labels:
         return files
     # Search subfolders for scans in the same way as `trinat predict`.
     for path in walk(place):
         if path.name.lower().endswith(_READ) and not is_result(path):
             folders = path.parent.relative_to(place).parts
-            files.append(replace(_named(path), folders=folders))
+            files.append(replace(_identify_by_name(path), folders=folders))
     return files
 
 
@@ -229,13 +233,13 @@ def _with_corrections(files: Sequence[ScanFile], *, corrected: bool) -> list[Sca
 
     Corrections of a listed label map are not listed as files of their own.
     """
-    there = {file.path for file in files}
+    paths_of_files = {file.path for file in files}
     kept = []
     for file in files:
-        if is_correction(file.path) and result_of(file.path) in there:
+        if is_correction(file.path) and result_of(file.path) in paths_of_files:
             continue
         path = corrected_path(file.path)
-        if corrected and path in there:
+        if corrected and path in paths_of_files:
             file = replace(file, path=path, corrects=file.path)
         kept.append(file)
     return kept
@@ -427,7 +431,7 @@ def two_maps_of_a_scan(files: Iterable[ScanFile]) -> str:
     return ""
 
 
-def _named(path: Path) -> ScanFile:
+def _identify_by_name(path: Path) -> ScanFile:
     """Identify a file by its name alone: by its BIDS entities, or by the name itself."""
     name = without_suffix(path)
     facts: dict[str, str] = {}
@@ -454,7 +458,7 @@ def as_scan(file: ScanFile, scan: Path) -> ScanFile:
 
     The path stays the path of the label map.
     """
-    named = _named(scan)
+    named = _identify_by_name(scan)
     person = file.person
     if person == file.subject:
         identity = identity_of(named.name)

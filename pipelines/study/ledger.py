@@ -86,10 +86,10 @@ class Ledger:
         belongs to the user.
         """
         # Hash before reading the ledgers: a parallel job lists its files before it writes them.
-        there = digests_of(path.parent, own_files)
+        current = digests_of(path.parent, own_files)
         before = read_ledgers(ledgers_in(path.parent), cases)
         ledger = cls(path, before.entries, before.written, overwrite=overwrite)
-        ledger.refuse(there)
+        ledger.refuse(current)
         return ledger
 
     def add(self, entry: Entry) -> None:
@@ -125,15 +125,15 @@ class Ledger:
         if entry.status != "writing":
             self.entries[entry.case] = entry
 
-    def refuse(self, there: Mapping[str, str | None]) -> None:
+    def refuse(self, current: Mapping[str, str | None]) -> None:
         """Raise OutputError if one of these files is not as a run has written it.
 
-        `there` maps the paths of files to their SHA-256. With `overwrite` no file is refused.
+        `current` maps the paths of files to their SHA-256. With `overwrite` no file is refused.
         """
         if self._overwrite:
             return
         ours = {name for name, _ in self._written}
-        for name, digest in there.items():
+        for name, digest in current.items():
             if (name, digest) in self._written:
                 continue
             what = f"{name} is there and was not written by trinat"
@@ -158,16 +158,16 @@ class Ledger:
                 name = path.relative_to(staged).as_posix()
                 sources[name] = path
                 digests[name] = known[name] if name in known else sha256_of(path)
-        there = digests_of(self._folder, digests)
+        current = digests_of(self._folder, digests)
         changed = {
-            name: digest for name, digest in there.items() if digest != digests[name]
+            name: digest for name, digest in current.items() if digest != digests[name]
         }
         self.refuse(changed)
         self._announce(digests, entry)
         placed: list[Path] = []
         try:
             for name in sorted(sources):
-                if name in there and name not in changed:
+                if name in current and name not in changed:
                     continue
                 final = self._folder / name
                 final.parent.mkdir(parents=True, exist_ok=True)

@@ -182,7 +182,9 @@ class _Matching:
                 continue
             if _folders_differ(truth, prediction):
                 for file, other in ((truth, prediction), (prediction, truth)):
-                    self._doubt(file, f"{other.shown} has its name, in another folder")
+                    self._note_reason(
+                        file, f"{other.shown} has its name, in another folder"
+                    )
                 continue
             possible.append((truth, prediction))
 
@@ -196,8 +198,8 @@ class _Matching:
             predictions = predictions_of[id(truth)]
             truths = truths_of[id(prediction)]
             if len(predictions) > 1 or len(truths) > 1:
-                self._doubt(truth, _not_unique(predictions, truths))
-                self._doubt(prediction, _not_unique(truths, predictions))
+                self._note_reason(truth, _not_unique(predictions, truths))
+                self._note_reason(prediction, _not_unique(truths, predictions))
             elif id(truth) not in taken and id(prediction) not in taken:
                 guessed = is_guess or _says_less(truth, prediction)
                 self.pairs.append(Pair(truth, prediction, how, guessed))
@@ -285,7 +287,7 @@ class _Matching:
             taken.add(id(pair.prediction))
         return taken
 
-    def _doubt(self, file: ScanFile, why: str) -> None:
+    def _note_reason(self, file: ScanFile, why: str) -> None:
         """Remember why a file has no partner; the first reason stays."""
         self.doubts.setdefault(file.path, why)
 

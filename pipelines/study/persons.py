@@ -90,7 +90,7 @@ def persons_of(
         known = _from_bids(cases, bids_root, strict=strict)
     scans: dict[str, list[Case]] = defaultdict(list)
     visits: dict[str, list[_Visit]] = defaultdict(list)
-    identities = _named(cases)
+    identities = _identities_of(cases)
     clash = clash_among(
         identity.person
         for case, identity in zip(cases, identities, strict=True)
@@ -110,7 +110,7 @@ def persons_of(
     return persons
 
 
-def _named(cases: Sequence[Case]) -> list[Identity]:
+def _identities_of(cases: Sequence[Case]) -> list[Identity]:
     """Return scans' identities by names and folders; other scans get a person of their own."""
     return identify([Named.of_path(case.id) for case in cases])
 
@@ -132,7 +132,7 @@ def with_facts(
             where=table,
             remedy="give --participants",
         )
-    named = zip(cases, _named(cases), strict=True)
+    named = zip(cases, _identities_of(cases), strict=True)
     names = [(case.stem, identity.person) for case, identity in named]
     matched = match_participants(table, names, strict=strict)
     return [
@@ -330,13 +330,13 @@ class _Times:
     @classmethod
     def of(cls, titles: Sequence[str], path: Path) -> _Times:
         """Find the only column of times among titles in lower case; without one, assume "date"."""
-        there = [title for title in titles if title in _UNIT_OF_COLUMN]
-        if len(there) > 1:
-            both = " and ".join(repr(title) for title in there)
+        time_columns = [title for title in titles if title in _UNIT_OF_COLUMN]
+        if len(time_columns) > 1:
+            both = " and ".join(repr(title) for title in time_columns)
             raise ConfigError(
                 f"has two columns of times, {both}", where=path, remedy="keep one"
             )
-        column = there[0] if there else "date"
+        column = time_columns[0] if time_columns else "date"
         return cls(column, _UNIT_OF_COLUMN[column], path)
 
     def year(self, cells: Mapping[str, str], line: int) -> float | None:

@@ -130,10 +130,12 @@ class Study:
         """Return the folder of correction drafts, which is shared by all scans."""
         return self.folder / WORK / "drafts"
 
-    def drafted(self, item: Item) -> None:
+    def on_draft_saved(self, item: Item) -> None:
         """Record that a draft was saved; a folder of results needs no record."""
 
-    def corrected(self, item: Item, correction: Correction, lock: Path) -> None:
+    def on_correction_saved(
+        self, item: Item, correction: Correction, lock: Path
+    ) -> None:
         """Record that a correction was saved."""
         list_correction(self.folder / CORRECTIONS, item.name, correction, lock=lock)
 

@@ -164,7 +164,7 @@ class Corrections:
         remove_leftovers(path.parent, older_than_s=ABANDONED_S)
         head = json.dumps(asdict(known)).encode()
         write_whole(path, head + b"\n" + painted.content)
-        self._study.drafted(item)
+        self._study.on_draft_saved(item)
         if painted.takes and painted.takes != painted.tab:
             self._draft(item, painted.takes).unlink(missing_ok=True)
 
@@ -200,7 +200,7 @@ class Corrections:
         for tab in (painted.tab, painted.takes):
             if tab:
                 self._draft(item, tab).unlink(missing_ok=True)
-        self._study.corrected(item, correction, lock)
+        self._study.on_correction_saved(item, correction, lock)
 
     def _apply_changes(
         self,
