@@ -299,7 +299,7 @@ def test_job_queues_need_a_config(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"devices": ("cuda:0", "cuda:1")}, "a worker has one device: give one"),
+        ({"devices": ("cuda:0", "cuda:1")}, "each worker uses one device: give one"),
         ({"workers": 2}, "give --cluster local:2"),
         ({"timeout_s": 60}, "walltime"),
     ],

@@ -203,7 +203,9 @@ def test_images_in_memory_are_rows_and_are_done_once(small: Path) -> None:
 def test_options_that_do_not_go_together_are_refused_in_python_too(
     small: Path,
 ) -> None:
-    with pytest.raises(ConfigError, match="--longitudinal has no --uncertainty"):
+    with pytest.raises(
+        ConfigError, match="--longitudinal cannot be combined with --uncertainty"
+    ):
         trinat.segment_many(
             small, model=random_model(), progress=False, longitudinal=True, samples=2
         )

@@ -185,7 +185,7 @@ def test_what_does_not_go_with_it_is_refused(
 def test_persons_are_for_it_alone(settings: EvaluationSettings) -> None:
     places = ["--truth", str(settings.truth), "--pred", str(settings.models["fast"])]
     persons = ["--persons", str(settings.persons)]
-    with pytest.raises(ConfigError, match="--persons is for --repeat"):
+    with pytest.raises(ConfigError, match="--persons has no effect without --repeat"):
         trinat("evaluate", *places, *persons, "--out", settings.out)
 
 

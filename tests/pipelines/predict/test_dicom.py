@@ -170,7 +170,7 @@ def test_a_dicom_seg_of_another_format_is_refused_in_one_line(
         entries = list(read_entries([tmp_path / "out/run.jsonl"]).values())
         heard.on_entry(entries[0])
     assert outcome.exit == Exit.ALL_FAILED
-    assert "no DICOM series, which --dicom-seg needs" in capsys.readouterr().err
+    assert "--dicom-seg needs scans given as DICOM" in capsys.readouterr().err
 
 
 def test_a_zip_that_was_not_looked_into_gets_the_dicom_seg_that_its_case_asks_for(

@@ -65,7 +65,7 @@ def test_a_broken_time_point_does_not_take_the_others(study) -> None:
 def test_a_single_scan_is_segmented_by_itself_and_says_so(study) -> None:
     result = entries(study[1])["P1_MR1"].result
     assert result.longitudinal is None
-    assert result.notes[-1].startswith("no other scan of this person")
+    assert result.notes[-1].startswith("segmented alone")
 
 
 @pytest.mark.slow

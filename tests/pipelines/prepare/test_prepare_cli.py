@@ -119,7 +119,7 @@ def test_a_cross_validation_of_the_published_training_part_leaves_the_test_part_
     ("words", "reason"),
     [
         (("--published",), "pairs has no published split"),
-        (("--validation", "1"), "--validation without --published"),
+        (("--validation", "1"), "--validation requires --published or --kfold"),
         (("--published", "--kfold", "3", "--validation", "1"), "--validation"),
         (("--kfold", "2"), "--kfold 2 leaves nobody to train"),
     ],

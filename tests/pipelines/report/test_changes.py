@@ -113,7 +113,7 @@ def test_groups_have_their_means() -> None:
 def test_without_dates_the_page_says_so() -> None:
     page = changes_page([course("a", [100, 98], years=[None, None])])
     assert "1 person without dates" in page
-    assert "They have a table of their own" not in page
+    assert "They are in a separate table" not in page
     assert "Persons without dates" in page
     assert (
         "% a year"

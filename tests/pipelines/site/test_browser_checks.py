@@ -372,7 +372,7 @@ def test_what_checks_measure_is_what_python_measures(
         (nothing, "no brain was found"),
         (stripped, "the scan shows no skull"),
         (cut, "the field of view ends inside the skull"),
-        (stripped_with_a_margin, "ends like a mask, not like a scalp"),
+        (stripped_with_a_margin, "ends at a mask, not at a scalp"),
     ],
 )
 def test_the_brain_mask_and_its_volume_are_those_of_python(

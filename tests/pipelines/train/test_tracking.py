@@ -46,7 +46,7 @@ def test_a_service_that_fails_ends_its_curves_and_nothing_else(
         for step in (1, 2):
             trackers.log({"loss": 0.5}, step)
     assert logged.messages == [
-        "wandb gets no more curves: no route to host; the training goes on"
+        "curves are no longer sent to wandb: no route to host; the training continues"
     ]
     assert services["mlflow"].points == [({"loss": 0.5}, 1), ({"loss": 0.5}, 2)]
     assert (services["wandb"].ends, services["mlflow"].ends) == ([], ["FINISHED"])

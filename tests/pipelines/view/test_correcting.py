@@ -283,8 +283,8 @@ def test_a_map_on_another_grid_than_its_scan_is_not_corrected(out: Path) -> None
     [
         (b"", "there is no change to save"),
         (b"abcd", "not changes"),
-        (changes(RIGHT_THALAMUS, (0, 0, 18)), "not of this map"),
-        (changes(200, (0, 0, 0)), "not of this map"),
+        (changes(RIGHT_THALAMUS, (0, 0, 18)), "do not match this label map"),
+        (changes(200, (0, 0, 0)), "do not match this label map"),
     ],
 )
 def test_what_is_no_change_of_the_map_is_refused(

@@ -226,7 +226,7 @@ def test_what_a_model_cannot_predict_has_a_true_volume_alone_and_is_in_no_mean(
         1,
     )
     with pytest.raises(
-        EvaluationError, match="has Left-Caudate, which it was said not to"
+        EvaluationError, match="has Left-Caudate, which is listed as not"
     ):
         compare(*maps, {"Left-Caudate": NOT_PREDICTED})
 
