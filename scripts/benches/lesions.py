@@ -4,13 +4,13 @@
 (of `scripts/bench paint_lesions`) and on scans with masks. MODEL finds their structures, and MASKS
 has lesions in MNI space, from which follows how often lesions lie at a place. For each PERSON it
 prints the Dice, lesions found, missed and invented, and the volumes, of a network that learnt from
-all others; a mask of that name in MASKS is left out as well. The network that learnt from all is
-written to the file OUT.
+all others; masks of these names in MASKS are left out. The network that learnt from all is written
+to the file OUT.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,7 +60,9 @@ def run(model: str, painted: str, masks: str, out: str, *pairs: str) -> None:
     """Print the accuracy in each person, and write the network of all."""
     predictor = Predictor(model)
     rng = np.random.default_rng(0)
-    prior = _prior(Path(masks), "")
+    # Features have the prior in them, so one prior without any of the persons serves all.
+    persons = sorted({pair.rpartition(":")[2] for pair in pairs})
+    prior = _prior(Path(masks), persons)
     samples = []
     for name in sorted(Path(painted, "images").glob("*.nii.gz")):
         labels = Path(painted, "labels", name.name)
@@ -71,13 +73,13 @@ def run(model: str, painted: str, masks: str, out: str, *pairs: str) -> None:
     every = [
         sample_voxels(scan.features, scan.lesions, rng, _REAL_WEIGHT) for scan in scans
     ]
-    for person in sorted({scan.person for scan in scans}):
+    for person in persons:
         others = [
             sample
             for scan, sample in zip(scans, every, strict=True)
             if scan.person != person
         ]
-        network = _fit(samples + others, _prior(Path(masks), person))
+        network = _fit(samples + others, prior)
         for scan in scans:
             if scan.person == person:
                 print(_row(scan, network))
@@ -88,11 +90,11 @@ def _fit(samples: Sequence[VoxelSample], prior: Image) -> LesionNetwork:
     return fit_lesion_network(samples, prior, steps=_STEPS)
 
 
-def _prior(masks: Path, without: str) -> Image:
-    """Return how often lesions lie at a place, without the mask of a person."""
+def _prior(masks: Path, without: Collection[str]) -> Image:
+    """Return how often lesions lie at a place, without the masks of some persons."""
     read = []
     for path in sorted(masks.glob("*.nii.gz")):
-        if path.name.removesuffix(".nii.gz") != without:
+        if path.name.removesuffix(".nii.gz") not in without:
             mask = reoriented(Volume.read(path, labels=True), "RAS")
             read.append((mask.data > 0, mask.affine[:3, 3]))
     return prior_of(read)

@@ -232,7 +232,7 @@ class Prediction:
 
         Examples
         --------
-        >>> result = trinat.segment("flair.nii.gz", model="any", lesions=True)
+        >>> result = trinat.segment("flair.nii.gz", model="own-any", lesions=True)
         >>> result.lesions.count == len(result.lesions.lesions)
         True
         """
