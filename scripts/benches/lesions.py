@@ -39,7 +39,7 @@ from trinat.segmentation.training.lesion_fit import (
     sample_voxels,
 )
 
-_STEPS = 600
+_STEPS = 1000
 # A scan of a patient counts as much as so many painted ones.
 _REAL_WEIGHT = 5.0
 _TOUCHING = np.ones((3, 3, 3), bool)
