@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypedDict, TypeVar, Unpack, overload
 
-from trinat.segmentation.inference.network import ComputePrecision
 from trinat.segmentation.inference.predictor import Predictor
+from trinat.segmentation.inference.runtime import ComputePrecision
 from trinat.segmentation.io.orientation import TrustAffine
 from trinat.segmentation.io.volume import ScanLike, Volume
 from trinat.segmentation.models.zoo import warn_of_licence
@@ -172,7 +172,8 @@ def segment(
     image : str, optional
         Name of the scan in a torchio.Subject; required if it has several.
     precision : str
-        Number type of the networks: "auto", "float32", "bfloat16" or "float16".
+        Number type of the networks: "auto", "float32", "bfloat16", "float16", or "int8", which
+        needs the extra fast-cpu.
     parcels : bool
         Divide the cortex into parcels, for `result.parcels()` and `result.parcel_labels`.
     lesions : bool

@@ -30,6 +30,7 @@ def command(
             "suffix",
             "model",
             "devices",
+            "precision",
             "longitudinal",
             "strict",
             "samples",

@@ -221,6 +221,14 @@ def export(
     format_: Annotated[
         str, typer.Option("--format", help="onnx, monai-bundle or web.")
     ] = "onnx",
+    int8: Annotated[
+        bool,
+        typer.Option(
+            "--int8",
+            help="Quantise the ONNX networks: predict --precision int8 reads them from "
+            "the folder int8 of a model folder.",
+        ),
+    ] = False,
 ) -> None:
     """Write a model as ONNX, as a MONAI bundle, or as a page that segments in the browser.
 
@@ -230,7 +238,7 @@ def export(
     from trinat.pipelines.models.other_formats import export_model
 
     print_licences(models)
-    files = export_model(models, out, format_=format_)
+    files = export_model(models, out, format_=format_, int8=int8)
     if format_ == "web":
         typer.echo(out)
         typer.echo(f"open it with: trinat web {shlex.quote(str(out))}", err=True)

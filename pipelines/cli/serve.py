@@ -38,7 +38,15 @@ def serve_(
         Callable[..., PredictRequest],
         Only(
             PredictRequest,
-            *("model", "devices", "workers", "threads", "timeout_s", "parcels"),
+            *(
+                "model",
+                "devices",
+                "workers",
+                "threads",
+                "timeout_s",
+                "precision",
+                "parcels",
+            ),
         ),
     ],
     cluster: options.OnCluster,

@@ -14,7 +14,8 @@ from trinat.pipelines.jobs.lock import claimed
 from trinat.pipelines.report.page import Column, Columns, render, table
 from trinat.segmentation.data.store import Store
 from trinat.segmentation.errors import ConfigError
-from trinat.segmentation.inference.network import ViewNetwork
+from trinat.segmentation.inference.network import suitable_batch
+from trinat.segmentation.inference.runtime import TorchRuntime
 from trinat.segmentation.io.files import atomic_text, write_tsv, write_whole
 from trinat.segmentation.labels.scheme import IGNORE
 from trinat.segmentation.models.checkpoint import Model, load_model
@@ -58,16 +59,18 @@ class _SampledView:
     store: Store
     model: Model
     view: View
-    network: ViewNetwork
+    runtime: TorchRuntime
     slices: Sequence[int]
 
     def look(self, subject: str, slices: Sequence[int]) -> tuple[Look, np.ndarray]:
         """Return the results for some slices of a subject, and their images (N, H, W)."""
+        network = self.runtime.network
+        device = self.runtime.device
         file = self.store.file(subject)
         slabs = []
         classes = []
         for number in slices:
-            slab = file.slab(self.view, number, self.network.channels)
+            slab = file.slab(self.view, number, network.config.channels)
             slabs.append(slab.values())
             classes.append(file.labels(self.view, number, number + 1))
         file.close()
@@ -75,13 +78,12 @@ class _SampledView:
         labels = np.concatenate(classes)
         # Labels that the model never predicts do not count as errors.
         labels[np.isin(labels, self.model.not_predicted_in(self.view))] = IGNORE
-        size = self.network.batch
+        size = suitable_batch(network.config, device)
         image_batches = torch.split(torch.from_numpy(images), size)
         label_batches = torch.split(torch.from_numpy(labels), size)
-        device = self.network.device
         looks = []
         for batch, truth in zip(image_batches, label_batches, strict=True):
-            found = look(self.network.network, batch.to(device), truth.to(device))
+            found = look(network, batch.to(device), truth.to(device))
             looks.append(found)
         fields = zip(*looks, strict=True)
         joined = Look(*(np.concatenate(of_batches) for of_batches in fields))
@@ -184,14 +186,14 @@ def _sampled_views(
     sided_views = [view for view in views if not model.is_merged(view)]
     sampled = []
     for view in sided_views or views:
-        network = ViewNetwork(
+        runtime = TorchRuntime(
             model.networks[view],
             device,
             torch.float32,
             never=model.not_predicted_in(view),
         )
         slices = _sampled_slices(store, view, subjects, every)
-        sampled.append(_SampledView(store, model, view, network, slices))
+        sampled.append(_SampledView(store, model, view, runtime, slices))
     return sampled
 
 

@@ -17,6 +17,12 @@ import numpy as np
 import torch
 
 from trinat.pipelines.jobs.lock import claimed
+from trinat.pipelines.models.quantisation import (
+    Slices,
+    calibration_slices,
+    quantise,
+    write_list,
+)
 from trinat.pipelines.site.export import export_site, write_onnx
 from trinat.segmentation.errors import ConfigError, ModelError
 from trinat.segmentation.io.files import atomic_path, new_folder, read_text
@@ -51,7 +57,7 @@ License.
 
 
 def export_model(
-    models: Sequence[str], out: Path, *, format_: str = "onnx"
+    models: Sequence[str], out: Path, *, format_: str = "onnx", int8: bool = False
 ) -> list[Path]:
     """Write <view>.onnx for each view of a model; return the files.
 
@@ -59,13 +65,16 @@ def export_model(
     with any of several models.
 
     An ONNX file maps slices (N, C, H, W), with H and W multiples of the network's downsampling,
-    to logits (N, K, H, W). Raises ModelError, and leaves no file, if ONNX Runtime gives other
-    labels than torch.
+    to logits (N, K, H, W). With `int8` the networks are quantised; `out` is then the folder `int8`
+    of a model, if `predict` shall find them. Raises ModelError, and leaves no file, if ONNX Runtime
+    gives other labels than torch.
     """
     if format_ not in ("onnx", "monai-bundle", "web"):
         raise ConfigError(
             f"--format {format_} is not known", remedy="give onnx, monai-bundle or web"
         )
+    if int8 and format_ != "onnx":
+        raise ConfigError(f"--int8 is for --format onnx, not {format_}")
     if format_ == "web":
         return export_site([load_model(model) for model in models], out)
     if len(models) != 1:
@@ -78,13 +87,21 @@ def export_model(
         return _export_bundle(loaded, out)
     paths = {view: out / f"{view.value}.onnx" for view in loaded.networks}
     with claimed(out, [path.name for path in paths.values()]):
+        batches = calibration_slices(loaded) if int8 else {}
         for view, path in paths.items():
-            _export_onnx(loaded, view, path)
+            _export_onnx(loaded, view, path, batches.get(view))
+        if int8:
+            return [*paths.values(), write_list(loaded, paths, out)]
     return list(paths.values())
 
 
-def _export_onnx(model: Model, view: View, path: Path) -> None:
-    """Write a view's network to a file that appears only after it has been compared."""
+def _export_onnx(
+    model: Model, view: View, path: Path, batches: list[Slices] | None
+) -> None:
+    """Write a view's network to a file that appears only after it has been compared.
+
+    It is quantised if there are `batches` to calibrate with.
+    """
     network = model.networks[view]
     with atomic_path(path) as temporary:
         export_network(network.fold(), temporary, metadata_of(model, view))
@@ -94,6 +111,8 @@ def _export_onnx(model: Model, view: View, path: Path) -> None:
                 f"ONNX Runtime gives the same label to {same:.4%} of voxels only: not written",
                 where=path,
             )
+        if batches is not None:
+            quantise(temporary, batches)
 
 
 def share_of_equal_labels(network: Network, path: Path) -> float:

@@ -123,8 +123,11 @@ class OutputSettings:
         ),
     ] = ()
     precision: Annotated[
-        Literal["auto", "float32", "bfloat16", "float16"],
-        Option("Floating-point type that the networks compute in.", panel=SEGMENTATION),
+        Literal["auto", "float32", "bfloat16", "float16", "int8"],
+        Option(
+            "Number type that the networks compute in; int8 needs the extra fast-cpu.",
+            panel=SEGMENTATION,
+        ),
     ] = "auto"
     mirror: Annotated[
         bool,
@@ -547,6 +550,11 @@ class PredictRequest(WorkerOptions):
             )
         if self.output.thickness and not self.output.parcels:
             raise ConfigError("--thickness requires --parcels", remedy="add --parcels")
+        if self.output.samples and self.output.precision == "int8":
+            raise ConfigError(
+                "--precision int8 cannot be combined with --uncertainty",
+                remedy="use another precision",
+            )
         if not self.output.longitudinal:
             return
         if self.output.samples:

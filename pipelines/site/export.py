@@ -236,7 +236,7 @@ def _settings_of_view(
         "columns": axes.columns,
         "channels": network.config.channels,
         "multiple": network.config.multiple,
-        "batch": suitable_batch(network, torch.device("cpu")),
+        "batch": suitable_batch(network.config, torch.device("cpu")),
         "merged": model.is_merged(view),
         "background": fusion.background_weight(view),
     }

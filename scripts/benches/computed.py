@@ -20,6 +20,7 @@ from torch.utils.flop_counter import flop_registry
 from trinat.segmentation.inference.localisation import BrainRegion
 from trinat.segmentation.inference.network import DeviceNetworks, ViewNetwork
 from trinat.segmentation.inference.predictor import Predictor
+from trinat.segmentation.inference.runtime import TorchRuntime
 from trinat.segmentation.models.architectures import PUBLISHED, build
 from trinat.segmentation.space.conform import conform
 from trinat.segmentation.space.views import View
@@ -136,9 +137,8 @@ def run() -> None:
         if name == "published":
             for view, ready in segmenter._networks.of_view.items():
                 network = build(PUBLISHED.model_copy(update={"classes": ready.classes}))
-                segmenter._networks.of_view[view] = ViewNetwork(
-                    network.eval(), segmenter.device, torch.bfloat16
-                )
+                runtime = TorchRuntime(network.eval(), segmenter.device, torch.bfloat16)
+                segmenter._networks.of_view[view] = ViewNetwork(network.config, runtime)
         found = count(segmenter, image, region)
         done = len(found.operations)
         batch = segmenter._networks.of_view[View.CORONAL].batch

@@ -15,8 +15,8 @@ from trinat.segmentation.inference.fusion import (
     weighted_classes,
     weighted_csf,
 )
-from trinat.segmentation.inference.network import ViewNetwork
 from trinat.segmentation.inference.prior import weighted_by, weights_by_class
+from trinat.segmentation.inference.runtime import TorchRuntime
 from trinat.segmentation.labels.label import CSF_GROUP
 from trinat.segmentation.models.checkpoint import Model
 from trinat.segmentation.models.model_info import Prior
@@ -28,7 +28,7 @@ class ViewGraph(nn.Module):
 
     def __init__(self, model: Model, view: View, fusion: ViewAggregator) -> None:
         super().__init__()
-        ready = ViewNetwork(
+        ready = TorchRuntime(
             model.networks[view],
             torch.device("cpu"),
             torch.float32,

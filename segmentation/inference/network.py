@@ -4,60 +4,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Literal, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from trinat.segmentation.errors import DeviceError
-from trinat.segmentation.models.architectures import Ensemble
-from trinat.segmentation.models.base import Network
-from trinat.segmentation.models.checkpoint import Model
-from trinat.segmentation.models.hardware import (
-    GPU,
-    bfloat16_hardware,
-    free_gpu_memory,
-    refuse_forked_gpu,
+from trinat.segmentation.inference.int8 import Int8Runtime
+from trinat.segmentation.inference.runtime import (
+    ComputePrecision,
+    Runtime,
+    TorchRuntime,
+    choose_precision,
 )
+from trinat.segmentation.models.base import NetworkConfig
+from trinat.segmentation.models.checkpoint import Model
+from trinat.segmentation.models.hardware import GPU, free_gpu_memory, refuse_forked_gpu
 from trinat.segmentation.space.views import SliceAxes, View, to_slices
 
 _T = TypeVar("_T")
 
-ComputePrecision = Literal["auto", "float32", "bfloat16", "float16"]
-
-_DTYPES = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
-# Keeps a class that the model was never trained on from winning by chance.
-_NEVER = -1e4
 # Batch size for slices of the working grid. Larger ones are not faster on a processor, and fill its
 # caches and memory: networks with more filters than these get fewer.
 _BATCH = {"cpu": 4, GPU: 32}
 _FILTERS = {"cpu": 32, GPU: 64}
-
-
-def choose_precision(name: ComputePrecision, device: torch.device) -> torch.dtype:
-    """Return the number type to compute in.
-
-    "auto" is bfloat16 if the device computes in it, else float32; float16 is for GPUs only.
-    """
-    if name == "float16" and device.type == "cpu":
-        raise DeviceError(
-            "processors do not compute in float16", remedy="use bfloat16 or float32"
-        )
-    if name == "auto":
-        if bfloat16_hardware(device):
-            return torch.bfloat16
-        return torch.float32
-    if name not in _DTYPES:
-        raise DeviceError(
-            f"{name!r} is no precision", remedy=f"use auto, {', '.join(_DTYPES)}"
-        )
-    return _DTYPES[name]
 
 
 class SliceProbabilities(NamedTuple):
@@ -80,36 +50,20 @@ class SliceProbabilities(NamedTuple):
 
 
 class ViewNetwork:
-    """The network of a view, optimised for inference: norms folded, channels last, best precision.
+    """The network of a view, run on batches of slices of a volume.
 
-    `never` are classes that must not win; `batch` is the number of slices in a batch, by default
-    what suits the device. The given network is not changed.
+    `batch` is the number of slices in a batch, by default what suits the device.
     """
 
     def __init__(
-        self,
-        network: Network,
-        device: torch.device,
-        dtype: torch.dtype,
-        *,
-        never: NDArray[np.int64] | None = None,
-        batch: int | None = None,
+        self, config: NetworkConfig, runtime: Runtime, *, batch: int | None = None
     ) -> None:
-        self.channels = network.config.channels
-        self.classes = network.config.classes
-        self._multiple = network.config.multiple
-        self.device = device
-        self.batch = batch or suitable_batch(network, device)
-        folded = network.fold()
-        if never is not None and len(never):
-            bias = folded.classifier.by_class()["bias"]
-            bias[torch.from_numpy(never)] = _NEVER
-        for module in folded.modules():
-            # Norms that are not folded keep their statistics in full precision.
-            if isinstance(module, nn.Conv2d | nn.PReLU):
-                module.to(dtype)
-        self.dtype = dtype
-        self.network = folded.to(device)
+        self.channels = config.channels
+        self.classes = config.classes
+        self._multiple = config.multiple
+        self.device = runtime.device
+        self.batch = batch or suitable_batch(config, runtime.device)
+        self.runtime = runtime
 
     def probabilities(
         self,
@@ -123,9 +77,23 @@ class ViewNetwork:
         """Yield the probabilities of a volume (X, Y, Z), batch by batch.
 
         With `mirror`, the axis from side to side and the classes' partners, the mean with the
-        mirrored slice. With `every`, only every n-th slice, on a processor one at a time. With
-        `within`, a mask (X, Y, Z) in host memory, only the rows and columns around its voxels in
-        each batch.
+        mirrored slice. The other arguments are those of `batches`.
+        """
+        for start, rows, columns, batch in self.batches(volume, axes, every, within):
+            found = self._of_batch(batch, axes, mirror)
+            yield SliceProbabilities(start, rows, columns, found, every)
+
+    def batches(
+        self,
+        volume: Tensor,
+        axes: SliceAxes,
+        every: int = 1,
+        within: Tensor | None = None,
+    ) -> Iterator[tuple[int, slice, slice, Tensor]]:
+        """Yield batches of slices (N, C, H, W) of a volume (X, Y, Z): first slice, rows, columns.
+
+        With `every`, only every n-th slice, on a processor one at a time. With `within`, a mask
+        (X, Y, Z) in host memory, only the rows and columns around its voxels in each batch.
 
         Nothing here waits for a GPU: one copy of the volume, and no value is read back.
         """
@@ -148,9 +116,7 @@ class ViewNetwork:
                     # Extended, where possible, to the sizes that networks would pad to.
                     rows = _grown(shown.any(1), self._multiple)
                     columns = _grown(shown.any(0), self._multiple)
-            batch = slices[some, :, rows, columns].to(self.dtype)
-            found = self._of_batch(batch, axes, mirror)
-            yield SliceProbabilities(start, rows, columns, found, every)
+            yield start, rows, columns, slices[some, :, rows, columns]
 
     def _of_batch(
         self,
@@ -164,7 +130,7 @@ class ViewNetwork:
         """
         if not batch.numel():
             return torch.zeros(len(batch), 0, 0, self.classes, device=self.device)
-        found = self._run(batch)
+        found = self.runtime(batch)
         if mirror is None:
             return found
         # The same for the mirrored slices, flipped back, with the classes' sides exchanged.
@@ -172,44 +138,17 @@ class ViewNetwork:
         # Axes of a batch: neighbours as channels, rows, columns. In the mirrored view, the
         # neighbours of a thick slice are exchanged like its rows or columns.
         axis = (axes.along, axes.rows, axes.columns).index(side_axis) + 1
-        mirrored = self._run(batch.flip(axis))[..., partners]
+        mirrored = self.runtime(batch.flip(axis))[..., partners]
         if axis > 1:
             mirrored = mirrored.flip(axis - 1)
         return (found + mirrored) / 2
 
-    def vary(self, sample: int | None) -> None:
-        """Prepare the next sample: another member of an ensemble, else dropout as in training.
 
-        None restores all members without dropout.
-        """
-        if isinstance(self.network, Ensemble):
-            if sample is None:
-                self.network.only = None
-            else:
-                self.network.only = sample % len(self.network.networks)
-            return
-        for module in self.network.modules():
-            if isinstance(module, nn.Dropout2d):
-                module.train(sample is not None)
-
-    def _run(self, batch: Tensor) -> Tensor:
-        """Convert slices (N, C, H, W) to probabilities (N, H, W, K) float32."""
-        with torch.inference_mode():
-            logits: Tensor = self.network(batch)
-            # Classes are innermost in channels-last logits, so this does not copy.
-            logits = logits.permute(0, 2, 3, 1).float()
-            if logits.device.type != "cpu":
-                return logits.softmax(-1)
-            # torch's softmax takes three times as long for rows of 33 numbers on a processor.
-            logits = logits.sub_(logits.amax(-1, keepdim=True)).exp_()
-            return logits.div_(logits.sum(-1, keepdim=True))
-
-
-def suitable_batch(network: Network, device: torch.device) -> int:
+def suitable_batch(config: NetworkConfig, device: torch.device) -> int:
     """Return the number of slices in a batch for a network on a device, at least one."""
     kind = "cpu" if device.type == "cpu" else GPU
-    most_filters = _BATCH[kind] * _FILTERS[kind] * network.config.pixels
-    slices = max(most_filters // network.config.filters, 1)
+    most_filters = _BATCH[kind] * _FILTERS[kind] * config.pixels
+    slices = max(most_filters // config.filters, 1)
     return min(slices, _BATCH[kind])
 
 
@@ -269,7 +208,7 @@ class DeviceNetworks:
     def vary(self, sample: int | None) -> None:
         """Prepare all networks for this sample; None for no sampling."""
         for network in self.of_view.values():
-            network.vary(sample)
+            network.runtime.vary(sample)
 
     def with_less_memory(self, work: Callable[[], _T]) -> _T:
         """Run GPU work; if out of memory, retry in smaller batches, finally on the processor."""
@@ -294,14 +233,27 @@ class DeviceNetworks:
     def _build(self, device: torch.device) -> dict[View, ViewNetwork]:
         """Build the networks of all views on a device."""
         refuse_forked_gpu(device)
-        dtype = choose_precision(self._precision, device)
         networks = {}
         for view in self._views:
             networks[view] = ViewNetwork(
-                self._model.networks[view],
-                device,
-                dtype,
-                never=self._model.not_predicted_in(view),
+                self._model.networks[view].config,
+                self._runtime(view, device),
                 batch=self._batch,
             )
         return networks
+
+    def _runtime(self, view: View, device: torch.device) -> Runtime:
+        """Prepare a view's network for a device."""
+        if self._precision != "int8":
+            return TorchRuntime(
+                self._model.networks[view],
+                device,
+                choose_precision(self._precision, device),
+                never=self._model.not_predicted_in(view),
+            )
+        if device.type != "cpu":
+            raise DeviceError(
+                "int8 networks run on processors only",
+                remedy="use the device cpu or another precision",
+            )
+        return Int8Runtime(self._model, view)

@@ -30,11 +30,7 @@ from trinat.segmentation.inference.localisation import (
     is_whole_head,
     mask_around,
 )
-from trinat.segmentation.inference.network import (
-    ComputePrecision,
-    DeviceNetworks,
-    SliceProbabilities,
-)
+from trinat.segmentation.inference.network import DeviceNetworks, SliceProbabilities
 from trinat.segmentation.inference.parcels import (
     Parcels,
     join_views,
@@ -50,6 +46,7 @@ from trinat.segmentation.inference.preparation import (
     prepare_scan,
 )
 from trinat.segmentation.inference.prior import apply_prior
+from trinat.segmentation.inference.runtime import ComputePrecision
 from trinat.segmentation.inference.uncertainty import (
     Samples,
     Uncertainty,
@@ -478,6 +475,18 @@ class Predictor:
                 )
                 for part in parts:
                     yield view, part
+
+    def batches(
+        self, image: Tensor, region: BrainRegion
+    ) -> Iterator[tuple[View, Tensor]]:
+        """Yield the batches (N, C, H, W) of an image's region that each view's network sees."""
+        for view, network in self._networks.of_view.items():
+            parts = network.batches(
+                image[region.box], self.axes[view], within=region.mask
+            )
+            for *_, batch in parts:
+                if batch.numel():
+                    yield view, batch
 
     def on_device(self, conformed: Conformed) -> Tensor:
         """Return a scan unchanged, (X, Y, Z) on the device of the networks."""

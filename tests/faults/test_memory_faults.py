@@ -22,13 +22,13 @@ def short_of_memory(
     tried: list[int] = []
     for network in segmenter._networks.of_view.values():
 
-        def run(batch: torch.Tensor, real=network._run) -> torch.Tensor:
+        def run(batch: torch.Tensor, real=network.runtime) -> torch.Tensor:
             tried.append(len(batch))
             if len(batch) > most:
                 raise torch.OutOfMemoryError("CUDA out of memory")
             return real(batch)
 
-        monkeypatch.setattr(network, "_run", run)
+        monkeypatch.setattr(network, "runtime", run)
     return tried
 
 

@@ -7,6 +7,8 @@ import torch
 from helpers.overfitted import random_model
 
 from trinat.segmentation.inference.network import ViewNetwork
+from trinat.segmentation.inference.runtime import TorchRuntime
+from trinat.segmentation.models.base import Network
 from trinat.segmentation.models.checkpoint import load_model
 from trinat.segmentation.models.quicknat import QuickNat, QuickNatConfig
 from trinat.segmentation.space.views import View, slice_axes, to_slices
@@ -15,12 +17,17 @@ SHAPE = (40, 12, 56)  # coronal slices of 56 rows and 40 columns
 AXES = slice_axes(View.CORONAL)
 
 
+def ready(
+    network: Network, dtype: torch.dtype = torch.float32, *, batch: int
+) -> ViewNetwork:
+    runtime = TorchRuntime(network, torch.device("cpu"), dtype)
+    return ViewNetwork(network.config, runtime, batch=batch)
+
+
 @pytest.fixture(scope="module")
 def network() -> ViewNetwork:
     model = load_model(random_model(), [View.CORONAL])
-    return ViewNetwork(
-        model.networks[View.CORONAL], torch.device("cpu"), torch.float32, batch=4
-    )
+    return ready(model.networks[View.CORONAL], batch=4)
 
 
 @pytest.fixture(scope="module")
@@ -30,16 +37,14 @@ def volume() -> torch.Tensor:
 
 def test_parts_with_nothing_to_look_at_are_float32_like_all_others(volume) -> None:
     model = load_model(random_model())
-    half = ViewNetwork(
-        model.networks[View.CORONAL], torch.device("cpu"), torch.bfloat16, batch=4
-    )
+    half = ready(model.networks[View.CORONAL], torch.bfloat16, batch=4)
     within = torch.zeros(SHAPE, dtype=torch.bool)
     parts = list(half.probabilities(volume, AXES, within=within))
     assert {part.probabilities.dtype for part in parts} == {torch.float32}
 
 
 def test_only_rows_and_columns_around_a_mask_are_looked_at(network, volume) -> None:
-    multiple = 2**network.network.config.depth
+    multiple = 2**network.runtime.network.config.depth
     within = torch.zeros(SHAPE, dtype=torch.bool)
     within[20:23, 5, 50:] = True  # in the second part of four slices
     first, second, third = network.probabilities(volume, AXES, within=within)
@@ -82,7 +87,7 @@ def wide() -> QuickNat:
 
 
 def test_a_network_made_ready_gives_what_it_gave(wide, volume) -> None:
-    network = ViewNetwork(wide, torch.device("cpu"), torch.float32, batch=6)
+    network = ready(wide, batch=6)
     with torch.inference_mode():
         expected = (
             wide(to_slices(volume, AXES)[:6, None]).softmax(1).permute(0, 2, 3, 1)
@@ -98,9 +103,7 @@ def test_a_mirrored_mean_of_a_mirrored_volume_is_the_mirrored_mean(view: View) -
     """Also if a sagittal network distinguishes sides, as one for thick slices may."""
     torch.manual_seed(0)
     config = QuickNatConfig(classes=3, channels=3, filters=16)
-    network = ViewNetwork(
-        QuickNat(config), torch.device("cpu"), torch.float32, batch=16
-    )
+    network = ready(QuickNat(config), batch=16)
     volume, axes = torch.rand(16, 16, 16), slice_axes(view)
     partners = torch.tensor([0, 2, 1])
 

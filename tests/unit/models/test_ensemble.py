@@ -10,6 +10,7 @@ import torch
 from pydantic import ValidationError
 
 from trinat.segmentation.inference.network import ViewNetwork
+from trinat.segmentation.inference.runtime import TorchRuntime
 from trinat.segmentation.models.architectures import Ensemble, EnsembleConfig, build
 from trinat.segmentation.models.checkpoint import load_model, save_model
 from trinat.segmentation.models.model_info import Description
@@ -59,7 +60,8 @@ def test_a_model_folder_keeps_all_members(ensemble: Ensemble, tmp_path: Path) ->
 def test_samples_are_members_in_turn_and_what_is_untaught_never_wins(
     ensemble: Ensemble,
 ) -> None:
-    network = ViewNetwork(ensemble, CPU, torch.float32, never=np.array([2]))
+    runtime = TorchRuntime(ensemble, CPU, torch.float32, never=np.array([2]))
+    network = ViewNetwork(ensemble.config, runtime)
     volume, axes = torch.rand(8, 8, 8), slice_axes(View.AXIAL)
 
     def found() -> torch.Tensor:
@@ -71,11 +73,11 @@ def test_samples_are_members_in_turn_and_what_is_untaught_never_wins(
     assert float(together[..., 2].max()) == 0
     samples = []
     for sample in range(4):
-        network.vary(sample)
+        runtime.vary(sample)
         samples.append(found())
     torch.testing.assert_close(samples[3], samples[0])
     assert not torch.allclose(samples[1], samples[0])
-    network.vary(None)
+    runtime.vary(None)
     torch.testing.assert_close(found(), together)
 
 

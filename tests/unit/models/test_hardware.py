@@ -11,7 +11,7 @@ import torch
 from helpers.refusals import refusal
 
 from trinat.segmentation.errors import DeviceError
-from trinat.segmentation.inference.network import choose_precision
+from trinat.segmentation.inference.runtime import choose_precision
 from trinat.segmentation.models.hardware import bfloat16_hardware, refuse_forked_gpu
 
 CPU = torch.device("cpu")
