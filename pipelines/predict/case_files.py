@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from functools import cached_property, partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -43,7 +43,6 @@ from trinat.pipelines.study.record import (
     ThicknessResult,
 )
 from trinat.segmentation.inference import quality
-from trinat.segmentation.inference.callosum import Callosum
 from trinat.segmentation.inference.checks.evidence import Evidence
 from trinat.segmentation.inference.checks.limits import Limits
 from trinat.segmentation.inference.lesions import Lesions
@@ -53,7 +52,6 @@ from trinat.segmentation.inference.measuring import (
     measure,
 )
 from trinat.segmentation.inference.prediction import Prediction, Tissues
-from trinat.segmentation.inference.thickness import CortexThickness
 from trinat.segmentation.io.files import sha256_of, write_tsv, write_whole
 from trinat.segmentation.io.volume import Volume, write_maps
 from trinat.segmentation.labels import HEMISPHERES, Side
@@ -63,6 +61,10 @@ from trinat.segmentation.models.checkpoint import Model
 from trinat.segmentation.rendering.pictures import draw_mosaic, encoded
 from trinat.segmentation.space.views import reoriented
 from trinat.segmentation.timing import stage
+
+if TYPE_CHECKING:
+    from trinat.segmentation.inference.callosum import Callosum
+    from trinat.segmentation.inference.thickness import CortexThickness
 
 _TISSUE_MAPS = [
     product for product in Product if product.own_entities.get("label") in TISSUES

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 import torch
@@ -17,11 +17,9 @@ from torch import Tensor
 
 from trinat.segmentation.errors import LabelError
 from trinat.segmentation.grid import grown, is_empty
-from trinat.segmentation.inference.callosum import Callosum, find_callosum, measured
 from trinat.segmentation.inference.lesion_network import LesionMap
 from trinat.segmentation.inference.lesions import SMALLEST_MM3, Lesions, find_lesions
 from trinat.segmentation.inference.parcels import Parcels
-from trinat.segmentation.inference.thickness import CortexThickness, measure_cortex
 from trinat.segmentation.inference.uncertainty import Uncertainty, entropy_of
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels import Csf
@@ -35,6 +33,11 @@ from trinat.segmentation.space.conform import (
 from trinat.segmentation.space.grid_map import GridMap
 from trinat.segmentation.space.morphology import largest_part, without_holes
 from trinat.segmentation.space.resample import occupied_box
+
+# Imported where they are computed: with what they import they take a tenth of the start-up.
+if TYPE_CHECKING:
+    from trinat.segmentation.inference.callosum import Callosum
+    from trinat.segmentation.inference.thickness import CortexThickness
 
 # Slices of the working grid whose classes are found at a time.
 _SLAB = 8
@@ -175,6 +178,8 @@ class Prediction:
     @cached_property
     def cortex_thickness(self) -> CortexThickness:
         """Thickness of the cortex and its parcels; LabelError if no parcels were asked for."""
+        from trinat.segmentation.inference.thickness import measure_cortex
+
         grid = self.plan.working
         return measure_cortex(self.fused, self.scheme, self._parcels_found, grid)
 
@@ -212,6 +217,8 @@ class Prediction:
         >>> result.callosum.labels.shape == result.labels.shape
         True
         """
+        from trinat.segmentation.inference.callosum import find_callosum, measured
+
         left, right = (self.scheme.find(number).index for number in _WHITE_MATTER)
         cortex = self.fused[..., [self.scheme.find(n).index for n in _CORTEX]]
         section = find_callosum(
