@@ -157,7 +157,7 @@ def _int8(*, helps: bool) -> Finding:
         value = "available"
     if not helps:
         return Finding("int8 networks", f"{value}; bfloat16 is about as fast")
-    value += "; nearly twice as fast here"
+    value += "; faster than float32 here"
     if find_spec("openvino") is not None:
         return Finding("int8 networks", value, remedy="use --precision int8")
     return Finding("int8 networks", value, "note", extra_remedy("fast-cpu"))
