@@ -275,7 +275,7 @@ def test_a_later_run_resumes_what_an_earlier_one_left(
 ) -> None:
     url = server.plays(cut_after(4000), lambda h: h.reply(503, b""))
     with pytest.raises(
-        DownloadError, match=r"gave up after 3 attempts \(status 503\).*resumes it"
+        DownloadError, match=r"gave up after 3 attempts \(status 503\).*resume"
     ):
         fetch(remote(url), tmp_path, policy=policy)
     server.plays(honest)

@@ -103,7 +103,7 @@ def test_a_full_queue_and_a_greedy_client_are_refused(tmp_path: Path) -> None:
     queue = Queue(tmp_path, queued=3, per_client=2)
     first = accepted(queue)
     accepted(queue)
-    with pytest.raises(FullError, match="your scans"), queue.upload("a"):
+    with pytest.raises(FullError, match="you have"), queue.upload("a"):
         pass
     with (
         queue.upload("b"),
