@@ -174,7 +174,7 @@ async function refresh(id) {
   });
   nameScans(study.scans);
   page.study = study;
-  page.structures = study[list];
+  page.structures = list;
   fillList();
   const wanted = id || before?.id;
   page.number = page.items.findIndex((item) => item.id === wanted);

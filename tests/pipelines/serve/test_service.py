@@ -320,7 +320,7 @@ def test_a_result_is_corrected_and_taken(service: Service, scan: Path) -> None:
     before = ask(f"{AT}/{id}/labels.nii.gz").content
     not_there = ask(f"{AT}/{id}/corrected.nii.gz")
     assert not_there.status_code == 404
-    assert "not corrected" in reason(not_there)
+    assert "no correction" in reason(not_there)
 
     # The first voxel becomes the first structure of the table, the left white matter.
     painted = np.uint32(0).tobytes() + bytes([1])
