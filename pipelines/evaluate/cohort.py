@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -47,15 +47,12 @@ from trinat.pipelines.report.harmonised import refuse_unharmonisable
 from trinat.pipelines.report.measurements import write_table
 from trinat.pipelines.report.page import provenance
 from trinat.pipelines.study.discovery import absolute
-from trinat.pipelines.study.entry import Entry, taught_by_models
+from trinat.pipelines.study.entry import taught_by_models
 from trinat.pipelines.study.files import (
     ScanFile,
-    as_segmented_together,
     corrected_among,
-    find_files,
     two_maps_of_a_scan,
 )
-from trinat.pipelines.study.ledger import entries_for, unfit_results
 from trinat.pipelines.study.participants import Facts, Matched, Participants
 from trinat.pipelines.study.participants_check import (
     refuse_merged_persons,
@@ -72,6 +69,7 @@ from trinat.pipelines.study.ratings import (
     use_of_ratings,
 )
 from trinat.pipelines.study.record import ScanResult, measured_in
+from trinat.pipelines.study.results import Results
 from trinat.segmentation.data.identity import clash_among
 from trinat.segmentation.errors import ConfigError, EvaluationError
 from trinat.segmentation.io.files import write_whole
@@ -116,65 +114,45 @@ class Known:
 
 
 @dataclass(frozen=True)
-class Ledgers:
-    """Ledgers next to the label maps: all entries, and the result of each map.
+class MeasuredScan:
+    """A measured label map with its result in the ledger, and the scan that it stands for.
 
-    `folders` has the entries of each folder with a ledger.
+    `result` is empty if no ledger has the map. The scan may be left out.
     """
 
-    folders: dict[Path, list[Entry]]
-    results: dict[Path, ScanResult]
-
-    @property
-    def entries(self) -> list[Entry]:
-        """All entries, over all folders."""
-        return [entry for entries in self.folders.values() for entry in entries]
-
-    def of(self, file: ScanFile) -> ScanResult:
-        """Return the result of a label map; an empty one if no ledger has it."""
-        return self.results.get(absolute(file.result), ScanResult())
-
-    @property
-    def models(self) -> set[str]:
-        """The hashes of the models that made the results, as far as they are known."""
-        done = [entry for entry in self.entries if entry.status == "done"]
-        return {entry.model for entry in done if entry.model}
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """Measured label maps, and a scan for each, which may be left out.
-
-    `in_part` are rejected structures, as (SHA-256 of the map, name), that were measured as a part
-    of another structure.
-    """
-
-    files: list[ScanFile] = field(default_factory=list)
-    scans: list[Scan] = field(default_factory=list)
-    in_part: set[tuple[str, str]] = field(default_factory=set)
+    file: ScanFile
+    result: ScanResult
+    scan: Scan
 
 
 @dataclass(frozen=True)
 class MeasuredGroup:
     """Measured label maps, with the tables and ledgers that describe them.
 
-    `failures` are scans without volumes, as (name, reason); `digests` are the SHA-256 of the label
-    maps.
+    `in_part` are rejected structures, as (SHA-256 of the map, name), that were measured as a part
+    of another structure. `failures` are scans without volumes, as (name, reason); `digests` are the
+    SHA-256 of the label maps.
     """
 
     known: Known
-    ledger: Ledgers
-    chosen: Chosen
+    results: Results
+    measured: Sequence[MeasuredScan]
+    in_part: Collection[tuple[str, str]]
     failures: Sequence[tuple[str, str]]
     digests: frozenset[str]
+
+    @property
+    def scans(self) -> list[Scan]:
+        """The scan of each label map."""
+        return [each.scan for each in self.measured]
 
     @property
     def uncorrected(self) -> list[tuple[ScanResult, Scan]]:
         """Result and scan of each label map that counts and was not corrected by hand."""
         return [
-            (self.ledger.of(file), scan)
-            for file, scan in zip(self.chosen.files, self.chosen.scans, strict=True)
-            if file.corrects is None and not scan.left_out
+            (each.result, each.scan)
+            for each in self.measured
+            if each.file.corrects is None and not each.scan.left_out
         ]
 
 
@@ -201,12 +179,12 @@ def report_cohort(
 
     group = measure_group(settings, progress, check)
     known = group.known
-    chosen = group.chosen
+    results = group.results
     if known.norms is not None and settings.reference is not None:
-        models = [entry.model for entry in group.ledger.entries]
+        models = [entry.model for entry in results.entries]
         refuse_other_model(known.norms, settings.reference, models)
     cohort = cohort_of(
-        chosen.scans,
+        group.scans,
         known.scheme,
         known.ranges,
         settings.adjust,
@@ -225,12 +203,12 @@ def report_cohort(
         written = _write_tables(settings.out, cohort, sections, changes)
         facts = provenance(started, settings.command, known.scheme.name)
         facts["predictions"] = str(settings.predictions)
-        if len(group.ledger.models) > 1:
-            number = len(group.ledger.models)
+        if len(results.models) > 1:
+            number = len(results.models)
             facts["models"] = f"{number}: volumes of different models differ"
         if settings.ratings:
             facts["ratings"] = use_of_ratings(
-                known.ratings, group.digests, chosen.in_part
+                known.ratings, group.digests, group.in_part
             )
             write_table(settings.out / "raters.csv", agreement_table(known.ratings))
             written.append("raters.csv")
@@ -238,14 +216,12 @@ def report_cohort(
         corrected = corrected_among(known.files)
         if corrected:
             facts["corrections"] = corrected
-        taught = taught_by_models(group.ledger.entries)
+        taught = taught_by_models(results.entries)
         if taught:
             facts["training"] = " ".join(taught)
-        _write_page(
-            settings, known, chosen, cohort, facts, group.failures, sections, changes
-        )
+        _write_page(settings, group, cohort, facts, sections, changes)
         keep_only(settings.out, _TABLES, written)
-    return batch_exit(done=len(chosen.scans), failed=len(group.failures))
+    return batch_exit(done=len(group.measured), failed=len(group.failures))
 
 
 def measure_group(
@@ -259,65 +235,57 @@ def measure_group(
     count (subject, age, sex, site and group), and the participants table. EvaluationError if no
     label map is left.
     """
-    known = _read_known(settings)
+    results = Results(settings.predictions)
+    known = _read_known(settings, results)
     found = known.files
     corrected = corrected_among(found)
     if corrected:
         _log.info("%s", corrected)
-    unfit = unfit_results(
-        settings.predictions,
-        [file.result for file in found],
-        [file.corrects for file in found if file.corrects],
-    )
+    unfit = results.unfit(found)
     fit = [file for file in found if file.result not in unfit]
-    ledger = Ledgers({}, {})
-    for folder, entry in entries_for(settings.predictions):
-        ledger.folders.setdefault(folder, []).append(entry)
-        for name in entry.outputs:
-            ledger.results[absolute(folder / name)] = entry.result
-    check(_facts_of(fit, known, ledger, settings.excluded), known.table)
-    measured = measure_volumes(
+    check(_facts_of(fit, known, results, settings.excluded), known.table)
+    volumes = measure_volumes(
         fit, settings.labels, settings.trust_affine, settings.jobs, progress
     )
-    chosen = _choose(measured, known, ledger, settings.excluded)
+    measured, in_part = _choose(volumes, known, results, settings.excluded)
 
     # Label maps that are unfit or could not be read, and scans without a label map.
     failures = [
         *((file.name, unfit[file.result]) for file in found if file.result in unfit),
-        *((result.subject, result.failure) for result in measured if result.failure),
+        *((each.subject, each.failure) for each in volumes if each.failure),
         *(
             (entry.case, entry.reason)
-            for entry in ledger.entries
+            for entry in results.entries
             if entry.status == "failed"
         ),
     ]
     for name, reason in failures:
         _log.warning("%s: %s", name, reason)
-    if not chosen.scans:
+    if not measured:
         raise EvaluationError(
             f"none of {len(found)} label maps could be measured; the first: {failures[0][1]}",
             where=settings.predictions,
         )
-    first = chosen.scans[0]
-    if all(scan.left_out for scan in chosen.scans):
+    scans = [each.scan for each in measured]
+    if all(scan.left_out for scan in scans):
         raise EvaluationError(
-            f"every scan is left out; the first, {first.name}: {first.left_out}",
+            f"every scan is left out; the first, {scans[0].name}: {scans[0].left_out}",
             where=settings.predictions,
             remedy="look at them with trinat view; --include-rejected takes what is graded reject",
         )
-    for scan in chosen.scans:
+    for scan in scans:
         if scan.left_out:
             _log.info("%s: left out, %s", scan.name, scan.left_out)
-    if len(ledger.models) > 1:
-        _log.warning("results of %d models, whose volumes differ", len(ledger.models))
-    two_kinds = _two_kinds_of_heads(chosen, ledger)
+    if len(results.models) > 1:
+        _log.warning("results of %d models, whose volumes differ", len(results.models))
+    two_kinds = _two_kinds_of_heads(measured)
     if two_kinds:
         _log.warning("%s", two_kinds)
-    digests = frozenset(result.sha256 for result in measured)
-    return MeasuredGroup(known, ledger, chosen, failures, digests)
+    digests = frozenset(each.sha256 for each in volumes)
+    return MeasuredGroup(known, results, measured, in_part, failures, digests)
 
 
-def _read_known(settings: CohortSettings) -> Known:
+def _read_known(settings: CohortSettings, results: Results) -> Known:
     """Read the scheme and the tables, find the label maps, and report what is unclear about them.
 
     ConfigError for a table that the user has named and that does not exist, DatasetError if it has
@@ -339,12 +307,7 @@ def _read_known(settings: CohortSettings) -> Known:
     people = read_participants(table)
     ratings = read_given(settings.ratings)
 
-    files = find_files(
-        settings.predictions,
-        parcels=scheme.has_parcels,
-        corrected=not settings.uncorrected,
-    )
-    files = as_segmented_together(files, settings.predictions)
+    files = results.find(parcels=scheme.has_parcels, corrected=not settings.uncorrected)
     matched = people.match((file.name, file.person) for file in files)
     if settings.participants is not None:
         refuse_strangers(table, people, matched)
@@ -363,12 +326,16 @@ def _read_known(settings: CohortSettings) -> Known:
 
 
 def _facts_of(
-    files: Iterable[ScanFile], known: Known, ledger: Ledgers, excluded: Collection[str]
+    files: Iterable[ScanFile],
+    known: Known,
+    results: Results,
+    excluded: Collection[str],
 ) -> pd.DataFrame:
     """Make a row of the person's facts for each scan that the ledger does not leave out."""
     rows = []
     for file in files:
-        if file.corrects is None and ledger.of(file).why_left_out(excluded):
+        result = results.result_of(file)
+        if file.corrects is None and result.why_left_out(excluded):
             continue
         person = known.matched.of(file.name, file.person)
         sex = person.sex or ""
@@ -380,34 +347,38 @@ def _facts_of(
 def _choose(
     measured: Iterable[MapVolumes],
     known: Known,
-    ledger: Ledgers,
+    results: Results,
     excluded: Collection[str],
-) -> Chosen:
+) -> tuple[list[MeasuredScan], set[tuple[str, str]]]:
     """Make a scan of each measured label map, and record which are left out and why.
 
-    Structures that were rejected, or that the model does not know, have no volume.
+    Structures that were rejected, or that the model does not know, have no volume. The second
+    result is `in_part` of the group.
     """
     scheme = known.scheme
     rejected = rejections(known.ratings)
     rated = rejected_structures(known.ratings)
-    chosen = Chosen()
-    for result in measured:
-        if result.failure:
+    chosen = []
+    in_part = set()
+    for volumes in measured:
+        if volumes.failure:
             continue
-        rejected_here = rejected.get(result.sha256, {})
-        facts = ledger.of(result.file)
-        if result.file.corrects is not None:
+        file = volumes.file
+        rejected_here = rejected.get(volumes.sha256, {})
+        result = results.result_of(file)
+        judged = result
+        if file.corrects is not None:
             # The grades describe the prediction, which a person has corrected since.
-            facts = facts.corrected()
-        names = measured_in(scheme, facts.volumes_mm3, facts.parcels)
+            judged = result.corrected()
+        names = measured_in(scheme, judged.volumes_mm3, judged.parcels)
         made = made_by(names, rated, scheme)
         graded = {
             name: QUALITY_CONTROL[grade]
-            for name, grade in facts.structures_left_out(excluded).items()
+            for name, grade in judged.structures_left_out(excluded).items()
         }
         structures = made.left_out(scheme, {**graded, **rejected_here})
-        person = known.matched.of(result.file.name, result.file.person)
-        scan = _scan(result, person, facts)
+        person = known.matched.of(file.name, file.person)
+        scan = _scan(volumes, person, judged)
         volumes_mm3 = {
             structure: volume_mm3
             for structure, volume_mm3 in scan.volumes_mm3.items()
@@ -419,7 +390,7 @@ def _choose(
             for structure, why in structures.items()
             if why != NOT_PREDICTED
         }
-        why_scan = facts.why_left_out(excluded)
+        why_scan = judged.why_left_out(excluded)
         if "" in rejected_here:
             why_scan = f"rejected by {rejected_here['']}"
         scan = replace(
@@ -428,35 +399,35 @@ def _choose(
             left_out=why_scan,
             structures_left_out=why_structures,
         )
-        chosen.scans.append(scan)
-        chosen.files.append(result.file)
+        chosen.append(MeasuredScan(file, result, scan))
         if "" not in rejected_here:
             for structure in made.rejected_but_measured(scheme, rejected_here):
-                chosen.in_part.add((result.sha256, structure))
+                in_part.add((volumes.sha256, structure))
 
     # Scans with equal names are named after their files.
-    times = Counter(scan.name for scan in chosen.scans)
-    for number, file in enumerate(chosen.files):
-        if times[chosen.scans[number].name] > 1:
-            chosen.scans[number] = replace(chosen.scans[number], session=file.name)
-    return chosen
+    times = Counter(each.scan.name for each in chosen)
+    for number, each in enumerate(chosen):
+        if times[each.scan.name] > 1:
+            scan = replace(each.scan, session=each.file.name)
+            chosen[number] = replace(each, scan=scan)
+    return chosen, in_part
 
 
-def _two_kinds_of_heads(chosen: Chosen, ledger: Ledgers) -> str:
+def _two_kinds_of_heads(measured: Iterable[MeasuredScan]) -> str:
     """Return a warning if intracranial volumes are partly measured and partly from the table."""
-    measured = 0
+    of_ledger = 0
     of_table = 0
-    for file, scan in zip(chosen.files, chosen.scans, strict=True):
-        if scan.intracranial_mm3 is None or scan.left_out:
+    for each in measured:
+        if each.scan.intracranial_mm3 is None or each.scan.left_out:
             continue
-        if ledger.of(file).intracranial_mm3 is None:
+        if each.result.intracranial_mm3 is None:
             of_table += 1
         else:
-            measured += 1
-    if not measured or not of_table:
+            of_ledger += 1
+    if not of_ledger or not of_table:
         return ""
     return (
-        f"the intracranial volume of {measured} scans is measured, that of {of_table} is the "
+        f"the intracranial volume of {of_ledger} scans is measured, that of {of_table} is the "
         "table's: the two kinds differ, so use one of them alone"
     )
 
@@ -501,11 +472,11 @@ def _changes(
     """
     courses = []
     left_out = {
-        absolute(file.result): scan.structures_left_out
-        for file, scan in zip(group.chosen.files, group.chosen.scans, strict=True)
-        if not scan.left_out
+        absolute(each.file.result): each.scan.structures_left_out
+        for each in group.measured
+        if not each.scan.left_out
     }
-    for folder, entries in group.ledger.folders.items():
+    for folder, entries in group.results.folders.items():
         counting = {
             entry.case: left_out[absolute(folder / name)]
             for entry in entries
@@ -573,22 +544,21 @@ def _write_tables(
 
 def _write_page(
     settings: CohortSettings,
-    known: Known,
-    chosen: Chosen,
+    group: MeasuredGroup,
     cohort: Cohort,
     facts: Mapping[str, str],
-    failures: Sequence[tuple[str, str]],
     sections: Sequence[Section],
     changes: Changes | None,
 ) -> None:
     """Write report.html and the figures beside it."""
+    known = group.known
     drawings = cohort_drawings(cohort, sections, changes)
     for drawing in drawings:
         drawing.save(settings.out / "figures")
     pictures = cohort_pictures(
         cohort,
-        chosen.scans,
-        chosen.files,
+        group.scans,
+        [each.file for each in group.measured],
         known.scheme,
         settings.images,
         settings.trust_affine,
@@ -599,7 +569,7 @@ def _write_page(
         drawings,
         pictures,
         facts,
-        failures=failures,
+        failures=group.failures,
         remarks=[(known.table.name, line) for line in remarks],
         sections=sections,
         changes=changes,

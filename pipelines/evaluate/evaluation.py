@@ -25,6 +25,7 @@ from trinat.pipelines.jobs.process import cpu_count
 from trinat.pipelines.report.evaluation import latex, printed
 from trinat.pipelines.report.measurements import metrics_frame, write_table
 from trinat.pipelines.report.page import provenance
+from trinat.pipelines.study.entry import taught_by_models
 from trinat.pipelines.study.files import ScanFile, corrected_among
 from trinat.pipelines.study.pairing import Pairing
 from trinat.pipelines.study.ratings import agreement_table, use_of_ratings
@@ -215,8 +216,8 @@ def _row_alone(
 def _notices(inputs: Inputs, done: Sequence[Done]) -> list[str]:
     """Return notices about the labels for the reader of the report."""
     lines: set[str] = set()
-    for of_model in inputs.notes.values():
-        lines.update(of_model.taught)
+    for of_model in inputs.results.values():
+        lines.update(taught_by_models(of_model.entries))
     for model in inputs.pairings:
         measured = [
             result.task.pair.prediction for result in done if result.task.model == model

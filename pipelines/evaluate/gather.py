@@ -8,24 +8,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
 from trinat.pipelines.evaluate.measuring import Task
 from trinat.pipelines.evaluate.settings import EvaluationSettings
 from trinat.pipelines.evaluate.user_tables import Mappings, read_mapping
-from trinat.pipelines.study.discovery import absolute
-from trinat.pipelines.study.entry import taught_by_models
 from trinat.pipelines.study.files import (
     ScanFile,
-    as_scan,
     find_files,
     find_images,
     stored_files,
     two_maps_of_a_scan,
 )
-from trinat.pipelines.study.ledger import entries_for, unfit_results
 from trinat.pipelines.study.pairing import Pairing, pair_files
 from trinat.pipelines.study.ratings import (
     Rating,
@@ -34,8 +30,8 @@ from trinat.pipelines.study.ratings import (
     rejections,
 )
 from trinat.pipelines.study.record import measured_in
+from trinat.pipelines.study.results import Results
 from trinat.segmentation.data.identity import clash_among
-from trinat.segmentation.data.sources.base import safe_component, without_suffix
 from trinat.segmentation.data.store import Store
 from trinat.segmentation.errors import ConfigError, EvaluationError
 from trinat.segmentation.labels import Csf
@@ -48,38 +44,13 @@ _log = logging.getLogger(__name__)
 ValueT = TypeVar("ValueT")
 
 
-@dataclass(frozen=True)
-class LedgerNotes:
-    """Entries of the ledgers next to predictions; empty without a ledger.
-
-    `structures` and `parcels` are those with a volume: the model knows them. `scans` has the scan
-    of each label map, `taught` the sentences of reports on models that learnt from other models'
-    labels, and `failed` the reason by case. `csf` has each meaning of CSF among the models once.
-    """
-
-    models: set[str] = field(default_factory=set)
-    structures: set[str] = field(default_factory=set)
-    parcels: set[str] = field(default_factory=set)
-    scans: dict[Path, Path] = field(default_factory=dict)
-    taught: set[str] = field(default_factory=set)
-    failed: dict[str, str] = field(default_factory=dict)
-    csf: set[Csf] = field(default_factory=set)
-
-    @property
-    def called_csf(self) -> Csf | None:
-        """The models' meaning of CSF: all fluid if any model means that, None if unknown."""
-        if "intracranial" in self.csf:
-            return "intracranial"
-        return next(iter(self.csf), None)
-
-
 @dataclass(frozen=True, eq=False)
 class Inputs:
     """Inputs of an evaluation, read before anything is measured.
 
     `settings` are completed from the store, and `subjects` are the store's. `truth` is the truth of
-    the settings. `notes`, `pairings` and `mappings` are by model; `unfit` has the predictions that
-    cannot be measured, and why.
+    the settings. `results`, `pairings` and `mappings` are by model; `unfit` has the predictions
+    that cannot be measured, and why.
     """
 
     settings: EvaluationSettings
@@ -88,7 +59,7 @@ class Inputs:
     store: Store | None
     subjects: tuple[str, ...]
     images: list[ScanFile]
-    notes: dict[str, LedgerNotes]
+    results: dict[str, Results]
     pairings: dict[str, Pairing]
     mappings: dict[str, Mappings]
     unfit: dict[Path, str]
@@ -108,10 +79,11 @@ def named_models(predictions: Sequence[Path], names: Sequence[str]) -> dict[str,
     chosen = list(names)
     if not chosen:
         for place in predictions:
-            models = sorted(read_notes(place).models)
+            entries = Results(place).entries
+            models = {entry.result.model for entry in entries if entry.outputs}
             # A ledger with no model or with several does not give a name for these predictions.
-            if len(models) == 1 and models[0]:
-                chosen.append(models[0])
+            if len(models) == 1 and "" not in models:
+                chosen += models
         if len(set(chosen)) != len(predictions):
             chosen = [place.resolve().name for place in predictions]
     for name in chosen:
@@ -152,10 +124,8 @@ def gather(settings: EvaluationSettings) -> Inputs:
     if clash:
         _log.warning("%s", clash)
 
-    notes: dict[str, LedgerNotes] = {}
-    for model, place in settings.models.items():
-        notes[model] = read_notes(place)
-    predictions, unfit = find_predictions(settings, scheme, notes)
+    results = {model: Results(place) for model, place in settings.models.items()}
+    predictions, unfit = find_predictions(settings, scheme, results)
     pairings: dict[str, Pairing] = {}
     for model, files in predictions.items():
         pairings[model] = pair_files(truths, files, guess=True)
@@ -173,7 +143,7 @@ def gather(settings: EvaluationSettings) -> Inputs:
         store=store,
         subjects=subjects,
         images=images,
-        notes=notes,
+        results=results,
         pairings=pairings,
         mappings=mappings,
         unfit=unfit,
@@ -182,36 +152,33 @@ def gather(settings: EvaluationSettings) -> Inputs:
 
 
 def find_predictions(
-    settings: EvaluationSettings,
-    scheme: LabelScheme,
-    notes: Mapping[str, LedgerNotes],
+    settings: EvaluationSettings, scheme: LabelScheme, results: Mapping[str, Results]
 ) -> tuple[dict[str, list[ScanFile]], dict[Path, str]]:
-    """Find the label maps of each model and why some are unfit; report which scans failed."""
+    """Find the label maps of each model and why some are unfit; log which scans failed."""
     found: dict[str, list[ScanFile]] = {}
     unfit: dict[Path, str] = {}
-    for model, place in settings.models.items():
-        files = predictions_in(
-            place,
-            notes[model],
-            parcels=scheme.has_parcels,
-            corrected=not settings.uncorrected,
+    for model, of_model in results.items():
+        files = of_model.find(
+            parcels=scheme.has_parcels, corrected=not settings.uncorrected
         )
-        why = unfit_results(
-            place,
-            [file.result for file in files],
-            [file.corrects for file in files if file.corrects],
-        )
+        why = of_model.unfit(files)
         for file in files:
             if file.result in why:
                 unfit[file.path] = why[file.result]
-        for case, reason in notes[model].failed.items():
-            _log.warning("%s, %s: failed in trinat predict: %s", case, model, reason)
+        for entry in of_model.entries:
+            if entry.status == "failed":
+                _log.warning(
+                    "%s, %s: failed in trinat predict: %s",
+                    entry.case,
+                    model,
+                    entry.reason,
+                )
         found[model] = files
     return found, unfit
 
 
 def made_of_model(
-    notes: LedgerNotes,
+    results: Results,
     scheme: LabelScheme,
     not_predicted: Collection[str],
     csf: Csf | None,
@@ -221,8 +188,8 @@ def made_of_model(
 
     `csf` is their meaning of CSF if their ledger has none.
     """
-    names = measured_in(scheme, notes.structures, notes.parcels)
-    made = made_by(names, rated, scheme, not_predicted, notes.called_csf or csf)
+    names = measured_in(scheme, results.structures, results.parcels)
+    made = made_by(names, rated, scheme, not_predicted, results.csf or csf)
     made.left_out(scheme)
     return made
 
@@ -237,13 +204,16 @@ def plan_tasks(inputs: Inputs) -> list[Task]:
     rejected = rejections(inputs.ratings)
     rated = rejected_structures(inputs.ratings)
     # CSF of the truth is a small region unless the options or a ledger say otherwise.
-    truth_csf = settings.csf or read_notes(inputs.truth).called_csf or "region"
+    truth_csf = settings.csf or Results(inputs.truth).csf or "region"
     csf_pred = one_each(settings.csf_pred, settings.models, "--csf-pred")
     tasks = []
     for model, pairing in inputs.pairings.items():
-        notes = inputs.notes[model]
         made = made_of_model(
-            notes, inputs.scheme, settings.not_predicted, csf_pred.get(model), rated
+            inputs.results[model],
+            inputs.scheme,
+            settings.not_predicted,
+            csf_pred.get(model),
+            rated,
         )
         for pair in pairing.pairs:
             task = Task(
@@ -303,37 +273,3 @@ def one_each(
             remedy="give one for all, or one for each --pred",
         )
     return dict(zip(models, given, strict=True))
-
-
-def read_notes(predictions: Path) -> LedgerNotes:
-    """Read the notes of all cases from the ledgers; empty without a ledger."""
-    notes = LedgerNotes()
-    for place, entry in entries_for(predictions):
-        if entry.status == "failed":
-            notes.failed[entry.case] = entry.reason
-        if entry.outputs:
-            notes.models.add(entry.result.model)
-        notes.structures.update(entry.result.volumes_mm3)
-        notes.parcels.update(entry.result.parcels)
-        for output in entry.outputs:
-            notes.scans[absolute(place / output)] = Path(entry.input)
-        notes.taught.update(taught_by_models([entry]))
-        if entry.result.csf is not None:
-            notes.csf.add(entry.result.csf)
-    return notes
-
-
-def predictions_in(
-    place: Path, notes: LedgerNotes, *, parcels: bool, corrected: bool
-) -> list[ScanFile]:
-    """Find the label maps in a folder, `corrected` or as predicted, or the one file that was given.
-
-    Label maps whose file names had to be made safe get the names of their scans back.
-    """
-    files = []
-    for file in find_files(place, parcels=parcels, corrected=corrected):
-        scan = notes.scans.get(absolute(file.result))
-        if scan is not None and safe_component(without_suffix(scan)) == file.name:
-            file = as_scan(file, scan)
-        files.append(file)
-    return files

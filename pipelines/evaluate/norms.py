@@ -145,7 +145,7 @@ def make_norms(
         )
     out.parent.mkdir(parents=True, exist_ok=True)
     write_whole(out, Norms.of(rows).table)
-    return batch_exit(done=len(measured.chosen.scans), failed=len(measured.failures))
+    return batch_exit(done=len(measured.scans), failed=len(measured.failures))
 
 
 def _persons(
@@ -158,7 +158,7 @@ def _persons(
     Values of several scans of a person are averaged. Persons without an age or a sex are left out,
     and so are persons of a sex that has too few.
     """
-    cohort = cohort_of(measured.chosen.scans, measured.known.scheme)
+    cohort = cohort_of(measured.scans, measured.known.scheme)
     frame = cohort.frame[cohort.frame["metric"] == "volume"]
     frame = _select_group(frame, group, measured.known.table)
     # The first known sex among a person's scans.
@@ -245,7 +245,7 @@ def _some(names: Sequence[str]) -> str:
 
 def _model_of(measured: MeasuredGroup, folder: Path) -> str:
     """Return the hash of the model that made the label maps; "" if no ledger has it."""
-    models = measured.ledger.models
+    models = measured.results.models
     if len(models) > 1:
         raise ConfigError(
             f"has results of {len(models)} models, whose volumes differ",

@@ -20,12 +20,10 @@ import pandas as pd
 
 from trinat.pipelines.common.exits import Exit, batch_exit
 from trinat.pipelines.evaluate.gather import (
-    LedgerNotes,
     find_predictions,
     made_of_model,
     mappings_of,
     one_each,
-    read_notes,
 )
 from trinat.pipelines.evaluate.measuring import KILLED, as_classes, read_labels
 from trinat.pipelines.evaluate.settings import EvaluationSettings
@@ -51,6 +49,7 @@ from trinat.pipelines.study.files import (
 )
 from trinat.pipelines.study.pairing import pair_files
 from trinat.pipelines.study.persons import persons_of
+from trinat.pipelines.study.results import Results
 from trinat.segmentation.data.sources.base import without_suffix
 from trinat.segmentation.errors import ConfigError, EvaluationError, TrinatError
 from trinat.segmentation.io.files import write_whole
@@ -143,9 +142,9 @@ def evaluate_repeat(
         )
     refuse_foreign(settings.out, _OUTPUTS)
     scheme = load_scheme(settings.labels)
-    notes = {model: read_notes(place) for model, place in settings.models.items()}
-    scans, unfit = _find_scans(settings, scheme, notes)
-    tasks, alone = _plan(settings, scheme, scans, notes)
+    results = {model: Results(place) for model, place in settings.models.items()}
+    scans, unfit = _find_scans(settings, scheme, results)
+    tasks, alone = _plan(settings, scheme, scans, results)
 
     failed = []
     fit = []
@@ -211,14 +210,14 @@ def evaluate_repeat(
 def _find_scans(
     settings: EvaluationSettings,
     scheme: LabelScheme,
-    notes: Mapping[str, LedgerNotes],
+    results: Mapping[str, Results],
 ) -> tuple[list[_Scan], dict[Path, str]]:
     """Find the scans with their label maps and predictions, and the predictions that are unfit."""
     assert settings.images is not None
     labels: list[ScanFile] = []
     if settings.truth is not None:
         labels = find_files(settings.truth, parcels=scheme.has_parcels)
-    found, unfit = find_predictions(settings, scheme, notes)
+    found, unfit = find_predictions(settings, scheme, results)
     maps = {"": labels, **found}
     every_map = [file.path for files in maps.values() for file in files]
     images = find_images(settings.images, every_map)
@@ -244,7 +243,7 @@ def _plan(
     settings: EvaluationSettings,
     scheme: LabelScheme,
     scans: Sequence[_Scan],
-    notes: Mapping[str, LedgerNotes],
+    results: Mapping[str, Results],
 ) -> tuple[list[_Task], list[tuple[str, str, str]]]:
     """Plan a task for every two scans of each person.
 
@@ -253,13 +252,13 @@ def _plan(
     mappings = mappings_of(settings)
     csf_pred = one_each(settings.csf_pred, settings.models, "--csf-pred")
     made = {}
-    for model, of_model in notes.items():
+    for model, of_model in results.items():
         made[model] = made_of_model(
             of_model, scheme, settings.not_predicted, csf_pred.get(model)
         )
     labels_csf = settings.csf
     if labels_csf is None and settings.truth is not None:
-        labels_csf = read_notes(settings.truth).called_csf
+        labels_csf = Results(settings.truth).csf
 
     assert settings.images is not None
     by_id = {_id_of(scan.image, settings.images): scan for scan in scans}

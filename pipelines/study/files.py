@@ -24,8 +24,7 @@ from trinat.pipelines.study.corrections import (
     result_of,
     structures_beside,
 )
-from trinat.pipelines.study.discovery import absolute, is_result, stem_ends, walk
-from trinat.pipelines.study.ledger import entries_for
+from trinat.pipelines.study.discovery import is_result, stem_ends, walk
 from trinat.pipelines.study.naming import Product
 from trinat.segmentation.data.identity import (
     Identity,
@@ -376,25 +375,6 @@ def _with_persons(files: Sequence[ScanFile], place: Path) -> list[ScanFile]:
             replace(file, person=identity.person, visit=identity.scan, folders=folders)
         )
     return named
-
-
-def as_segmented_together(files: Sequence[ScanFile], place: Path) -> list[ScanFile]:
-    """Return the label maps with the persons whose scans `predict --longitudinal` joined.
-
-    A table may have named these persons, so the ledgers at `place` decide, not the names.
-    """
-    person_of: dict[Path, str] = {}
-    for folder, entry in entries_for(place):
-        if entry.result.longitudinal is not None:
-            for name in entry.outputs:
-                person_of[absolute(folder / name)] = entry.result.longitudinal.person
-    joined = []
-    for file in files:
-        person = person_of.get(absolute(file.result), file.person)
-        if person != file.person:
-            file = replace(file, person=person, visit=file.visit or file.name)
-        joined.append(file)
-    return joined
 
 
 def corrected_among(files: Sequence[ScanFile]) -> str:

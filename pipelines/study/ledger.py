@@ -6,8 +6,6 @@ was torn by a power cut is ignored: its case counts as not done, and is done aga
 
 Before files are moved into place, a line lists them with their hashes. A file in the output folder
 whose present hash is in no line belongs to the user: it is replaced only with `overwrite`.
-
-`unfit_results` returns the files that are no longer the result of their scan as it is now.
 """
 
 from __future__ import annotations
@@ -16,7 +14,6 @@ import json
 import os
 import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
 from io import FileIO
 from pathlib import Path, PurePosixPath
@@ -24,10 +21,7 @@ from typing import Self
 
 from pydantic import TypeAdapter
 
-from trinat.pipelines.jobs.process import cpu_count
-from trinat.pipelines.study.corrections import correction_of
-from trinat.pipelines.study.discovery import absolute, walk
-from trinat.pipelines.study.entry import Entry, digest_of, digests_of
+from trinat.pipelines.study.entry import Entry, digests_of
 from trinat.pipelines.study.naming import FOLD
 from trinat.segmentation.errors import IntegrityError, OutputError
 from trinat.segmentation.io.files import (
@@ -37,9 +31,8 @@ from trinat.segmentation.io.files import (
     sha256_of,
 )
 
-_LEDGERS = "run*.jsonl"
-# Number of folders above a file that are searched for the ledger of its result.
-_FOLDERS_ABOVE = 4
+# Pattern of the ledgers of runs and shards.
+LEDGERS = "run*.jsonl"
 # Fields of an entry that exist only during the run.
 _NOT_IN_FILE = ("staged", "spent", "no_room", "of_scans")
 
@@ -226,7 +219,7 @@ class Ledger:
 
 def ledgers_in(folder: Path) -> list[Path]:
     """Return the ledgers of all runs and shards in an output folder."""
-    return sorted(folder.glob(_LEDGERS))
+    return sorted(folder.glob(LEDGERS))
 
 
 def with_folds(folder: Path) -> list[Path]:
@@ -240,48 +233,6 @@ def entries_in(folder: Path) -> Iterator[tuple[Path, Entry]]:
     for each in with_folds(folder):
         for entry in read_entries(ledgers_in(each)).values():
             yield each, entry
-
-
-def entries_for(place: Path) -> Iterator[tuple[Path, Entry]]:
-    """Yield the valid entry of each case of label maps, with its output folder.
-
-    `place` is an output folder, a folder with several output folders in it, or a folder or file in
-    one. In the last case only cases with files in `place` are returned.
-    """
-    here = absolute(place)
-    for folder, contents in _ledgers_of(place):
-        is_in_place = absolute(folder).is_relative_to(here)
-        for entry in contents.entries.values():
-            files = (absolute(folder / name) for name in entry.outputs)
-            if is_in_place or any(file.is_relative_to(here) for file in files):
-                yield folder, entry
-
-
-def _ledgers_of(place: Path) -> Iterator[tuple[Path, LedgerContents]]:
-    """Yield each output folder of label maps with the content of its ledgers."""
-    for folder in _output_folders(place):
-        try:
-            contents = read_ledgers(ledgers_in(folder))
-        except IntegrityError:
-            if ledgers_in(place):
-                raise
-            continue  # a file of another program
-        yield folder, contents
-
-
-def _output_folders(place: Path) -> list[Path]:
-    """Return the folders with ledgers of label maps: here and in folds, else below or above."""
-    if ledgers_in(place):
-        return with_folds(place)
-    if place.is_dir():
-        ledgers = walk(place, wanted=lambda path: path.match(_LEDGERS))
-        below = sorted({path.parent for path in ledgers})
-        if below:
-            return below
-    for above in absolute(place).parents[:_FOLDERS_ABOVE]:
-        if ledgers_in(above):
-            return [above]
-    return []
 
 
 class LedgerContents:
@@ -397,72 +348,3 @@ def _standing(entry: Entry, folder: Path) -> int:
     if now is None:
         return 1
     return 3 if now == entry.input_sha256 else 0
-
-
-def unfit_results(
-    folder: Path, files: Collection[Path], corrected: Collection[Path] = ()
-) -> dict[Path, str]:
-    """Return which files are not the result of their scan as it is now, and why.
-
-    `folder` is a place as in `entries_for`, with these files. A result that the user has changed or
-    added is never unfit. `corrected` are the files whose corrections replace them: they are unfit
-    if their corrections are of another scan, or cannot be right.
-    """
-    unfit: dict[Path, str] = {}
-    # Hash of the scan of each result.
-    scans: dict[Path, str] = {}
-    for each, contents in _ledgers_of(folder):
-        ours: dict[str, Path] = {}
-        for file in files:
-            name = os.path.relpath(file, each)
-            if name in contents.writers:
-                ours[name] = file
-                entry = contents.entries.get(contents.writers[name])
-                scans[file] = "" if entry is None else entry.input_sha256
-        unfit.update(_unfit_in(each, contents, ours))
-
-    def judge(file: Path) -> str:
-        correction = correction_of(file)
-        return correction.why_unfit(scans.get(file, "")) if correction else ""
-
-    fit = [file for file in corrected if file not in unfit]
-    with ThreadPoolExecutor(cpu_count()) as pool:
-        reasons = list(pool.map(judge, fit))
-    judged = zip(fit, reasons, strict=True)
-    return unfit | {file: reason for file, reason in judged if reason}
-
-
-def _unfit_in(
-    folder: Path, contents: LedgerContents, ours: Mapping[str, Path]
-) -> dict[Path, str]:
-    """Return which of the files (by their names in the ledger of a folder) are unfit, and why."""
-
-    def judge(name: str) -> str:
-        digest = str(digest_of(folder / name))
-        if (name, digest) not in contents.written:
-            return ""
-        entry = contents.entries.get(contents.writers[name])
-        return _why_unfit(entry, name, digest, folder)
-
-    # Threads suffice, since large files are hashed.
-    with ThreadPoolExecutor(cpu_count()) as pool:
-        reasons = list(pool.map(judge, ours))
-    judged = zip(ours.values(), reasons, strict=True)
-    return {file: reason for file, reason in judged if reason}
-
-
-def _why_unfit(entry: Entry | None, name: str, digest: str, folder: Path) -> str:
-    """Return why a file written by a run is unfit; "" if it is the result of its scan."""
-    not_of_last_run = (
-        "is not of the last run that was finished: run trinat predict again"
-    )
-    if entry is None:
-        return not_of_last_run
-    if entry.status == "done" and entry.outputs.get(name) != digest:
-        return not_of_last_run
-    if entry.status != "done":
-        return f"is an old result: its scan has failed since ({entry.reason})"
-    now = entry.digest_of_scan(folder)
-    if now is not None and now != entry.input_sha256:
-        return "is an old result: its scan was changed since; run trinat predict again"
-    return ""

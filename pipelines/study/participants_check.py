@@ -10,13 +10,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from trinat.pipelines.study.files import as_segmented_together, find_files
 from trinat.pipelines.study.participants import Facts, Matched, Named, Participants
 from trinat.pipelines.study.participants_table import (
     inspect_participants,
     read_participants,
     refuse_problems,
 )
+from trinat.pipelines.study.results import Results
 from trinat.segmentation.data.identity import Named as NamedScan
 from trinat.segmentation.data.identity import clash_among, identify
 from trinat.segmentation.errors import ConfigError, DatasetError, one_line
@@ -142,7 +142,7 @@ def describe_table(
         for name, facts in people.facts.items():
             yield _row(name, *_cells(facts))
     else:
-        files = as_segmented_together(find_files(results), results)
+        files = Results(results).find()
         matched = people.match((file.name, file.person) for file in files)
         refuse_strangers(table, people, matched)
         refuse_merged_persons(table, people, matched)

@@ -24,8 +24,9 @@ from trinat.pipelines.study.corrections import (
     sidecar_path,
 )
 from trinat.pipelines.study.files import corrected_among, find_files
-from trinat.pipelines.study.ledger import read_entries, unfit_results
+from trinat.pipelines.study.ledger import read_entries
 from trinat.pipelines.study.next_scans import next_of
+from trinat.pipelines.study.results import Results
 from trinat.pipelines.study.study import Study
 from trinat.segmentation.io.files import sha256_of
 from trinat.segmentation.io.volume import Volume
@@ -170,14 +171,19 @@ def test_a_correction_of_what_a_scan_was_before_is_not_measured(study: Path) -> 
     said_of_it = json.loads(facts.read_text())
     facts.write_text(json.dumps({**said_of_it, "ScanSHA256": "another"}))
     assert entry.input_sha256
-    found = find_files(out)
-    results = [file.result for file in found]
-    corrected = [file.corrects for file in found if file.corrects]
-    reasons = unfit_results(out, results, corrected)
+    results = Results(out)
+    reasons = results.unfit(results.find())
     assert list(reasons) == [out / "c_dseg.nii.gz"]
-    assert "is a correction of what the scan was before" in reasons[results[2]]
-    assert unfit_results(out, results) == {}
+    reason = reasons[out / "c_dseg.nii.gz"]
+    assert "is a correction of what the scan was before" in reason
+    assert results.unfit(results.find(corrected=False)) == {}
     assert _counting(out) == (set(), 0)
+
+
+def _unfit(out: Path) -> list[Path]:
+    """Return the label maps that are not the results of their scans."""
+    results = Results(out)
+    return list(results.unfit(results.find()))
 
 
 def _counting(out: Path) -> tuple[set[str], int]:
@@ -200,7 +206,7 @@ def test_a_correction_that_was_saved_again_is_still_of_the_scan_that_it_was_of(
     path = corrected_path(result)
     gzip_again = gzip.compress(gzip.decompress(path.read_bytes()), 1)
     path.write_bytes(gzip_again)
-    assert list(unfit_results(out, [result], [result])) == [result]
+    assert _unfit(out) == [result]
     assert _counting(out) == (set(), 0)
 
 
@@ -213,7 +219,7 @@ def test_a_correction_that_is_empty_or_mirrored_does_not_count(
     labels = Volume.read(result, labels=True)
     wrong = Volume(np.ascontiguousarray(change(labels.data)), labels.affine)
     wrong.write(corrected_path(result), labels=True)
-    assert list(unfit_results(out, [result], [result])) == [result]
+    assert _unfit(out) == [result]
     assert _counting(out) == (set(), 0)
 
 

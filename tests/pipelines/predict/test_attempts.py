@@ -24,8 +24,9 @@ from trinat.pipelines.jobs.lock import run_lock
 from trinat.pipelines.predict.run import merge
 from trinat.pipelines.predict.settings import SLICES, Shard
 from trinat.pipelines.study.entry import Entry
-from trinat.pipelines.study.ledger import Ledger, read_entries, unfit_results
+from trinat.pipelines.study.ledger import Ledger, read_entries
 from trinat.pipelines.study.naming import WORK
+from trinat.pipelines.study.results import Results
 from trinat.segmentation.errors import EvaluationError, LockedError
 from trinat.segmentation.io.files import read_rows, sha256_of
 
@@ -136,8 +137,8 @@ def test_the_result_of_a_scan_that_is_refused_now_is_told_no_more(two) -> None:
     (scans / "a.nii.gz").symlink_to("nowhere")
     run_serially(scans, out)
     assert status_in(out / "summary.tsv") == {"a.nii.gz": "failed", "b": "done"}
-    reasons = unfit_results(out, [out / "a_dseg.nii.gz", out / "b_dseg.nii.gz"])
-    assert list(reasons) == [out / "a_dseg.nii.gz"]
+    results = Results(out)
+    assert list(results.unfit(results.find())) == [out / "a_dseg.nii.gz"]
 
 
 def _evaluated(out: Path, truth: Path) -> Exit:

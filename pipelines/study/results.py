@@ -1,0 +1,198 @@
+"""Label maps with the ledger entries that describe them, read once for a command.
+
+`Results.unfit` names the label maps that are no longer the result of their scan as it is now.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+
+from trinat.pipelines.jobs.process import cpu_count
+from trinat.pipelines.study.corrections import correction_of
+from trinat.pipelines.study.discovery import absolute, walk
+from trinat.pipelines.study.entry import Entry, digest_of
+from trinat.pipelines.study.files import ScanFile, as_scan, find_files
+from trinat.pipelines.study.ledger import (
+    LEDGERS,
+    LedgerContents,
+    ledgers_in,
+    read_ledgers,
+    with_folds,
+)
+from trinat.pipelines.study.record import ScanResult
+from trinat.segmentation.data.sources.base import safe_component, without_suffix
+from trinat.segmentation.errors import IntegrityError
+from trinat.segmentation.labels import Csf
+
+# Number of folders above a file that are searched for the ledger of its result.
+_FOLDERS_ABOVE = 4
+
+
+class Results:
+    """Label maps below a path, and the entries of the ledgers next to them.
+
+    The path is an output folder, a folder with several output folders in it, or a folder or file in
+    one. In the last case only cases with files at the path count. Label maps of other programs have
+    no entries. `folders` has the entries of each output folder.
+    """
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+        self._ledgers = dict(_ledgers_of(place))
+        self._entries: dict[Path, Entry] = {}
+        self.folders: dict[Path, list[Entry]] = {}
+        here = absolute(place)
+        for folder, contents in self._ledgers.items():
+            is_in_place = absolute(folder).is_relative_to(here)
+            for entry in contents.entries.values():
+                files = [absolute(folder / name) for name in entry.outputs]
+                if is_in_place or any(file.is_relative_to(here) for file in files):
+                    self.folders.setdefault(folder, []).append(entry)
+                    self._entries.update(dict.fromkeys(files, entry))
+
+    @cached_property
+    def entries(self) -> list[Entry]:
+        """All entries, over all output folders."""
+        return [entry for entries in self.folders.values() for entry in entries]
+
+    def find(self, *, parcels: bool = False, corrected: bool = True) -> list[ScanFile]:
+        """Return the label maps as `find_files` does.
+
+        Label maps whose file names had to be made safe get the names of their scans back. Scans
+        that were segmented together are of the person whose scans they were then, whatever their
+        names say.
+        """
+        files = []
+        for file in find_files(self.place, parcels=parcels, corrected=corrected):
+            entry = self._entries.get(absolute(file.result))
+            if entry is not None:
+                file = _as_in_ledger(file, entry)
+            files.append(file)
+        return files
+
+    def result_of(self, file: ScanFile) -> ScanResult:
+        """Return the result that a label map is of; an empty one if no ledger has it.
+
+        It describes the prediction, also if a person has corrected the label map since.
+        """
+        entry = self._entries.get(absolute(file.result))
+        return ScanResult() if entry is None else entry.result
+
+    @property
+    def models(self) -> set[str]:
+        """Hashes of the models that made the results, as far as they are known."""
+        done = [entry for entry in self.entries if entry.status == "done"]
+        return {entry.model for entry in done if entry.model}
+
+    @property
+    def structures(self) -> set[str]:
+        """Names of the structures that have a volume in any result."""
+        return {name for entry in self.entries for name in entry.result.volumes_mm3}
+
+    @property
+    def parcels(self) -> set[str]:
+        """Names of the parcels that have a volume in any result."""
+        return {name for entry in self.entries for name in entry.result.parcels}
+
+    @property
+    def csf(self) -> Csf | None:
+        """The models' meaning of CSF: all fluid if any model means that, None if unknown."""
+        meanings = {entry.result.csf for entry in self.entries} - {None}
+        if "intracranial" in meanings:
+            return "intracranial"
+        return next(iter(meanings), None)
+
+    def unfit(self, files: Sequence[ScanFile]) -> dict[Path, str]:
+        """Return which label maps are not the result of their scan as it is now, and why.
+
+        Keys are the paths of the results (`ScanFile.result`). A result that the user has changed or
+        added is never unfit. A corrected one is unfit if its correction is of another scan, or
+        cannot be right.
+        """
+        with ThreadPoolExecutor(cpu_count()) as pool:
+            reasons = list(pool.map(self._why_unfit, files))
+        return {
+            file.result: reason
+            for file, reason in zip(files, reasons, strict=True)
+            if reason
+        }
+
+    def _why_unfit(self, file: ScanFile) -> str:
+        """Return why a label map is unfit; "" if it is the result of its scan."""
+        scan = ""
+        for folder, contents in self._ledgers.items():
+            name = os.path.relpath(file.result, folder)
+            if name not in contents.writers:
+                continue
+            entry = contents.entries.get(contents.writers[name])
+            scan = "" if entry is None else entry.input_sha256
+            digest = str(digest_of(folder / name))
+            if (name, digest) in contents.written:
+                reason = _why_outdated(entry, name, digest, folder)
+                if reason:
+                    return reason
+        if file.corrects is None:
+            return ""
+        correction = correction_of(file.result)
+        return correction.why_unfit(scan) if correction else ""
+
+
+def _as_in_ledger(file: ScanFile, entry: Entry) -> ScanFile:
+    """Return a label map with the name and the person that its entry has."""
+    scan = Path(entry.input)
+    if scan.name and safe_component(without_suffix(scan)) == file.name:
+        file = as_scan(file, scan)
+    together = entry.result.longitudinal
+    if together is not None and together.person != file.person:
+        visit = file.visit or file.name
+        file = replace(file, person=together.person, visit=visit)
+    return file
+
+
+def _ledgers_of(place: Path) -> Iterator[tuple[Path, LedgerContents]]:
+    """Yield each output folder of label maps with the content of its ledgers."""
+    for folder in _output_folders(place):
+        try:
+            contents = read_ledgers(ledgers_in(folder))
+        except IntegrityError:
+            if ledgers_in(place):
+                raise
+            continue  # a file of another program
+        yield folder, contents
+
+
+def _output_folders(place: Path) -> list[Path]:
+    """Return the folders with ledgers of label maps: here and in folds, else below or above."""
+    if ledgers_in(place):
+        return with_folds(place)
+    if place.is_dir():
+        ledgers = walk(place, wanted=lambda path: path.match(LEDGERS))
+        below = sorted({path.parent for path in ledgers})
+        if below:
+            return below
+    for above in absolute(place).parents[:_FOLDERS_ABOVE]:
+        if ledgers_in(above):
+            return [above]
+    return []
+
+
+def _why_outdated(entry: Entry | None, name: str, digest: str, folder: Path) -> str:
+    """Return why a file written by a run is not the result of its scan; "" if it is."""
+    not_of_last_run = (
+        "is not of the last run that was finished: run trinat predict again"
+    )
+    if entry is None:
+        return not_of_last_run
+    if entry.status == "done" and entry.outputs.get(name) != digest:
+        return not_of_last_run
+    if entry.status != "done":
+        return f"is an old result: its scan has failed since ({entry.reason})"
+    now = entry.digest_of_scan(folder)
+    if now is not None and now != entry.input_sha256:
+        return "is an old result: its scan was changed since; run trinat predict again"
+    return ""
