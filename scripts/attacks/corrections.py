@@ -170,8 +170,13 @@ def _save(state: _State, attempt: Try) -> None:
     """Paint and save, as the viewer does."""
     (state.results / ".trinat-work").mkdir(exist_ok=True)
     painted, differs, shown = _painted(state, attempt)
-    earlier = state.changed
     _write_correction(state, painted, shown)
+    _note_saving(state, painted, differs)
+
+
+def _note_saving(state: _State, painted: Volume, differs: Numbers) -> None:
+    """Note a saving that has written all its files."""
+    earlier = state.changed
     found = correction_of(state.result)
     assert found is not None
     state.data = painted.data
@@ -190,6 +195,8 @@ def _save_killed(state: _State, attempt: Try) -> None:
     (state.results / ".trinat-work").mkdir(exist_ok=True)
     painted, differs, shown = _painted(state, attempt)
     chance = attempt.chance
+    sidecar = sidecar_path(state.result)
+    before = sidecar.read_bytes() if sidecar.is_file() else b""
     kind = chance.choice(("rename", "rename", *KINDS))
     calls = Calls(state.results, kind, chance.randint(1, _MOST_CALLS))
     pid = os.fork()
@@ -202,6 +209,10 @@ def _save_killed(state: _State, attempt: Try) -> None:
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     if status not in (0, -signal.SIGKILL):
         raise Bad(Verdict.TRACEBACK, f"a saving ended with {status}")
+    # The JSON is moved last: the kill came too late, or never.
+    if sidecar.is_file() and sidecar.read_bytes() != before:
+        _note_saving(state, painted, differs)
+        return
     state.instead = (painted.data, differs)
     state.may_be_refused = True
 
@@ -263,7 +274,8 @@ def _spoil(state: _State, attempt: Try) -> None:
     volume = Volume.read(path, labels=True)
     data = np.zeros_like(volume.data)
     if state.is_empty or happens(attempt.chance, 0.5):
-        state.is_swapped = not state.is_swapped
+        # An empty map is the same with its sides exchanged.
+        state.is_swapped = not state.is_swapped and not state.is_empty
         partners = np.arange(int(_SCHEME.fs_ids.max()) + 1)
         partners[_SCHEME.fs_ids] = _SCHEME.fs_ids[_SCHEME.partner_permutation]
         data = partners[volume.data].astype(volume.data.dtype)
@@ -328,6 +340,10 @@ def _check_content(state: _State, what: str, learnt: Corrected) -> None:
     if not fitting:
         raise wrong(f"{what}: the map is neither the old nor the new one")
     if learnt.mask is None:
+        if state.changed is not None:
+            raise wrong(
+                f"{what}: a painted correction counts as a map of another program"
+            )
         return
     mask = Volume.read(learnt.mask, labels=True).data > 0
     known = [changed for _, changed in fitting if changed is not None]
