@@ -1,17 +1,15 @@
-"""Attacks on running commands: kills, signals, failing calls, full disks, memory, other runs."""
+"""Attacks on running commands: kills, signals, failing calls, full disks, other runs."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import random
-import resource
 import signal
 import time
 
 import psutil
 from helpers.disks import Disk, own_mounts
-from helpers.limits import limit_memory
 
 from attacks.injection import FAILURES, Calls
 from attacks.jobs import JOBS, Bench
@@ -104,27 +102,6 @@ def small_disk(attempt: Try) -> None:
         disk.remove()
 
 
-def small_files(attempt: Try) -> None:
-    """Limit the size of files in the kernel, which also affects libraries."""
-    bench = Bench.in_turn(attempt)
-    size = int(10 ** attempt.chance.uniform(1, 5))
-
-    def limit() -> None:
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
-
-    done = _whole(bench.run(before=limit), size)
-    what = f"files of {size} bytes in {bench.job.name}"
-    bench.right_or_refused(done, what, deadly=(signal.SIGXFSZ,))
-
-
-def _whole(done: Done, size: int) -> Done:
-    """Return the command with a message if the limit cut its log short, too."""
-    if done.status > 0 and not done.err and size < 400:
-        return Done(done.status, done.out, "cut short")
-    return done
-
-
 def read_only(attempt: Try) -> None:
     """Run as a user who may not write the output, or not read the input."""
     bench = Bench.in_turn(attempt)
@@ -168,17 +145,6 @@ def signals(attempt: Try) -> None:
     unchanged(bench.given, bench.inputs, what)
     checked_unless_killed(done, number, signal.SIGTERM)
     bench.recover(what)
-
-
-def little_memory(attempt: Try) -> None:
-    """Limit memory as `ulimit -v` does, from nearly nothing to nearly enough."""
-    bench = Bench.in_turn(attempt)
-    extra = int(2 ** attempt.chance.uniform(2, 9))
-    what = f"{extra} MiB for {bench.job.name}"
-    done = bench.run(before=lambda: limit_memory(extra))
-    # A library that cannot allocate in C may abort, or write to address 0 as torch's backward
-    # pass does. Then there is no result, and none is claimed.
-    bench.right_or_refused(done, what, deadly=(signal.SIGABRT, signal.SIGSEGV))
 
 
 def two_at_once(attempt: Try) -> None:
@@ -259,9 +225,7 @@ ATTACKS = {
     "failing write, fsync, rename": failing_call,
     "full disk": full_disk,
     "small disk": small_disk,
-    "limit of file size": small_files,
     "read-only, other user": read_only,
     "signals": signals,
-    "memory limits": little_memory,
     "two runs at once": two_at_once,
 }

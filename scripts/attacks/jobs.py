@@ -126,15 +126,13 @@ class Bench:
         checked_zero(self.run(), f"again after {what}")
         self.check(f"again after {what}")
 
-    def right_or_refused(
-        self, done: Done, what: str, *, deadly: tuple[int, ...] = ()
-    ) -> None:
+    def right_or_refused(self, done: Done, what: str) -> None:
         """Check that a command that reports success left the right results.
 
         If it refused, check that the same command makes everything right, and raise `Refused`.
         """
         try:
-            checked(done, deadly=deadly)
+            checked(done)
         except Refused:
             unchanged(self.given, self.inputs, what)
             self.recover(what)

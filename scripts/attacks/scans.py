@@ -15,7 +15,7 @@ from pathlib import Path
 import nibabel as nib
 import numpy as np
 from oracle import fuzz
-from oracle.careful import MGH, NIFTI1
+from oracle.careful import NIFTI1
 from oracle.fuzz import odd_scan
 
 from attacks.verdicts import wrong
@@ -38,12 +38,6 @@ def nifti() -> bytes:
 
 
 @functools.cache
-def mgh() -> bytes:
-    image = odd_scan((24, 20, 22))
-    return nib.MGHImage(np.asarray(image.dataobj), image.affine).to_bytes()
-
-
-@functools.cache
 def _true() -> Volume:
     image = odd_scan((24, 20, 22))
     return Volume(np.asarray(image.dataobj), image.affine)
@@ -54,14 +48,6 @@ def _read(path: Path, *, labels: bool = False) -> Volume:
         return Volume.read(path, labels=labels)
 
 
-def _must_be_true(volume: Volume, what: str) -> None:
-    true = _true()
-    if volume.shape != true.shape or not np.array_equal(volume.data, true.data):
-        raise wrong(f"{what}: other voxels")
-    if not np.allclose(volume.affine, true.affine, rtol=1e-5, atol=1e-4):
-        raise wrong(f"{what}: another affine")
-
-
 Damage = Callable[[bytes, random.Random], bytes]
 
 
@@ -69,9 +55,7 @@ def _put(name: str, index: int, *values: float) -> Damage:
     """Return a damage that sets a header field to one of these values."""
 
     def damage(content: bytes, chance: random.Random) -> bytes:
-        fields = NIFTI1 if len(content) != len(mgh()) else MGH
-        order = "<" if fields is NIFTI1 else ">"
-        return fields.put(content, name, index, chance.choice(values), order=order)
+        return NIFTI1.put(content, name, index, chance.choice(values), order="<")
 
     return damage
 
@@ -106,10 +90,6 @@ def _typed(kind: str) -> Damage:
         return bytes(nib.Nifti1Image(data, np.eye(4), dtype=kind).to_bytes())
 
     return damage
-
-
-def _nothing(content: bytes, chance: random.Random) -> bytes:
-    return content
 
 
 NAN, INF = float("nan"), float("inf")
@@ -289,28 +269,6 @@ def orientations(attempt: Try) -> None:
         raise wrong(f"{axes} {suffix}: other labels in the scan's own space")
 
 
-def bit_flips(attempt: Try) -> None:
-    """Flip one bit, some bits or a block of a compressed scan.
-
-    Refused, or the true voxels are read.
-    """
-    chance = attempt.chance
-    suffix, sound = chance.choice(((".nii.gz", nifti()), (".mgz", mgh())))
-    broken = bytearray(gzip.compress(sound, chance.randint(1, 9), mtime=0))
-    way = chance.random()
-    if way < 0.8:
-        for _ in range(chance.choice((1, 1, 1, 1, 2, 3, 8))):
-            broken[chance.randrange(len(broken))] ^= 1 << chance.randrange(8)
-        what = "bits flipped"
-    else:
-        at, size = chance.randrange(len(broken)), chance.choice((1, 4, 512, 4096))
-        broken[at : at + size] = bytes(size) if way < 0.9 else chance.randbytes(size)
-        what = f"{size} bytes overwritten"
-    path = attempt.folder / f"scan{suffix}"
-    path.write_bytes(broken)
-    _must_be_true(_read(path), f"{what} in {suffix}")
-
-
 def header_mutations(attempt: Try) -> None:
     """Change one to three fields of a header of any format that is read; see oracle.fuzz."""
     sound = _scans()
@@ -379,7 +337,6 @@ def label_faults(attempt: Try) -> None:
 ATTACKS = {
     "malformed inputs": malformed,
     "orientations": orientations,
-    "bit flips": bit_flips,
     "header mutations": header_mutations,
     "label faults": label_faults,
 }

@@ -1,4 +1,4 @@
-"""Runs every family of attacks in turn for a given time; a state file lets it go on for hours."""
+"""Runs every family of attacks in turn for a given time."""
 
 from __future__ import annotations
 
@@ -23,33 +23,19 @@ from typing import Any
 from attacks import jobs
 from attacks.verdicts import GOOD, Verdict, judged
 from attacks.workshop import PATIENCE_S, Try, make_sound, time_limit
-from trinat.segmentation.io.files import atomic_text
 
 Attack = Callable[[Try], None]
 
-_IN_PROCESS = (
-    "scans",
-    "background",
-    "texts",
-    "tables",
-    "identities",
-    "corrections",
-    "bombs",
-    "downloads",
-    "models",
-    "web",
-)
-_OF_COMMANDS = ("surroundings", "blows", "output", "numbers")
+_IN_PROCESS = ("scans", "texts", "web")
+_OF_COMMANDS = ("blows", "numbers")
 # A turn of a family is as many tries as fit in this time, and at least one.
 _TURN_S = 3.0
 _PRELOADED = (
     # Another user may not read Python's folder.
-    *(
-        "encodings.unicode_escape",
-        "encodings.utf_8_sig",
-        "encodings.cp437",
-        "encodings.idna",
-    ),
+    "encodings.unicode_escape",
+    "encodings.utf_8_sig",
+    "encodings.cp437",
+    "encodings.idna",
     "pandas",
     "scipy.ndimage",
     "matplotlib.figure",
@@ -83,33 +69,12 @@ def families(
 
 
 class Suite:
-    def __init__(self, state: Path, seed: int, work: Path) -> None:
-        self.path, self.seed, self.work = state, seed, work
+    def __init__(self, seed: int, work: Path) -> None:
+        self.seed, self.work = seed, work
         self.sound = work / "sound"
         self.tallies: dict[str, Counter[str]] = {}
         self.failures: list[str] = []
         self.seconds = 0.0
-        if state.exists():
-            stored = json.loads(state.read_text())
-            if stored["seed"] != seed:
-                sys.exit(
-                    f"scripts/torture: {state} is of seed {stored['seed']}: give another --state"
-                )
-            self.tallies = {
-                name: Counter(tally) for name, tally in stored["tallies"].items()
-            }
-            self.failures, self.seconds = stored["failures"], stored["seconds"]
-
-    def save(self) -> None:
-        content = {
-            "seed": self.seed,
-            "seconds": self.seconds,
-            "tallies": self.tallies,
-            "failures": self.failures,
-        }
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_text(self.path) as file:
-            json.dump(content, file, indent=1)
 
     def build(self, *, learn: bool) -> None:
         """Write the sound inputs in a process of their own, then import what the attacks use.
@@ -199,13 +164,12 @@ class Suite:
 
     def run(self, chosen: dict[str, Attack], minutes: float) -> None:
         """Run families in turn until the time is over; a turn that has begun is finished."""
-        begun, before = time.monotonic(), self.seconds
+        begun = time.monotonic()
         while True:
             for name, attack in chosen.items():
                 self.turn(name, attack, self.tallies.get(name, Counter()).total())
-                self.seconds = before + time.monotonic() - begun
-                self.save()
-                if self.seconds - before > 60 * minutes:
+                self.seconds = time.monotonic() - begun
+                if self.seconds > 60 * minutes:
                     return
 
     def table(self) -> str:
@@ -261,9 +225,6 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--try", type=int, dest="number", help="repeat this one try of --only"
     )
-    parser.add_argument(
-        "--state", type=Path, help="where it stands. Default: .torture/SEED.json"
-    )
     chosen = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     attacks = families()
@@ -283,12 +244,7 @@ def main(arguments: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory("", "trinat-torture-", place, True) as name:
         work = Path(name)
         work.chmod(0o755)  # for tries as another user
-        state = chosen.state or Path(".torture") / f"{chosen.seed}.json"
-        suite = Suite(
-            work / "state.json" if chosen.number is not None else state,
-            chosen.seed,
-            work,
-        )
+        suite = Suite(chosen.seed, work)
         suite.build(learn=bool(attacks.keys() & families(_OF_COMMANDS).keys()))
         if chosen.number is not None:
             (family,) = attacks

@@ -1,7 +1,7 @@
 """Possible outcomes of one try, and the exceptions by which an attack reports them.
 
 An attack that returns was answered right; a `TrinatError` or `Refused` is a refusal in one
-line; any other exception is a failure, in one of five columns.
+line; any other exception is a failure, in one of four columns.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ class Verdict(StrEnum):
     TRACEBACK = "raw traceback"
     HANG = "hang"
     LOST = "lost"
-    EXECUTED = "executed"
 
 
 GOOD = (Verdict.REFUSED, Verdict.RIGHT)
@@ -43,10 +42,6 @@ def wrong(what: str) -> Bad:
 
 def lost(what: str) -> Bad:
     return Bad(Verdict.LOST, what)
-
-
-def executed(what: str) -> Bad:
-    return Bad(Verdict.EXECUTED, what)
 
 
 def raw(what: str) -> Bad:

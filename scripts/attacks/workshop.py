@@ -8,7 +8,6 @@ import os
 import random
 import shutil
 import signal
-import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -121,10 +120,6 @@ class Try:
     ) -> Done:
         return self.start(*arguments, **how).wait(seconds)  # type: ignore[arg-type]
 
-    def succeed(self, *arguments: str | Path, **how: object) -> Done:
-        """Run a command; return if it ends with 0, raise `Refused` if it refuses, else `Bad`."""
-        return checked(self.run(*arguments, **how))  # type: ignore[arg-type]
-
 
 def checked(done: Done, *, deadly: tuple[int, ...] = ()) -> Done:
     """Return a command that succeeded; raise `Refused` if it refused in one line, else `Bad`.
@@ -191,11 +186,6 @@ def _ready(before: Callable[[], object], serial: bool) -> None:
 
         run.local_engine = lambda settings, *_, **__: engine.SerialEngine(settings)  # type: ignore[assignment,misc]
     before()
-
-
-def python(*arguments: str) -> list[str]:
-    """Return the command line of `trinat` in a fresh interpreter."""
-    return [sys.executable, "-m", "trinat", *arguments]
 
 
 def time_limit(seconds: float) -> AbstractContextManager[None]:

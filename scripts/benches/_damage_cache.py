@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +15,7 @@ from benches._damage_kinds import KINDS, UNSEEN, Damaged, Head, Kind, as_scan
 from trinat.segmentation.data.sources.freesurfer import find_image, find_labels
 from trinat.segmentation.grid import grown
 from trinat.segmentation.inference.predictor import Predictor
+from trinat.segmentation.io.files import atomic_write
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.metrics.common_grid import on_grid_of
@@ -188,25 +186,12 @@ def fill(cases: Sequence[Case], heads: Heads, folder: Path, model: str) -> None:
     segmenter = Predictor(find_model(model), device="cpu")
     for case in cases:
         path = folder / f"{case.name}.npz"
-        with _claimed(path) as is_ours:
-            if not is_ours or path.exists():
-                continue
-            start = time.perf_counter()
-            score = _segment(case, heads, segmenter, folder)
-            seconds = time.perf_counter() - start
-            print(f"{case.name}: Dice {score:.3f}, {seconds:.0f} s", flush=True)
-
-
-@contextmanager
-def _claimed(path: Path, *, wait: bool = False) -> Iterator[bool]:
-    """Lock a case and yield True if this process got it; a lock ends with its process."""
-    with path.with_suffix(".lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
+        if path.exists():
+            continue
+        start = time.perf_counter()
+        score = _segment(case, heads, segmenter, folder)
+        seconds = time.perf_counter() - start
+        print(f"{case.name}: Dice {score:.3f}, {seconds:.0f} s", flush=True)
 
 
 def _segment(case: Case, heads: Heads, segmenter: Predictor, folder: Path) -> float:
@@ -226,18 +211,10 @@ def _segment(case: Case, heads: Heads, segmenter: Predictor, folder: Path) -> fl
     found = segmenter.segment(damaged.scan)
     values = np.full(len(found.scheme), np.nan)
     if case.kind is not None:
-        good = folder / f"{case.good}.npz"
-        with _claimed(good, wait=True):
-            if not good.exists():
-                raise SystemExit(
-                    f"{good}: another process ended before it was there; start again"
-                )
-        values = _compare(
-            read_stored(good).indices, damaged, found.working, found.scheme
-        )
+        good = read_stored(folder / f"{case.good}.npz")
+        values = _compare(good.indices, damaged, found.working, found.scheme)
     path = folder / f"{case.name}.npz"
-    new = path.with_suffix(f".{os.getpid()}.tmp")
-    with new.open("wb") as file:
+    with atomic_write(path) as file:
         np.savez(
             file,
             image=found.image.data,
@@ -250,7 +227,6 @@ def _segment(case: Case, heads: Heads, segmenter: Predictor, folder: Path) -> fl
             voxels=list(found.voxels.values()),
             dice=values,
         )
-    new.rename(path)
     return float(np.nanmean(values)) if case.kind is not None else 1.0
 
 

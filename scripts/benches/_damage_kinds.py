@@ -100,19 +100,14 @@ def blur(head: Head, width_mm: float, _: np.random.Generator) -> Damaged:
 
 def thick(head: Head, slices_mm: float, _: np.random.Generator) -> Damaged:
     """Average to thick axial slices, with a header that says so."""
-    slices = in_thick_slices(Volume(head.image, head.affine), round(slices_mm))
-    return Damaged(as_scan(slices.data, slices.affine), slices.affine)
-
-
-def in_thick_slices(scan: Volume, voxels: int) -> Volume:
-    """Return means of this many voxels along the last axis, without gaps; the header says so."""
-    x, y, z = scan.data.shape
+    voxels = round(slices_mm)
+    x, y, z = head.image.shape
     count = z // voxels
-    in_slices = scan.data[:, :, : count * voxels].reshape(x, y, count, voxels)
-    affine = scan.affine.copy()
+    in_slices = head.image[:, :, : count * voxels].reshape(x, y, count, voxels)
+    affine = head.affine.copy()
     affine[:3, 3] += affine[:3, 2] * (voxels - 1) / 2
     affine[:3, 2] *= voxels
-    return Volume(in_slices.mean(axis=3, dtype=np.float32), affine)
+    return Damaged(as_scan(in_slices.mean(axis=3, dtype=np.float32), affine), affine)
 
 
 def bias(head: Head, strength: float, _: np.random.Generator) -> Damaged:

@@ -3,9 +3,9 @@
     scripts/bench damages DATA CACHE [MODEL]
 
 DATA has `freesurfer/` and `malc/`. Each case is segmented once and kept in CACHE, so that after
-a change of the limits all cases are graded again within minutes. Several processes may fill one
-cache together. The limits in `segmentation/inference/checks/limits.py` were chosen with the
-cases for choosing; the figures of docs/quality.md come from the others.
+a change of the limits all cases are graded again within minutes. The limits in
+`segmentation/inference/checks/limits.py` were chosen with the cases for choosing; the figures of
+docs/quality.md come from the others.
 """
 
 from __future__ import annotations
