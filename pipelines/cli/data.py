@@ -161,25 +161,6 @@ def show(
     typer.echo(str(path))
 
 
-@app.command("report")
-def report(
-    store: Store,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", help="HTML file. Default: STORE/report.html."),
-    ] = None,
-) -> None:
-    """Write an HTML page: subjects, exclusions, class volumes, outliers.
-
-    Example: trinat data report store
-    """
-    from trinat.pipelines.prepare.report import write_report
-
-    path = store / "report.html" if out is None else out
-    write_report(store, path)
-    typer.echo(str(path))
-
-
 @with_fields
 def prepare(
     out: Annotated[

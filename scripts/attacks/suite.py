@@ -46,7 +46,6 @@ _PRELOADED = (
     "trinat.pipelines.evaluate.evaluation",
     "trinat.pipelines.evaluate.cohort",
     "trinat.pipelines.prepare.making",
-    "trinat.pipelines.prepare.report",
     "trinat.pipelines.prepare.store_pictures",
     "trinat.pipelines.models.bundle",
     "trinat.pipelines.serve.service",

@@ -80,7 +80,6 @@ prepare-scans   trinat prepare --source ixi --root ixi --label-with known --out 
 split           trinat split store --ratios 2 1 1 --seed 3
 folds           trinat split tissues --kfold 3
 show            trinat data show store sub-01 --out shown.png
-about           trinat data report store --out about
 train           trinat train miniature --store store --out runs/store --set stages=[] \
                 --set schedule.steps=4
 first           trinat train smoke --out runs/smoke --set schedule.steps=4 \

@@ -20,8 +20,7 @@ import json
 import os
 import threading
 import zlib
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -54,10 +53,6 @@ _LABEL_PACKING: dict[str, Any] = {"compression": "gzip", "compression_opts": 1}
 # Only one thread at a time opens, inspects or closes files; each decompresses its own data.
 FILES = threading.RLock()
 
-_HISTOGRAM_BINS = 64
-_HISTOGRAM_TOP = 1.5
-_PERCENTILES = {"p1": 1, "p50": 50, "p99": 99}
-
 _LEVELS = 4096
 # In float32; an image with a smaller step between its values is flat.
 _SMALLEST_STEP = float(np.finfo(np.float32).tiny)
@@ -74,32 +69,27 @@ def write_subject(
     views: tuple[View, ...],
     fingerprint: str,
     notes: tuple[str, ...] = (),
-) -> Statistics:
+) -> None:
     """Cut (X, Y, Z) arrays of the working grid into slices and write them atomically.
 
     Only labels that are `counted` count in training; without it all do. The same arguments give the
     same bytes: nothing in the file depends on when it was written. Raises DatasetError if `labels`
     has classes that `scheme` lacks.
     """
-    voxels: tuple[int, ...] = ()
     counts: dict[View, NDArray[np.int64]] = {}
     if labels is not None:
         counts = _count_along_axes(labels, len(scheme))
-        voxels = tuple(counts[View.AXIAL].sum(axis=0).tolist())
     if labels is not None and counted is not None:
         counts = _count_along_axes(np.where(counted, labels, 0), len(scheme))
         for view, per_slice in counts.items():
             sizes = to_slices(counted, view).sum(axis=(1, 2))
             per_slice[:, 0] = sizes - per_slice[:, 1:].sum(axis=1)
-    values = None if image is None else image.values()
-    statistics = describe(values, labels, voxels)
     attributes: dict[str, Any] = {
         "format": FORMAT,
         "fingerprint": fingerprint,
         "scheme": json.dumps(scheme_table(scheme)),
         "affine": affine,
         "notes": json.dumps(notes),
-        "statistics": json.dumps(asdict(statistics)),
     }
     if image is not None:
         attributes["image_scale"] = image.scale
@@ -131,7 +121,6 @@ def write_subject(
         content = file.id.get_file_image()
     with atomic_write(path) as target:
         target.write(content)
-    return statistics
 
 
 def _add_labels(
@@ -260,14 +249,6 @@ class SubjectFile:
         """Remarks that were made when the scan was read."""
         return tuple(json.loads(self._open_file().attrs["notes"]))
 
-    @property
-    def statistics(self) -> Statistics:
-        """Return value of `write_subject`, as stored in the file."""
-        values = json.loads(self._open_file().attrs["statistics"])
-        percentiles = values.pop("percentiles")
-        per_class = {name: tuple(entries) for name, entries in values.items()}
-        return Statistics(percentiles=percentiles, **per_class)
-
     def close(self) -> None:
         """Close the file; the next call of another method opens it again.
 
@@ -369,21 +350,6 @@ def _unpack(
         values[:, byte] = part
 
 
-@dataclass(frozen=True)
-class Statistics:
-    """Statistics of a subject's image and labels, on the working grid of 1 mm³ voxels.
-
-    `voxels` and `class_means` (of intensity, 0 for a class without voxels) have one entry per
-    class. `percentiles` and `histogram` describe the head, which is where intensity is above 0. The
-    histogram has 64 bins from 0 to 1.5; the last is open above.
-    """
-
-    voxels: tuple[int, ...] = ()
-    class_means: tuple[float, ...] = ()
-    percentiles: Mapping[str, float] = field(default_factory=dict)
-    histogram: tuple[int, ...] = ()
-
-
 def _count_along_axes(
     labels: NDArray[np.uint8], classes: int
 ) -> dict[View, NDArray[np.int64]]:
@@ -406,38 +372,6 @@ def _count_along_axes(
         per_slice[:, 0] = slices[0].size - foreground
         counts[view] = per_slice
     return counts
-
-
-def describe(
-    image: NDArray[np.float32] | None,
-    labels: NDArray[np.uint8] | None,
-    voxels: tuple[int, ...],
-) -> Statistics:
-    """Compute statistics of an image and its labels, (X, Y, Z) on one grid; either may be missing.
-
-    `voxels` is the number of voxels of each class, empty without labels.
-    """
-    if image is None:
-        return Statistics(voxels=voxels)
-    class_means: tuple[float, ...] = ()
-    if labels is not None:
-        # The mean is 0 for background and for classes without a voxel.
-        inside = labels > 0
-        classes_inside = labels[inside]
-        values = image[inside].astype(np.float64)
-        sums = np.bincount(classes_inside, values, len(voxels))
-        numbers = np.bincount(classes_inside, minlength=len(voxels))
-        class_means = tuple((sums / np.maximum(numbers, 1)).tolist())
-
-    head = image[image > 0]
-    percentiles = dict.fromkeys(_PERCENTILES, 0.0)
-    if head.size:
-        levels = np.percentile(head, tuple(_PERCENTILES.values())).tolist()
-        percentiles = dict(zip(_PERCENTILES, levels, strict=True))
-    # The last bin includes everything above its upper edge.
-    capped = np.minimum(head, np.float32(_HISTOGRAM_TOP))
-    histogram, _ = np.histogram(capped, _HISTOGRAM_BINS, (0, _HISTOGRAM_TOP))
-    return Statistics(voxels, class_means, percentiles, tuple(histogram.tolist()))
 
 
 @dataclass(frozen=True, eq=False)

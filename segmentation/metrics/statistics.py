@@ -292,11 +292,11 @@ def within_subject_cv_percent(first: Values, second: Values) -> float:
     return float(100 * np.sqrt(variation.mean()))
 
 
-def robust_z(values: Values, *, least_spread: float = 0.0) -> Values:
+def robust_z(values: Values) -> Values:
     """Return the distance from the median in robust SDs, (P,); NaN if most values are the same.
 
     The median absolute deviation times 1.4826 is the SD of a normal distribution, and resists
-    outliers. The SD is at least `least_spread`, a share of the median.
+    outliers.
     """
     undefined = np.full(len(values), np.nan)
     if np.isnan(values).all():
@@ -305,7 +305,7 @@ def robust_z(values: Values, *, least_spread: float = 0.0) -> Values:
     deviation = 0.0
     if np.isfinite(centre):
         deviation = float(np.nanmedian(np.abs(values - centre)))
-    spread = max(1.4826 * deviation, least_spread * abs(centre))
+    spread = 1.4826 * deviation
     if not spread > 0:
         return undefined
     return np.asarray((values - centre) / spread, np.float64)

@@ -31,6 +31,12 @@ def prepare(
     return prepare_store(config, out), Store(out)
 
 
+def voxels_by_class(store: Store, subject: str) -> tuple[int, ...]:
+    """Return the number of voxels of each class of a subject."""
+    counts = store.file(subject).class_counts(View.AXIAL)
+    return tuple(counts.sum(axis=0).tolist())
+
+
 def volume_of(
     store: Store, subject: str, view: View, kind: str = "labels"
 ) -> np.ndarray:

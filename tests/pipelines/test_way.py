@@ -242,8 +242,6 @@ def test_labels_that_a_model_made_are_called_so_everywhere(
         "The truth is no truth: it is pseudo-labels"
         in Path("report/report.html").read_text()
     )
-    follow("trinat data report store")
-    assert "pseudo-labels of overfitted" in Path("store/report.html").read_text()
     follow("trinat report found --out group --jobs 1 --include-rejected")
     assert "pseudo-labels of overfitted" in Path("group/report.html").read_text()
     # A model that starts from it has seen the same subjects.

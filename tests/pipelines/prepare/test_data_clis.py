@@ -145,5 +145,3 @@ def test_a_store_can_be_shown_and_reported(tmp_path: Path) -> None:
             assert (
                 picture.width > 3 * 64
             )  # three pictures in a row, one pixel per voxel
-    trinat("data", "report", store)
-    assert "Slice store" in (store / "report.html").read_text()

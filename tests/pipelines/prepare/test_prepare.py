@@ -25,7 +25,15 @@ from helpers.miniatures import (
     write_nifti,
 )
 from helpers.overfitted import random_model
-from helpers.prepared import GRID, build, head_in, prepare, tissues, volume_of
+from helpers.prepared import (
+    GRID,
+    build,
+    head_in,
+    prepare,
+    tissues,
+    volume_of,
+    voxels_by_class,
+)
 from helpers.refusals import refusal
 
 from trinat.pipelines.common.exits import Exit
@@ -71,7 +79,7 @@ def test_every_view_of_every_source_gives_its_labels_back_bit_for_bit(
         got = volume_of(store, subject, view)
         assert (got > 0).sum() == (target > 0).sum(), "nothing was cut off or added"
         np.testing.assert_array_equal(head_in(got, target), target)
-    assert store.file(subject).statistics.voxels == tuple(
+    assert voxels_by_class(store, subject) == tuple(
         np.bincount(
             np.pad(expected.ravel(), (0, 64**3 - expected.size)), minlength=len(scheme)
         ).tolist()
@@ -106,7 +114,7 @@ def test_parcels_drawn_by_hand_are_classes_of_the_networks_for_them(
         "malc", tmp_path / "in", tmp_path / "out", labels="neuromorphometrics49"
     )
     cortex = int(np.isin(head_labels(), (3, 42)).sum())
-    voxels = store.file("1000").statistics.voxels
+    voxels = voxels_by_class(store, "1000")
     assert voxels == (64**3 - cortex, cortex, *[0] * 48)
 
 
@@ -245,9 +253,7 @@ def test_label_maps_alone_are_folded_and_stored(tmp_path: Path) -> None:
     numbers[-2:] = 507  # scalp
     write_nifti(tmp_path / "in" / "seg.nii.gz", numbers)
     _, store = prepare("labelmaps", tmp_path / "in", tmp_path / "out")
-    voxels = dict(
-        zip(store.scheme.names, store.file("seg").statistics.voxels, strict=True)
-    )
+    voxels = dict(zip(store.scheme.names, voxels_by_class(store, "seg"), strict=True))
     assert voxels["Left-Lateral-Ventricle"] == (head_labels() == 4).sum()
     assert voxels["CSF"] == 0
     assert not store.file("seg").has(View.AXIAL, "image")
@@ -330,7 +336,7 @@ def test_real_freesurfer_subjects_keep_every_voxel_of_every_class(
         voxels = dict(
             zip(
                 store.scheme.fs_ids.tolist(),
-                store.file(subject).statistics.voxels,
+                voxels_by_class(store, subject),
                 strict=True,
             )
         )

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers.miniatures import freesurfer_subject, malc_scan, write_nifti
-from helpers.prepared import prepare
+from helpers.prepared import prepare, voxels_by_class
 from helpers.refusals import refusal
 from helpers.small_store import small_store
 from typer.testing import CliRunner
@@ -54,9 +54,7 @@ def test_the_command_prepares_splits_and_tells_what_it_did(tmp_path: Path) -> No
     assert "fsaverage: skipped: a template" in result.output
     store = Store(out)
     assert store.views == (View.CORONAL, View.AXIAL)
-    voxels = dict(
-        zip(store.scheme.names, store.file("a").statistics.voxels, strict=True)
-    )
+    voxels = dict(zip(store.scheme.names, voxels_by_class(store, "a"), strict=True))
     assert voxels["Brain-Stem"] == 0
     result = runner.invoke(
         app, ["split", str(out), "--ratios", "1", "1", "1"], standalone_mode=False
@@ -146,9 +144,7 @@ def test_own_numbers_are_folded_by_a_table(tmp_path: Path) -> None:
     words += ["--numbering", str(tmp_path / "own.tsv")]
     call(*words)
     store = Store(tmp_path / "out")
-    voxels = dict(
-        zip(store.scheme.names, store.file("a").statistics.voxels, strict=True)
-    )
+    voxels = dict(zip(store.scheme.names, voxels_by_class(store, "a"), strict=True))
     assert voxels["Left-Cerebral-White-Matter"] == 5 * 20 * 20
     assert voxels["Right-Cerebral-White-Matter"] == 15 * 20 * 20
     assert voxels["Left-Cerebellum-White-Matter"] == 0, "7 is FreeSurfer's"
