@@ -212,6 +212,7 @@ export class Site {
       rater: "",
       raters: 0,
       against: "",
+      layers: {},
       structures: this.chosen.classes.slice(1).map((each) => ({
         ...each,
         ...studyOf(this.jobs, each.name),
