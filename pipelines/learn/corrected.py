@@ -8,7 +8,7 @@ from pathlib import Path
 from trinat.pipelines.learn.settings import NextSettings
 from trinat.pipelines.study.corrections import correction_of, mask_path
 from trinat.pipelines.study.files import ScanFile, find_files
-from trinat.pipelines.study.next_scans import Next, next_of, persons_of
+from trinat.pipelines.study.next_scans import Next, next_of
 from trinat.pipelines.study.pairing import Pair
 from trinat.pipelines.study.study import Item, Study, digest
 from trinat.segmentation.errors import EvaluationError
@@ -26,7 +26,6 @@ class Corrected:
     """
 
     item: Item
-    person: str
     scan: Path
     labels: Path
     mask: Path | None
@@ -36,8 +35,8 @@ class Corrected:
     def pair(self) -> Pair:
         """Return the label map as truth, paired with the scan in place of a prediction."""
         name = self.item.name
-        truth = ScanFile(name, self.labels, name, person=self.person)
-        scan = ScanFile(name, self.scan, name, person=self.person)
+        truth = ScanFile(name, self.labels, name, person=self.item.person)
+        scan = ScanFile(name, self.scan, name, person=self.item.person)
         return Pair(truth, scan, how="its name in the results")
 
 
@@ -50,7 +49,7 @@ def find_corrected(study: Study) -> tuple[list[Corrected], list[str]]:
     found = []
     failures = []
     used = set()
-    for item, person in zip(study.items, persons_of(study.items), strict=True):
+    for item in study.items:
         labels = None
         mask = None
         structures = None
@@ -84,7 +83,7 @@ def find_corrected(study: Study) -> tuple[list[Corrected], list[str]]:
         if study.images is None and segmented and digest(scan) != segmented:
             failures.append(f"{item.name}: its scan was changed since it was segmented")
             continue
-        found.append(Corrected(item, person, scan, labels, mask, structures))
+        found.append(Corrected(item, scan, labels, mask, structures))
     if study.against is not None:
         failures.extend(
             f"{file.name}: no result belongs to its scan"

@@ -233,7 +233,7 @@ def _say_expectation(
                 remedy="correct scans with larger errors",
             )
         _log.info("%s", agreement)
-    persons = len({each.person for each in corrected})
+    persons = len({each.item.person for each in corrected})
     trains = _trains(settings, persons)
     seconds = learning_seconds(corrected, model, settings, trains=trains)
     if seconds is not None:

@@ -173,7 +173,7 @@ def _write_table(
             mask = (masks / f"{name}.nii.gz").resolve()
             counted.write(mask, labels=True)
         paths = (corrected.scan.resolve(), corrected.labels.resolve(), mask)
-        rows.append((name, corrected.person, *paths))
+        rows.append((name, corrected.item.person, *paths))
     write_tsv(
         work / "pairs.tsv", ("subject", "person", "image", "labels", "mask"), rows
     )

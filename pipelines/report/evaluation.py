@@ -234,10 +234,6 @@ def _notices(evaluation: Evaluation) -> list[str]:
         )
     # Steps that were needed to make files comparable.
     pairs = evaluation.pairs
-    if pairs["paired_by"].str.startswith("natural order").any():
-        notices.append(
-            "Files were paired by their order, because no names match: check the table."
-        )
     measured = pairs[pairs["status"] == "measured"]
     notes = measured["note"].replace("", pd.NA)
     for note, number in notes.value_counts().items():

@@ -144,4 +144,4 @@ class QueueStudy(Study):
             reason=submission.reason,
             result=submission.result,
         )
-        return Item(submission.id, self.folder, entry, labels, layers)
+        return Item(submission.id, submission.id, self.folder, entry, labels, layers)

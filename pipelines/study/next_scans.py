@@ -18,26 +18,12 @@ from numpy.typing import NDArray
 
 from trinat.pipelines.study.corrections import correction_of
 from trinat.pipelines.study.study import Item, Study
-from trinat.segmentation.data.identity import Named, identify
 from trinat.segmentation.errors import EvaluationError
 
 Values = NDArray[np.float64]
 
 # Number of scans, the most doubtful ones, that are compared beside those that were corrected.
 _MOST_COMPARED = 2000
-
-
-def persons_of(items: Sequence[Item]) -> list[str]:
-    """Return the person of each scan of a folder of results.
-
-    Persons are taken from joint segmentations; else from the names and folders of scans.
-    """
-    identities = identify([Named.of_path(item.name) for item in items])
-    persons = []
-    for item, identity in zip(items, identities, strict=True):
-        together = item.entry.result.longitudinal
-        persons.append(identity.person if together is None else together.person)
-    return persons
 
 
 @dataclass(frozen=True)
@@ -75,7 +61,6 @@ def next_of(
     items = [item for item in study.items if item.entry.status == "done"]
     if not items:
         raise EvaluationError("no scan has a result here", where=study.folder)
-    persons = dict(zip((item.name for item in items), persons_of(items), strict=True))
     was_corrected = {item.name for item in items if item.name in elsewhere}
     for item in items:
         correction = None if item.labels is None else correction_of(item.labels)
@@ -88,7 +73,7 @@ def next_of(
     proposals = propose(
         likeness(features_of(compared)),
         doubts_of(compared),
-        [persons[item.name] for item in compared],
+        [item.person for item in compared],
         range(len(was_corrected)),
         most,
     )
@@ -98,7 +83,7 @@ def next_of(
         found.append(
             Next(
                 scan=item.name,
-                person=persons[item.name],
+                person=item.person,
                 grade=item.entry.grade,
                 agreement=item.agreement,
                 share=round(proposal.share, 4),

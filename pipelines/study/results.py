@@ -71,7 +71,7 @@ class Results:
         for file in find_files(self.place, parcels=parcels, corrected=corrected):
             entry = self._entries.get(absolute(file.result))
             if entry is not None:
-                file = _as_in_ledger(file, entry)
+                file = as_in_ledger(file, entry)
             files.append(file)
         return files
 
@@ -142,7 +142,7 @@ class Results:
         return correction.why_unfit(scan) if correction else ""
 
 
-def _as_in_ledger(file: ScanFile, entry: Entry) -> ScanFile:
+def as_in_ledger(file: ScanFile, entry: Entry) -> ScanFile:
     """Return a label map with the name and the person that its entry has."""
     scan = Path(entry.input)
     if scan.name and safe_component(without_suffix(scan)) == file.name:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cache, cached_property
 from pathlib import Path
@@ -23,7 +23,7 @@ from trinat.pipelines.study.corrections import (
     list_correction,
 )
 from trinat.pipelines.study.entry import Entry
-from trinat.pipelines.study.files import ScanFile, as_scan, find_files, find_images
+from trinat.pipelines.study.files import ScanFile, find_files, find_images
 from trinat.pipelines.study.ledger import entries_in
 from trinat.pipelines.study.naming import (
     CORRECTIONS,
@@ -44,11 +44,9 @@ from trinat.pipelines.study.ratings import (
     save_rating,
 )
 from trinat.pipelines.study.record import GRADES
-from trinat.segmentation.data.sources.base import (
-    natural_order,
-    safe_component,
-    without_suffix,
-)
+from trinat.pipelines.study.results import as_in_ledger
+from trinat.segmentation.data.identity import Named, identify
+from trinat.segmentation.data.sources.base import natural_order
 from trinat.segmentation.errors import ConfigError, InputError
 from trinat.segmentation.io.files import read_rows, sha256_of
 from trinat.segmentation.labels import DEFAULT_SCHEME
@@ -74,10 +72,12 @@ class Structure:
 class Item:
     """A scan of the list: its ledger entry, its label map and its maps of other `LAYERS`.
 
-    `folder` is the output folder of its ledger: the study's own folder, or that of a fold.
+    `person` is the person of the scan. `folder` is the output folder of its ledger: the study's own
+    folder, or that of a fold.
     """
 
     name: str
+    person: str
     folder: Path
     entry: Entry
     labels: Path | None
@@ -156,12 +156,15 @@ class Study:
                 path = _output(folder, entry, product)
                 if path is not None:
                     layers[layer] = path
-            items.append(Item(name, folder, entry, labels, layers))
+            items.append(Item(name, name, folder, entry, labels, layers))
+        items = _with_persons(items)
         if not items:
             # These are label maps of another origin.
             for file in find_files(self.folder, corrected=False):
                 entry = Entry(file.name, "done")
-                items.append(Item(file.name, self.folder, entry, file.path))
+                items.append(
+                    Item(file.name, file.person, self.folder, entry, file.path)
+                )
         return sorted(
             items, key=lambda item: (item.entry.doubt, natural_order(item.name))
         )
@@ -358,6 +361,17 @@ class Study:
         return _files_of_items(self.items, find_files(self.against))
 
 
+def _with_persons(items: Sequence[Item]) -> list[Item]:
+    """Return scans with their persons: those of joint segmentations, else by names and folders."""
+    identities = identify([Named.of_path(item.name) for item in items])
+    found = []
+    for item, identity in zip(items, identities, strict=True):
+        together = item.entry.result.longitudinal
+        person = identity.person if together is None else together.person
+        found.append(replace(item, person=person))
+    return found
+
+
 def _output(folder: Path, entry: Entry, product: Product) -> Path | None:
     """Return an output file of a scan, by its ledger; None if there is none.
 
@@ -382,11 +396,8 @@ def _files_of_items(
     for item in items:
         if item.labels is None:
             continue
-        (label_map,) = find_files(item.labels)
-        # Use the original name of the scan if the name of the label map is its sanitized form.
-        scan = Path(item.entry.input)
-        if safe_component(without_suffix(scan)) == label_map.name:
-            label_map = as_scan(label_map, scan)
+        (file,) = find_files(item.labels)
+        label_map = as_in_ledger(file, item.entry)
         label_maps.append(label_map)
         item_of[id(label_map)] = item.name
     found = {}

@@ -36,9 +36,8 @@ from trinat.pipelines.learn.training import counted_voxels
 from trinat.pipelines.study.corrections import Session, save_correction
 from trinat.pipelines.study.entry import Entry
 from trinat.pipelines.study.ledger import Ledger
-from trinat.pipelines.study.next_scans import persons_of
-from trinat.pipelines.study.record import ScanResult, TimePoint
-from trinat.pipelines.study.study import Item, Structure, Study
+from trinat.pipelines.study.record import ScanResult
+from trinat.pipelines.study.study import Structure, Study
 from trinat.segmentation.errors import ConfigError, EvaluationError
 from trinat.segmentation.io.files import sha256_of
 from trinat.segmentation.io.volume import Volume
@@ -114,7 +113,7 @@ def test_what_was_corrected_is_found_with_its_scan_its_mask_and_its_structures(
     found, failures = find_corrected(Study(results, rater=""))
     assert failures == []
     (corrected,) = found
-    assert (corrected.person, corrected.labels) == ("sub-02", path)
+    assert (corrected.item.person, corrected.labels) == ("sub-02", path)
     assert corrected.scan.resolve().name == "sub-02_T1w.nii.gz"
     assert corrected.mask is not None
     assert Volume.read(corrected.mask, labels=True).data.sum() == 1
@@ -131,7 +130,7 @@ def test_label_maps_from_elsewhere_count_as_a_whole(
     write_nifti(tmp_path / "manual/sub-09_T1w_dseg.nii.gz", head_labels(2), "PSR")
     study = Study(results, rater="", against=tmp_path / "manual")
     found, failures = find_corrected(study)
-    assert [each.person for each in found] == ["sub-03"]
+    assert [each.item.person for each in found] == ["sub-03"]
     assert found[0].structures is None
     assert failures == ["sub-09_T1w_dseg: no result belongs to its scan"]
 
@@ -155,26 +154,6 @@ def test_scans_that_are_gone_are_named_and_nothing_corrected_is_refused(
     ]
     with refusal(EvaluationError, results):
         learn(LearnSettings(results, tmp_path / "own"))
-
-
-def test_sessions_are_of_one_person_and_folders_tell_persons_apart() -> None:
-    names = ("OAS1_0001_MR1", "OAS1_0001_MR2", "other")
-    items = [Item(name, Path(), Entry(name, "done"), None) for name in names]
-    assert persons_of(items) == ["OAS1_0001", "OAS1_0001", "other"]
-    names = ("a/sub-01_T1w", "b/sub-01_T1w")
-    items = [Item(name, Path(), Entry(name, "done"), None) for name in names]
-    assert persons_of(items) == ["a/sub-01", "b/sub-01"]
-
-
-def test_sessions_that_were_segmented_together_are_of_one_person() -> None:
-    together = ScanResult(longitudinal=TimePoint(person="anna", volumes_mm3={}))
-    entries = (
-        Entry("visit-a", "done", result=together),
-        Entry("visit-b", "done", result=together),
-        Entry("other", "done"),
-    )
-    items = [Item(entry.case, Path(), entry, None) for entry in entries]
-    assert persons_of(items) == ["anna", "anna", "other"]
 
 
 def test_a_correction_that_was_taken_back_teaches_nothing(

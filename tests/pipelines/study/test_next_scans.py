@@ -28,6 +28,7 @@ def item(volumes: dict[str, float], agreement: dict[str, float | None]) -> Item:
     result = {"volumes_mm3": volumes, "agreement": agreement}
     return Item(
         "scan",
+        "person",
         Path(),
         Entry("scan", "done", result=ScanResult(**result)),
         None,

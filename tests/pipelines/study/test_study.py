@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from helpers.studies import add_callosum, write_study
 from trinat.pipelines.predict.tables import write_tables
 from trinat.pipelines.study.entry import Entry
 from trinat.pipelines.study.ledger import Ledger, entries_in
-from trinat.pipelines.study.record import ScanResult
+from trinat.pipelines.study.record import ScanResult, TimePoint
 from trinat.pipelines.study.study import Study
 from trinat.pipelines.view.voxels import Voxels
 from trinat.segmentation.errors import ConfigError, InputError, IntegrityError
@@ -32,6 +33,33 @@ def test_the_doubtful_come_first_and_among_equals_those_whose_views_agree_least(
 ) -> None:
     # Grades go pass, look, reject, pass; agreement falls from a to d.
     assert [item.name for item in Study(out, "anna").items] == ["c", "b", "d", "a"]
+
+
+def persons_in(folder: Path, entries: Sequence[Entry]) -> list[str]:
+    with Ledger(folder / "run.jsonl") as ledger:
+        for entry in entries:
+            ledger.add(entry)
+    return [item.person for item in Study(folder, "anna").items]
+
+
+def test_sessions_are_of_one_person_and_folders_tell_persons_apart(
+    tmp_path: Path,
+) -> None:
+    names = ("OAS1_0001_MR1", "OAS1_0001_MR2", "a/sub-01_T1w", "b/sub-01_T1w", "other")
+    persons = ["OAS1_0001", "OAS1_0001", "a/sub-01", "b/sub-01", "other"]
+    assert persons_in(tmp_path, [Entry(name, "done") for name in names]) == persons
+
+
+def test_sessions_that_were_segmented_together_are_of_one_person(
+    tmp_path: Path,
+) -> None:
+    together = ScanResult(longitudinal=TimePoint(person="anna", volumes_mm3={}))
+    entries = [
+        Entry("other", "done"),
+        Entry("visit-a", "done", result=together),
+        Entry("visit-b", "done", result=together),
+    ]
+    assert persons_in(tmp_path, entries) == ["other", "anna", "anna"]
 
 
 def test_the_page_of_a_batch_and_the_viewer_have_one_order_of_doubt(
