@@ -264,17 +264,6 @@ def refuse_existing(folder: Path, names: Iterable[str]) -> None:
             raise OutputError(what, where=folder / name, remedy="give another --out")
 
 
-def refuse_others(folder: Path, names: Iterable[str]) -> None:
-    """Raise OutputError for a folder that has anything but these names and hidden files."""
-    if not folder.is_dir():
-        return
-    known = set(names)
-    for path in sorted(folder.iterdir()):
-        if path.name not in known and not path.name.startswith("."):
-            what = "is not an output folder of this command: it has other files"
-            raise OutputError(what, where=path, remedy="give another --out")
-
-
 def _is_marked(folder: Path) -> bool:
     mark = folder / _MARK
     return mark.is_file() and read_bytes(mark) == _TEXT.encode()

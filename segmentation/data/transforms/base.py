@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from annotated_types import Ge, Le
 from pydantic import AfterValidator, BaseModel, ConfigDict
@@ -52,7 +52,12 @@ class SliceTransform(BaseModel):
     # True if voxels move, and labels with them.
     moves: ClassVar[bool] = False
 
+    name: str  # of the library's class
     share: Share  # of slices that are changed
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments of the library's class: by default the settings, by their names."""
+        return self.model_dump(exclude={"name", "share"})
 
     @abstractmethod
     def build(self) -> SliceChange:

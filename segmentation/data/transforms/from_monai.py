@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
 
 from annotated_types import Ge, Le
 from torch import Tensor
@@ -28,6 +28,16 @@ if TYPE_CHECKING:
 class _FromMonai(SliceTransform):
     library: ClassVar[str] = "MONAI"
 
+    def build(self) -> SliceChange:
+        """Build a change of the image, or of the image and its labels if the transform moves."""
+        from monai import transforms
+
+        kind = getattr(transforms, self.name)
+        if self.moves:
+            # Beyond the slice there is background.
+            return _moving(kind(prob=1, padding_mode="zeros", **self.arguments()))
+        return _still(kind(prob=1, **self.arguments()))
+
 
 class MonaiAffine(_FromMonai):
     """Turns, shears, shifts and scales."""
@@ -40,20 +50,14 @@ class MonaiAffine(_FromMonai):
     translate_range: Positive = 5.0
     scale_range: Fraction = 0.1  # 0.1: factors from 0.9 to 1.1
 
-    def build(self) -> SliceChange:
-        """Build with bilinear images, nearest labels, and background beyond the slice."""
-        from monai.transforms import RandAffine
-
-        return _moving(
-            RandAffine(
-                prob=1,
-                rotate_range=self.rotate_range,
-                shear_range=(self.shear_range, self.shear_range),
-                translate_range=(self.translate_range, self.translate_range),
-                scale_range=(self.scale_range, self.scale_range),
-                padding_mode="zeros",
-            )
-        )
+    def arguments(self) -> dict[str, Any]:
+        """Return the same range for both axes."""
+        return {
+            "rotate_range": self.rotate_range,
+            "shear_range": (self.shear_range, self.shear_range),
+            "translate_range": (self.translate_range, self.translate_range),
+            "scale_range": (self.scale_range, self.scale_range),
+        }
 
 
 class MonaiElastic(_FromMonai):
@@ -65,18 +69,9 @@ class MonaiElastic(_FromMonai):
     spacing: Annotated[float, Ge(4), Le(1000)] = 30.0  # between control points
     magnitude_range: PositiveRange = (0.0, 3.0)
 
-    def build(self) -> SliceChange:
-        """Build with bilinear images, nearest labels, and background beyond the slice."""
-        from monai.transforms import Rand2DElastic
-
-        return _moving(
-            Rand2DElastic(
-                prob=1,
-                spacing=(self.spacing, self.spacing),
-                magnitude_range=self.magnitude_range,
-                padding_mode="zeros",
-            )
-        )
+    def arguments(self) -> dict[str, Any]:
+        """Return the same spacing for both axes."""
+        return super().arguments() | {"spacing": (self.spacing, self.spacing)}
 
 
 class MonaiGridDistortion(_FromMonai):
@@ -88,31 +83,12 @@ class MonaiGridDistortion(_FromMonai):
     num_cells: Annotated[int, Ge(1), Le(50)] = 5  # along each axis
     distort_limit: Annotated[float, Ge(0), Le(0.9)] = 0.1  # of a cell
 
-    def build(self) -> SliceChange:
-        """Build with bilinear interpolation for images and nearest for labels."""
-        from monai.transforms import RandGridDistortion
-
-        return _moving(
-            RandGridDistortion(
-                prob=1,
-                num_cells=self.num_cells,
-                distort_limit=self.distort_limit,
-                padding_mode="zeros",
-            )
-        )
-
 
 class MonaiGibbsNoise(_FromMonai):
     """Adds ringing at edges."""
 
     name: Literal["RandGibbsNoise"]
     alpha: Shares = (0.3, 0.7)
-
-    def build(self) -> SliceChange:
-        """Build a change of the image alone."""
-        from monai.transforms import RandGibbsNoise
-
-        return _still(RandGibbsNoise(prob=1, alpha=self.alpha))
 
 
 class MonaiSpikeNoise(_FromMonai):
@@ -122,17 +98,9 @@ class MonaiSpikeNoise(_FromMonai):
     # of the logarithm of the spectrum; none: from its mean to 2.5 times its mean
     intensity_range: Range | None = None
 
-    def build(self) -> SliceChange:
-        """Build a change of the image alone."""
-        from monai.transforms import RandKSpaceSpikeNoise
-
-        return _still(
-            RandKSpaceSpikeNoise(
-                prob=1,
-                intensity_range=self.intensity_range,
-                channel_wise=False,
-            )
-        )
+    def arguments(self) -> dict[str, Any]:
+        """Return the settings, with the same spikes in neighbouring slices."""
+        return super().arguments() | {"channel_wise": False}
 
 
 class MonaiRicianNoise(_FromMonai):
@@ -141,24 +109,12 @@ class MonaiRicianNoise(_FromMonai):
     name: Literal["RandRicianNoise"]
     std: Positive = 0.05  # at most
 
-    def build(self) -> SliceChange:
-        """Build a change of the image alone."""
-        from monai.transforms import RandRicianNoise
-
-        return _still(RandRicianNoise(prob=1, std=self.std))
-
 
 class MonaiGaussianNoise(_FromMonai):
     """Adds Gaussian noise."""
 
     name: Literal["RandGaussianNoise"]
     std: Positive = 0.05  # at most
-
-    def build(self) -> SliceChange:
-        """Build a change of the image alone."""
-        from monai.transforms import RandGaussianNoise
-
-        return _still(RandGaussianNoise(prob=1, std=self.std))
 
 
 class MonaiBiasField(_FromMonai):
@@ -168,14 +124,6 @@ class MonaiBiasField(_FromMonai):
     degree: Annotated[int, Ge(1), Le(6)] = 3
     coeff_range: Range = (0.0, 0.1)
 
-    def build(self) -> SliceChange:
-        """Build a change of the image alone."""
-        from monai.transforms import RandBiasField
-
-        return _still(
-            RandBiasField(prob=1, degree=self.degree, coeff_range=self.coeff_range)
-        )
-
 
 class MonaiGaussianSmooth(_FromMonai):
     """Gaussian blur, of another width along each axis."""
@@ -183,13 +131,9 @@ class MonaiGaussianSmooth(_FromMonai):
     name: Literal["RandGaussianSmooth"]
     sigma: PositiveRange = (0.25, 1.5)  # sigma_x and sigma_y
 
-    def build(self) -> SliceChange:
-        """Build a change of the image alone."""
-        from monai.transforms import RandGaussianSmooth
-
-        return _still(
-            RandGaussianSmooth(prob=1, sigma_x=self.sigma, sigma_y=self.sigma)
-        )
+    def arguments(self) -> dict[str, Any]:
+        """Return the same range for both axes."""
+        return {"sigma_x": self.sigma, "sigma_y": self.sigma}
 
 
 class MonaiGaussianSharpen(_FromMonai):
@@ -198,12 +142,6 @@ class MonaiGaussianSharpen(_FromMonai):
     name: Literal["RandGaussianSharpen"]
     alpha: PositiveRange = (1.0, 5.0)
 
-    def build(self) -> SliceChange:
-        """Build a change of the image alone."""
-        from monai.transforms import RandGaussianSharpen
-
-        return _still(RandGaussianSharpen(prob=1, alpha=self.alpha))
-
 
 class MonaiAdjustContrast(_FromMonai):
     """Contrast: intensities to the power of gamma, between the slice's darkest and brightest."""
@@ -211,26 +149,12 @@ class MonaiAdjustContrast(_FromMonai):
     name: Literal["RandAdjustContrast"]
     gamma: PositiveRange = (0.7, 1.5)
 
-    def build(self) -> SliceChange:
-        """Build a change of the image alone."""
-        from monai.transforms import RandAdjustContrast
-
-        return _still(RandAdjustContrast(prob=1, gamma=self.gamma))
-
 
 class MonaiHistogramShift(_FromMonai):
     """Intensities along a random rising curve."""
 
     name: Literal["RandHistogramShift"]
     num_control_points: ControlPoints = (5, 10)  # of the curve
-
-    def build(self) -> SliceChange:
-        """Build a change of the image alone."""
-        from monai.transforms import RandHistogramShift
-
-        return _still(
-            RandHistogramShift(prob=1, num_control_points=self.num_control_points)
-        )
 
 
 class MonaiCoarseDropout(_FromMonai):
@@ -240,18 +164,9 @@ class MonaiCoarseDropout(_FromMonai):
     holes: Annotated[int, Ge(1), Le(100)] = 4
     spatial_size: Annotated[int, Ge(1), Le(200)] = 16  # of a hole
 
-    def build(self) -> SliceChange:
-        """Build a change of the image alone; the network must guess the labels in a hole."""
-        from monai.transforms import RandCoarseDropout
-
-        return _still(
-            RandCoarseDropout(
-                prob=1,
-                holes=self.holes,
-                spatial_size=self.spatial_size,
-                fill_value=0,
-            )
-        )
+    def arguments(self) -> dict[str, Any]:
+        """Return the settings; the network must guess the labels in a hole."""
+        return super().arguments() | {"fill_value": 0}
 
 
 def _still(transform: RandomizableTransform) -> SliceChange:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -35,6 +35,12 @@ _IN_PLANE = (0, 1)
 class _FromTorchIO(SliceTransform):
     library: ClassVar[str] = "TorchIO"
 
+    def build(self) -> SliceChange:
+        """Build with bilinear interpolation for images and nearest for labels."""
+        import torchio
+
+        return _change(getattr(torchio, self.name)(**self.arguments()))
+
 
 class RandomAffine(_FromTorchIO):
     """Turns, scales and shifts a slice."""
@@ -46,19 +52,15 @@ class RandomAffine(_FromTorchIO):
     scales: Factors = (0.9, 1.1)
     translation: Positive = 5.0  # to both sides, along each axis
 
-    def build(self) -> SliceChange:
-        """Build with bilinear images, nearest labels, and background beyond the slice."""
-        from torchio import RandomAffine
-
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments for movements within the plane."""
         shift = (-self.translation, self.translation)
-        return _change(
-            RandomAffine(
-                scales=(*self.scales, *self.scales, 1, 1),
-                degrees=(0, 0, 0, 0, -self.degrees, self.degrees),
-                translation=(*shift, *shift, 0, 0),
-                default_pad_value=0,
-            )
-        )
+        return {
+            "scales": (*self.scales, *self.scales, 1, 1),
+            "degrees": (0, 0, 0, 0, -self.degrees, self.degrees),
+            "translation": (*shift, *shift, 0, 0),
+            "default_pad_value": 0,
+        }
 
 
 class RandomElasticDeformation(_FromTorchIO):
@@ -70,21 +72,14 @@ class RandomElasticDeformation(_FromTorchIO):
     num_control_points: Annotated[int, Ge(5), Le(50)] = 7  # along each axis
     max_displacement: Positive = 7.5
 
-    def build(self) -> SliceChange:
-        """Build with bilinear interpolation for images and nearest for labels.
-
-        The border is fixed.
-        """
-        from torchio import RandomElasticDeformation
-
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments for movements within the plane; the border is fixed."""
         points = self.num_control_points
         reach = self.max_displacement
-        return _change(
-            RandomElasticDeformation(
-                num_control_points=(points, points, 5),
-                max_displacement=(reach, reach, 0),
-            )
-        )
+        return {
+            "num_control_points": (points, points, 5),
+            "max_displacement": (reach, reach, 0),
+        }
 
 
 class RandomAnisotropy(_FromTorchIO):
@@ -93,11 +88,9 @@ class RandomAnisotropy(_FromTorchIO):
     name: Literal["RandomAnisotropy"]
     downsampling: Coarsenings = (1.5, 5.0)  # factors
 
-    def build(self) -> SliceChange:
-        """Build a change of the image alone."""
-        from torchio import RandomAnisotropy
-
-        return _change(RandomAnisotropy(axes=_IN_PLANE, downsampling=self.downsampling))
+    def arguments(self) -> dict[str, Any]:
+        """Return the settings for axes within the plane."""
+        return super().arguments() | {"axes": _IN_PLANE}
 
 
 class RandomBiasField(_FromTorchIO):
@@ -107,14 +100,6 @@ class RandomBiasField(_FromTorchIO):
     coefficients: Annotated[float, Ge(0), Le(5)] = 0.5
     order: Annotated[int, Ge(1), Le(6)] = 3
 
-    def build(self) -> SliceChange:
-        """Build a change of the image alone."""
-        from torchio import RandomBiasField
-
-        return _change(
-            RandomBiasField(coefficients=self.coefficients, order=self.order)
-        )
-
 
 class RandomBlur(_FromTorchIO):
     """Gaussian blur, of another width along each axis."""
@@ -122,11 +107,9 @@ class RandomBlur(_FromTorchIO):
     name: Literal["RandomBlur"]
     std: PositiveRange = (0.0, 2.0)
 
-    def build(self) -> SliceChange:
-        """Build a change of the image alone, within the plane."""
-        from torchio import RandomBlur
-
-        return _change(RandomBlur(std=(*self.std, *self.std, 0, 0)))
+    def arguments(self) -> dict[str, Any]:
+        """Return the widths within the plane."""
+        return {"std": (*self.std, *self.std, 0, 0)}
 
 
 class RandomGamma(_FromTorchIO):
@@ -158,17 +141,9 @@ class RandomGhosting(_FromTorchIO):
     num_ghosts: Counts = (2, 8)
     intensity: PositiveRange = (0.2, 0.7)
 
-    def build(self) -> SliceChange:
-        """Build a change of the image alone."""
-        from torchio import RandomGhosting
-
-        return _change(
-            RandomGhosting(
-                num_ghosts=self.num_ghosts,
-                axes=_IN_PLANE,
-                intensity=self.intensity,
-            )
-        )
+    def arguments(self) -> dict[str, Any]:
+        """Return the settings for axes within the plane."""
+        return super().arguments() | {"axes": _IN_PLANE}
 
 
 class RandomMotion(_FromTorchIO):
@@ -227,12 +202,6 @@ class RandomNoise(_FromTorchIO):
     name: Literal["RandomNoise"]
     std: PositiveRange = (0.0, 0.1)
 
-    def build(self) -> SliceChange:
-        """Build a change of the image alone."""
-        from torchio import RandomNoise
-
-        return _change(RandomNoise(std=self.std))
-
 
 class RandomSpike(_FromTorchIO):
     """Adds stripes: spikes in k-space."""
@@ -240,14 +209,6 @@ class RandomSpike(_FromTorchIO):
     name: Literal["RandomSpike"]
     num_spikes: Counts = (1, 1)
     intensity: Range = (0.1, 0.5)  # of the spectrum's maximum
-
-    def build(self) -> SliceChange:
-        """Build a change of the image alone."""
-        from torchio import RandomSpike
-
-        return _change(
-            RandomSpike(num_spikes=self.num_spikes, intensity=self.intensity)
-        )
 
 
 @contextmanager
