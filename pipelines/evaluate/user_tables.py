@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -105,8 +106,8 @@ def read_ranges(path: Path, scheme: LabelScheme) -> list[Range]:
 
     A structure is the name or the FreeSurfer number of a structure of the scheme. A range to a
     whole year includes that year's last day, unless another range begins with that year.
-    ConfigError with its row for an unknown structure or sex, and for limits that are not numbers or
-    in the wrong order.
+    ConfigError with its row for an unknown structure or sex, for limits that are not numbers or in
+    the wrong order, and for two ranges of a structure for the same persons.
     """
     from trinat.pipelines.report.cohort import Range
 
@@ -116,6 +117,7 @@ def read_ranges(path: Path, scheme: LabelScheme) -> list[Range]:
     volumes = [row[column] for row in rows for column in ("low_mm3", "high_mm3")]
     _refuse_thousands(volumes, path)
     ranges = []
+    lines = []
     for line, row in enumerate(rows, start=_FIRST_LINE):
         if not any(row.values()):
             continue
@@ -136,7 +138,31 @@ def read_ranges(path: Path, scheme: LabelScheme) -> list[Range]:
         if limits.age_from > limits.age_to:
             raise ConfigError(f"line {line}: age_from is above age_to", where=path)
         ranges.append(limits)
-    return [_to_the_last_day(limits, ranges) for limits in ranges]
+        lines.append(line)
+    ranges = [_to_the_last_day(limits, ranges) for limits in ranges]
+    _refuse_overlaps(ranges, lines, path)
+    return ranges
+
+
+def _refuse_overlaps(ranges: Sequence[Range], lines: Sequence[int], path: Path) -> None:
+    """Raise ConfigError for two ranges of a structure for the same persons.
+
+    They may have an age in common, at which one ends and the other begins.
+    """
+    for (line, one), (other_line, other) in combinations(
+        zip(lines, ranges, strict=True), 2
+    ):
+        if one.structure != other.structure:
+            continue
+        if one.sex and other.sex and one.sex != other.sex:
+            continue
+        if max(one.age_from, other.age_from) < min(one.age_to, other.age_to):
+            raise ConfigError(
+                f"lines {line} and {other_line}: two ranges of {one.structure} for the same "
+                "persons",
+                where=path,
+                remedy="keep one of them, or give each its own sex or ages",
+            )
 
 
 def _refuse_thousands(volumes: Sequence[str], path: Path) -> None:

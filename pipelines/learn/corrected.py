@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trinat.pipelines.learn.settings import NextSettings
-from trinat.pipelines.study.corrections import correction_of, mask_path
+from trinat.pipelines.study.corrections import correction_of
 from trinat.pipelines.study.files import ScanFile, find_files
 from trinat.pipelines.study.next_scans import Next, next_of
 from trinat.pipelines.study.pairing import Pair
@@ -20,15 +20,12 @@ _CORRECT = "correct one with `trinat view`, or give --labels"
 class Corrected:
     """A scan of the list of results, and its corrected label map.
 
-    For a correction painted in the viewer, `mask` marks the voxels that a person has changed,
-    and `structures` are the structures involved. Both are None for an imported label map, of
-    which all voxels count. `model` is the hash of the model that made the result.
+    `structures` are those in which a person has painted; None for an imported label map.
     """
 
     item: Item
     scan: Path
     labels: Path
-    mask: Path | None
     structures: frozenset[str] | None
 
     @property
@@ -51,7 +48,6 @@ def find_corrected(study: Study) -> tuple[list[Corrected], list[str]]:
     used = set()
     for item in study.items:
         labels = None
-        mask = None
         structures = None
         if study.against is not None:
             labels = study.other(item)
@@ -64,7 +60,6 @@ def find_corrected(study: Study) -> tuple[list[Corrected], list[str]]:
                     failures.append(f"{item.name}: {why}")
                     continue
             if correction is not None and correction.facts is not None:
-                mask = mask_path(item.labels)
                 structures = frozenset(correction.facts.structures)
                 if not correction.facts.changed_voxels:
                     failures.append(f"{item.name}: its correction changes nothing")
@@ -83,7 +78,7 @@ def find_corrected(study: Study) -> tuple[list[Corrected], list[str]]:
         if study.images is None and segmented and digest(scan) != segmented:
             failures.append(f"{item.name}: its scan was changed since it was segmented")
             continue
-        found.append(Corrected(item, scan, labels, mask, structures))
+        found.append(Corrected(item, scan, labels, structures))
     if study.against is not None:
         failures.extend(
             f"{file.name}: no result belongs to its scan"

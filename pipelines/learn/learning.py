@@ -167,7 +167,7 @@ def learn(
     trained = train_on(
         material.corrected,
         material.model,
-        study.structures,
+        material.counted,
         settings,
         progress=progress,
     )
@@ -370,7 +370,7 @@ def _scores_of_trained(
 _WHY = {
     _FACTORS: "factors of structures do as well as training, so the networks stay as they are",
     "averaged": "the networks are the mean of those before and after training",
-    "trained": "the networks are those after training, whose mean with those before is worse",
+    "trained": "the networks are those after training",
 }
 
 

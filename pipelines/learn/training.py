@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch.optim.swa_utils import AveragedModel
 
 from trinat.pipelines.common.config import check
@@ -23,38 +24,39 @@ from trinat.pipelines.learn.corrected import Corrected
 from trinat.pipelines.learn.settings import DEFAULT_RECIPE, LearnSettings
 from trinat.pipelines.prepare.making import prepare_store
 from trinat.pipelines.prepare.options import PrepareConfig
-from trinat.pipelines.study.study import Structure
 from trinat.pipelines.train.from_python import train
 from trinat.pipelines.train.result import CONFIG
 from trinat.segmentation.data.sources.base import safe_component
 from trinat.segmentation.data.splitting import split_store
 from trinat.segmentation.data.store import Store
 from trinat.segmentation.io.files import read_bytes, write_tsv
-from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.models.base import Network
 from trinat.segmentation.models.checkpoint import Model, load_model, save_changed
 from trinat.segmentation.models.zoo import MODEL_FILE
-from trinat.segmentation.space.morphology import dilated
 from trinat.segmentation.space.views import View
+from trinat.segmentation.training.config import TRUNK
 
 _log = logging.getLogger(__name__)
 
-# A few structures are learnt in fewer steps than a whole convention of labels: three views take
-# less than ten minutes on two cores.
-_PAINTED_STEPS = 100
+# Painted corrections train the last layer alone: the features of the networks show where to move a
+# border, and a structure that nobody touched keeps its labels (docs/notes/learning.md).
+_PAINTED = {
+    "optimiser.parts": dict.fromkeys(TRUNK, 0),
+    "optimiser.rate": 1e-2,
+    "schedule.steps": 100,
+    "ema": 0.9,
+}
 # One person in five is held out for validation.
 _RATIOS = (4.0, 1.0, 0.0)
-# Around a structure that was corrected, what it borders on counts, too.
-_AROUND_MM = 3.0
 
 
 @dataclass(frozen=True)
 class Trained:
     """Result of a training in the folder `run`, and the scans that were held out.
 
-    `models` are the weights as they were trained, and their mean with those they started from:
-    folders, by what people are told of them, the nearer to the start first. `held_out` are names of
-    scans.
+    `models` are folders, by what people are told of them, the nearer to the start first: the
+    weights as they were trained and, if all layers were, their mean with those they started from.
+    `held_out` are names of scans.
     """
 
     run: Path
@@ -65,20 +67,22 @@ class Trained:
 def train_on(
     corrected: Sequence[Corrected],
     model: Model,
-    structures: Sequence[Structure],
+    classes: Sequence[int],
     settings: LearnSettings,
     *,
     progress: bool,
 ) -> Trained:
     """Train a model's networks on corrected scans, without those of some persons.
 
-    `structures` are those of the results, with their numbers in label maps.
+    A painted correction is a whole label map: where nobody painted, its labels are the results of
+    the model. Of painted corrections only the `classes` that they changed are learnt, unless
+    `settings` name a recipe.
     """
     work = settings.out.with_name(f"{settings.out.name}-training")
     work.mkdir(parents=True, exist_ok=True)
     # Long names of two scans of a person must not become one.
     subjects = {safe_component(each.item.name): each for each in corrected}
-    _write_table(work, subjects, structures)
+    _write_table(work, subjects)
     store = work / "store"
     config: dict[str, Any] = {"source": "pairs", "root": work / "pairs.tsv"}
     config["labels"] = str(model.label_table or model.info.labels)
@@ -110,11 +114,16 @@ def train_on(
         device=settings.device,
         progress=progress,
     )
-    averaged = run / "averaged"
-    _save_mean(load_model(done.model), model, averaged)
+    models = {"trained": done.model}
+    if _trains_last_layer(corrected, settings):
+        models["trained"] = run / "trained"
+        save_learnt_classes(load_model(done.model), model, classes, run / "trained")
+    else:
+        models = {"averaged": run / "averaged", **models}
+        _save_mean(load_model(done.model), model, run / "averaged")
     return Trained(
         run=run,
-        models={"averaged": averaged, "trained": done.model},
+        models=models,
         held_out=frozenset(subjects[name].item.name for name in split.validation),
     )
 
@@ -129,54 +138,44 @@ def recipe_changes(
         "reverse_contrast": model.info.reverse_contrast,
         "stripped_by": model.info.stripped_by,
     }
-    is_painted = all(each.structures is not None for each in corrected)
-    if is_painted and settings.recipe == DEFAULT_RECIPE:
-        changed["schedule.steps"] = _PAINTED_STEPS
+    if _trains_last_layer(corrected, settings):
+        changed |= _PAINTED
     return changed
 
 
-def counted_voxels(
-    corrected: Corrected, structures: Sequence[Structure]
-) -> Volume | None:
-    """Return the voxels of a correction that count in training, as 1; None if all do.
-
-    Those that a person has changed, and the structures in which that was, as they were and as they
-    are, with a rim of what they border on: a network that saw nothing but its own mistakes would
-    overdo it.
-    """
-    if corrected.mask is None or corrected.structures is None:
-        return None
-    assert corrected.item.labels is not None
-    mask = Volume.read(corrected.mask, labels=True)
-    names = corrected.structures
-    numbers = [each.number for each in structures if each.name in names]
-    counted = mask.data > 0
-    for path in (corrected.labels, corrected.item.labels):
-        counted |= np.isin(Volume.read(path, labels=True).data, numbers)
-    reach = [max(1, round(_AROUND_MM / side)) for side in mask.spacing_mm]
-    return Volume(dilated(counted, reach).astype(np.uint8), mask.affine, mask.codes)
+def _trains_last_layer(corrected: Sequence[Corrected], settings: LearnSettings) -> bool:
+    """Return True if all corrections were painted in the viewer, and no recipe is given."""
+    is_painted = all(each.structures is not None for each in corrected)
+    return is_painted and settings.recipe == DEFAULT_RECIPE
 
 
-def _write_table(
-    work: Path,
-    subjects: Mapping[str, Corrected],
-    structures: Sequence[Structure],
-) -> None:
-    """Write the table of pairs that a store is made from, and the masks that it names."""
-    masks = work / "masks"
-    masks.mkdir(exist_ok=True)
+def _write_table(work: Path, subjects: Mapping[str, Corrected]) -> None:
+    """Write the table of pairs that a store is made from."""
     rows = []
     for name, corrected in subjects.items():
-        counted = counted_voxels(corrected, structures)
-        mask = None
-        if counted is not None:
-            mask = (masks / f"{name}.nii.gz").resolve()
-            counted.write(mask, labels=True)
-        paths = (corrected.scan.resolve(), corrected.labels.resolve(), mask)
+        paths = (corrected.scan.resolve(), corrected.labels.resolve())
         rows.append((name, corrected.item.person, *paths))
-    write_tsv(
-        work / "pairs.tsv", ("subject", "person", "image", "labels", "mask"), rows
-    )
+    write_tsv(work / "pairs.tsv", ("subject", "person", "image", "labels"), rows)
+
+
+def save_learnt_classes(
+    trained: Model, start: Model, classes: Sequence[int], out: Path
+) -> None:
+    """Write a trained model whose last layers have the old weights of all other classes.
+
+    Borders between two of these then stay where they were.
+    """
+    for view, network in trained.networks.items():
+        count = len(trained.classes_of(view))
+        learnt = np.asarray(classes)
+        if count < len(trained.scheme):
+            learnt = trained.scheme.merged.to_merged[learnt]
+        others = torch.from_numpy(np.setdiff1d(np.arange(count), learnt))
+        old = start.networks[view].classifier.by_class()
+        for name, values in network.classifier.by_class().items():
+            values[others] = old[name][others]
+    description = description_of(trained, out)
+    save_changed(trained, out, description, trained.networks, overwrite=True)
 
 
 def _save_mean(trained: Model, start: Model, out: Path) -> None:

@@ -392,13 +392,17 @@ def _or_nan(value: float | None) -> float:
 def _range_notes(
     frame: pd.DataFrame, scans: Sequence[Scan], ranges: Iterable[Range]
 ) -> pd.Series:
-    """Return a note for each row outside of its range; "" for rows within it or without one."""
+    """Return a note for each row outside of its range; "" for rows within it or without one.
+
+    At an age at which one range ends and another begins, the latter applies.
+    """
     notes = pd.Series("", frame.index)
     is_volume = frame["metric"] == "volume"
-    for limits in ranges:
+    for limits in sorted(ranges, key=lambda limits: limits.age_from):
         scan_fits = np.array([limits.fits(scan) for scan in scans])
         is_structure = frame["structure"] == limits.structure
         asked = scan_fits[frame["scan"]] & is_volume & is_structure
+        notes[asked] = ""
         too_small = asked & (frame["value"] < limits.low_mm3)
         too_large = asked & (frame["value"] > limits.high_mm3)
         notes[too_small] = f"below {limits.low_mm3:,.0f} mm³"

@@ -23,6 +23,7 @@ from trinat.segmentation.models.zoo import find_model
 from trinat.segmentation.space.views import View
 from trinat.segmentation.synthetic.heads import load_heads
 from trinat.segmentation.training.config import (
+    TRUNK,
     Recipe,
     StageConfig,
     StoreConfig,
@@ -38,8 +39,8 @@ _GIB = 2**30
 # counts: the first prepares, and others are slow where other work comes between.
 _PART = 2
 _TIMES = 3
-# A slice that is scored costs this part of one that is trained on, forward and backward.
-_OF_TRAINING = 1 / 3
+# A forward pass takes this part of the time of a forward and a backward pass.
+_FORWARD = 1 / 3
 # Voxels of a synthetic head, about: reading all heads takes seconds.
 _HEAD = (176, 208, 176)
 # Shorter runs are not reported; for longer ones another recipe is proposed.
@@ -113,10 +114,12 @@ def expected_seconds(recipe: Recipe, jobs: Sequence[Job], processes: int) -> flo
         size = (job.stage.data.rows, job.stage.data.columns)
         if size not in timed:
             timed[size] = slice_seconds(recipe.network, size)
+        trained = slices_of(job) / processes
+        parts = job.stage.optimiser.parts
+        if all(parts.get(part) == 0 for part in TRUNK):
+            trained *= _FORWARD
         # One process validates, while the others wait.
-        seconds += timed[size] * (
-            slices_of(job) / processes + validation_slices(job, recipe.seed)
-        )
+        seconds += timed[size] * (trained + validation_slices(job, recipe.seed))
     return seconds
 
 
@@ -174,7 +177,7 @@ def validation_slices(job: Job, seed: int) -> float:
         elif stage.data.synthetic is not None:
             heads = validation.persons or stage.data.synthetic.held_out or 1
             pixels += heads * math.prod(_HEAD)
-    return times * _OF_TRAINING * pixels / size
+    return times * _FORWARD * pixels / size
 
 
 def _pixels_scored(

@@ -22,6 +22,8 @@ from trinat.segmentation.synthetic.heads import Variant
 from trinat.segmentation.synthetic.settings import SynthesisConfig
 
 NetworkPart = Literal["encoders", "bottleneck", "decoders", "classifier"]
+# Parts before the classifier: if all are frozen, nothing is computed backward but the classifier.
+TRUNK: tuple[NetworkPart, ...] = ("encoders", "bottleneck", "decoders")
 # Services that show the curves of a training.
 Service = Literal["tensorboard", "wandb", "mlflow"]
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from helpers.refusals import refusal
 
 from trinat.pipelines.evaluate.user_tables import read_ranges
-from trinat.pipelines.report.cohort import Range, Scan
+from trinat.pipelines.report.cohort import Range, Scan, cohort_of
 from trinat.segmentation.errors import ConfigError
 from trinat.segmentation.labels.scheme import load_scheme
 
@@ -110,3 +111,36 @@ def test_a_range_of_both_sexes_ends_where_one_of_either_begins(tmp_path: Path) -
     )
     # For a woman of 30.5 only the second row applies.
     assert ranges(tmp_path, table)[0].age_to == 30
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("17\t1\t2\t\t\t", "Left-Hippocampus\t3\t4\t\t\t"),
+        ("17\t1\t2\t\t\t", "17\t3\t4\tF\t60\t90"),
+        ("17\t1\t2\tF\t20\t35", "17\t3\t4\tF\t30\t40"),
+    ],
+)
+def test_two_ranges_for_the_same_persons_are_refused(
+    tmp_path: Path, one: str, other: str
+) -> None:
+    with refusal(ConfigError, tmp_path / "ranges.tsv"):
+        ranges_of(tmp_path, one, other)
+
+
+@pytest.mark.parametrize("ages_rise", [True, False])
+def test_at_the_age_where_a_range_begins_it_alone_applies(
+    tmp_path: Path, ages_rise: bool
+) -> None:
+    rows = ["17\t100\t200\t\t20\t30", "17\t300\t400\t\t30\t40"]
+    if not ages_rise:
+        rows.reverse()
+    limits = ranges_of(tmp_path, *rows)
+    scans = [
+        Scan(f"{age} {mm3}", "", {"Left-Hippocampus": mm3}, sex="M", age=age)
+        for age in (29.0, 30.0)
+        for mm3 in (150.0, 350.0)
+    ]
+    found = cohort_of(scans, load_scheme("quicknat33"), limits)
+    volumes = found.frame[found.frame["metric"] == "volume"]
+    assert [note[:5] for note in volumes["note"]] == ["", "above", "below", ""]

@@ -86,6 +86,20 @@ def test_hours_are_said_and_from_two_days_on_what_to_use_instead(
     assert [line.split(", or")[0] for line in logged.messages] == expected
 
 
+def test_a_slice_takes_a_third_where_the_last_layer_alone_learns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(foresight, "slice_seconds", lambda network, size: 3.0)
+    whole = small(schedule={"steps": 10})
+    parts = {"encoders": 0, "bottleneck": 0, "decoders": 0}
+    last = small(schedule={"steps": 10}, optimiser={"parts": parts})
+    seconds = [
+        foresight.expected_seconds(recipe, plan_jobs(recipe, recipe.views), 1)
+        for recipe in (whole, last)
+    ]
+    assert seconds[0] == pytest.approx(3 * seconds[1])
+
+
 def test_the_time_of_a_slice_is_measured() -> None:
     assert 0 < foresight.slice_seconds(small().network, (64, 64)) < 60
 
