@@ -1,4 +1,4 @@
-"""Page of one scan, for its requester: views, grade, volumes, sides, normal ranges."""
+"""Page of one scan, for its requester: views, grade, volumes, normal ranges, further outputs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from trinat.pipelines.report.page import (
     table,
 )
 from trinat.pipelines.study.participants import Facts
-from trinat.pipelines.study.record import DOUBTFUL, ScanResult
+from trinat.pipelines.study.record import DOUBTFUL, FurtherResult, ScanResult
 from trinat.segmentation.inference.prediction import Prediction
 from trinat.segmentation.metrics.norms import NormError, NormPosition, Norms
 from trinat.segmentation.rendering.pictures import (
@@ -59,7 +59,7 @@ def scan_page(
     reference: Sequence[NormalRange] | Norms = (),
     person: Facts | None = None,
 ) -> str:
-    """Return the page as HTML, which prints on two A4 pages.
+    """Return the page as HTML, which prints on two A4 pages without further outputs.
 
     `facts` describe how the result was made. Volumes are compared with the ranges or norms of
     `reference`, with norms by the facts of the `person`; without a reference they are shown alone.
@@ -76,6 +76,7 @@ def scan_page(
         pictures=_pictures(found),
         volumes=_volumes(found, result, compared),
         comparison=compared.note,
+        further=_further(result),
         has_all_fluid=result.csf == "intracranial",
         not_predicted=[short_name(name) for name in found.not_predicted],
         facts=facts,
@@ -261,6 +262,18 @@ def _volumes(
     if compared.title:
         columns += [compared.title, f"{compared.title}, right"]
     return table("volume-table", "Volumes", columns, rows)
+
+
+def _further(result: ScanResult) -> list[tuple[FurtherResult, Table]]:
+    """Return the further outputs, such as the corpus callosum, with a table of measures each."""
+    sections = []
+    for name, further in result.further().items():
+        rows = []
+        for column, value in further.columns().items():
+            rows.append([short_name(column), number(value, 2)])
+        measures = table(f"{name}-table", further.title, ["Measure", "Value"], rows)
+        sections.append((further, measures))
+    return sections
 
 
 def _row(

@@ -428,6 +428,8 @@ def _as_white_as_bright(
         return np.asarray(white, np.float32)
     darkest = np.median(grey)
     contrast = np.median(bright) - darkest
+    if contrast == 0:
+        return np.asarray(white, np.float32)
     brightness = (image - darkest) / contrast
     # 0.5 at the limit, so that the border lies there.
     limit = 0.5 + brightness - _LEAST_BRIGHTNESS

@@ -212,7 +212,11 @@ def _measure(
 
 def _surface_points(field: _Field, affine: NDArray[np.float64]) -> _SurfacePoints:
     """Return where a field (X, Y, Z) changes its sign along the lines between voxels."""
-    gradient = np.stack([np.gradient(field, axis=axis) for axis in range(3)], axis=-1)
+    # Across a grid that is one voxel wide there is no gradient.
+    gradient = np.zeros((*field.shape, 3), field.dtype)
+    for axis, length in enumerate(field.shape):
+        if length > 1:
+            gradient[..., axis] = np.gradient(field, axis=axis)
     is_positive = field > 0
     points = []
     normals = []

@@ -18,7 +18,12 @@ from helpers.pages import rows_of
 
 from trinat.pipelines.report.scan_page import scan_page
 from trinat.pipelines.study.participants import Facts
-from trinat.pipelines.study.record import ScanResult
+from trinat.pipelines.study.record import (
+    CallosumResult,
+    ScanResult,
+    SheetResult,
+    ThicknessResult,
+)
 from trinat.segmentation.inference.prediction import Prediction
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.measures import INTRACRANIAL
@@ -162,6 +167,32 @@ def test_why_there_are_no_percentiles_is_said(found: Prediction) -> None:
     )
     assert "No percentiles: age and sex are not known." in page
     assert all(len(row) == 7 for row in rows_of(page))
+
+
+def test_callosum_and_thickness_have_tables_and_grades(found: Prediction) -> None:
+    callosum = CallosumResult(
+        grade="look",
+        reasons=["the callosum is 50 mm long"],
+        volumes_mm3={"CC_Central": 400.0},
+        total_mm3=2500.0,
+        area_mm2=500.25,
+        length_mm=50.0,
+        midline_mm=None,
+        mean_thickness_mm=5.0,
+        max_thickness_mm=9.0,
+        thickness_mm=[],
+    )
+    sheet = SheetResult(side="left", mm=2.51, std_mm=0.5, mm3=3000.0, area_mm2=1200.0)
+    thickness = ThicknessResult(
+        grade="pass", reasons=[], sheets={"ctx-lh-insula": sheet}
+    )
+    result = ScanResult(**RESULT, callosum=callosum, thickness=thickness)
+    page = scan_page(found, result, {}, title="sub-1")
+    assert ["CC area (mm²)", "500.25"] in rows_of(page, "callosum-table")
+    assert "look (the callosum is 50 mm long)" in page
+    assert rows_of(page, "thickness-table")[-1][1] == "2.51"
+    plain = scan_page(found, ScanResult(**RESULT), {}, title="sub-1")
+    assert "callosum-table" not in plain
 
 
 def test_a_structure_that_is_new_is_shown_too(found: Prediction) -> None:

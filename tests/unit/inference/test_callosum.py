@@ -260,3 +260,10 @@ def test_a_model_of_tissues_has_no_callosum() -> None:
     tissues = replace(made, scheme=TISSUES)
     with pytest.raises(LabelError):
         _ = tissues.callosum
+
+
+def test_a_callosum_is_found_where_white_matter_and_cortex_are_equally_bright() -> None:
+    phantom = Phantom.tilted()
+    found = prediction(phantom, phantom.arch(), grey=1)
+    assert found.callosum.section is not None
+    assert found.callosum.section.area_mm2 == pytest.approx(AREA_MM2, rel=0.05)

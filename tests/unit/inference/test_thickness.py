@@ -126,6 +126,14 @@ def test_without_cortex_nothing_is_measured() -> None:
     assert not sheet_thickness(nothing, nothing).data.any()
 
 
+def test_a_grid_that_is_one_voxel_wide_is_measured() -> None:
+    z = np.broadcast_to(np.arange(30.0, dtype=np.float32), (1, 16, 30))
+    inside = Volume((z < 10).astype(np.float32), np.eye(4))
+    sheet = Volume(((z >= 10) & (z < 13)).astype(np.float32), np.eye(4))
+    thickness = sheet_thickness(inside, sheet).data
+    assert thickness[:, :, 10:13] == pytest.approx(3, abs=0.1)
+
+
 def predicted(left_mm: float, right_mm: float) -> Prediction:
     """Return two plates of 16 by 16 mm on white matter, the left one below the right one.
 
