@@ -70,16 +70,17 @@ def profile(
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
-    """Measure where a network's time goes: a page, tables and a trace for Perfetto.
+    """Measure where a network's time goes: tables and a trace for Perfetto.
 
     For a model: the forward pass of one slice. For a recipe: a training step with its data.
 
     Example: trinat profile fast --steps 10 --out profile
     """
-    from trinat.pipelines.laboratory.profile import PAGE, write_profile
+    from trinat.pipelines.laboratory.profile import write_profile
 
     prepare_process(threads)
     found = write_profile(name, out, device=device, steps=steps, store=store)
+    typer.echo(found.what)
     step_ms = 1e3 * found.seconds
     typer.echo(f"{step_ms:.1f} ms a step, {found.flops / 1e9:.1f} GFLOP forward")
     slowest = sorted(found.modules, key=lambda module: -module.share)[:5]
@@ -88,7 +89,7 @@ def profile(
         typer.echo(f"{module.share:6.1%} {module_name} {module.kind}")
     if found.bound:
         typer.echo(found.bound)
-    typer.echo(out / PAGE)
+    typer.echo(out)
 
 
 @with_fields

@@ -23,7 +23,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from trinat.pipelines.jobs.lock import claimed
 from trinat.pipelines.jobs.process import prepare_training
-from trinat.pipelines.report.page import Column, Columns, Table, render, table
 from trinat.pipelines.train.data import open_data
 from trinat.pipelines.train.run import adapt_to_store, find_device, read_recipe
 from trinat.segmentation import timing
@@ -41,8 +40,8 @@ from trinat.segmentation.training.memory import StepMemory
 from trinat.segmentation.training.network import ViewsNet
 
 ROWS = "profile.json"
+OPERATORS = "operators.txt"
 TRACE = "trace.json"
-PAGE = "profile.html"
 _SIDE = 256  # of the slice for profiling a model
 # Prefix of module names in the profiler's record.
 _PREFIX = "module "
@@ -84,15 +83,16 @@ class Row:
 class Profiled:
     """Profile of one step of a network.
 
-    `operators` have name, seconds, share and calls. `parts` are the seconds of a training step, by
-    part.
+    `operators` is torch's table of them, of all steps. `parts` are the seconds of a training step,
+    by part, and `what` says in words what was profiled.
     """
 
     modules: list[Row]
-    operators: list[tuple[str, float, float, int]]
+    operators: str
     seconds: float
     flops: float
     parts: dict[str, float] = field(default_factory=dict)
+    what: str = ""
 
     @property
     def bound(self) -> str:
@@ -122,8 +122,9 @@ def write_profile(
 ) -> Profiled:
     """Profile the forward pass of a model's first view, or a step of a recipe's training.
 
-    `name` is that of a model or a recipe, or a path. Writes a page, a table and a trace to `out`. A
-    recipe trains on the slices of `store`; without it, on synthetic slices of a phantom.
+    `name` is that of a model or a recipe, or a path. Writes tables of modules and operators, and a
+    trace, to `out`. A recipe trains on the slices of `store`; without it, on synthetic slices of a
+    phantom.
     """
     chosen_device = find_device(device)
     is_model = True
@@ -135,34 +136,35 @@ def write_profile(
         raise ConfigError(
             f"{name} is a model, which has no store", remedy="leave --store out"
         )
-    with claimed(out, (ROWS, TRACE, PAGE)):
+    with claimed(out, (ROWS, OPERATORS, TRACE)):
         with atomic_path(out / TRACE) as trace:
             if is_model:
-                lead, found = _profile_model(name, chosen_device, steps, trace)
+                found = _profile_model(name, chosen_device, steps, trace)
             else:
-                lead, found = _profile_recipe(name, store, chosen_device, steps, trace)
-        write_whole(out / ROWS, json.dumps(asdict(found), indent=1))
-        write_whole(out / PAGE, _page(lead, found))
+                found = _profile_recipe(name, store, chosen_device, steps, trace)
+        content = asdict(found)
+        write_whole(out / OPERATORS, content.pop("operators"))
+        write_whole(out / ROWS, json.dumps(content, indent=1))
     return found
 
 
 def _profile_model(
     name: str, device: torch.device, steps: int, trace: Path
-) -> tuple[str, Profiled]:
-    """Profile the network of a model's first view on one slice; return a description, too."""
+) -> Profiled:
+    """Profile the network of a model's first view on one slice."""
     networks = load_model(name).networks
     first = next(iter(networks.values())).fold()
     size = (1, first.config.channels, _SIDE, _SIDE)
     network = first.to(device).eval()
     slices = torch.rand(size, device=device)
-    lead = f"{name}, forward, {_shown_size(size)} on {device}"
-    return lead, profile_network(network, slices, steps, trace=trace)
+    found = profile_network(network, slices, steps, trace=trace)
+    return replace(found, what=f"{name}, forward, {_shown_size(size)} on {device}")
 
 
 def _profile_recipe(
     name: str, store: Path | None, device: torch.device, steps: int, trace: Path
-) -> tuple[str, Profiled]:
-    """Profile a step of a recipe's first stage and view; return a description, too."""
+) -> Profiled:
+    """Profile a step of a recipe's first stage and view."""
     recipe = read_recipe(name)
     if store is not None:
         recipe = adapt_to_store(recipe, store)
@@ -186,12 +188,12 @@ def _profile_recipe(
     size = (batch, recipe.network.channels, stage.data.rows, stage.data.columns)
     precision = str(trainer.precision).removeprefix("torch.")
     slices = f"slices of {store}" if store is not None else "synthetic slices"
-    lead = f"{name}, a training step on {slices}, {_shown_size(size)} in {precision} on {device}"
+    what = f"{name}, a training step on {slices}, {_shown_size(size)} in {precision} on {device}"
     if recipe.stages[0].compile:
-        lead += "; not compiled"
+        what += "; not compiled"
     if batch < wanted:
-        lead += f"; there is no memory for the recipe's batch of {wanted}"
-    return lead, found
+        what += f"; there is no memory for the recipe's batch of {wanted}"
+    return replace(found, what=what)
 
 
 def _affordable(
@@ -340,19 +342,9 @@ def _measure(
             flops=slices * flops.get(path, 0.0),
         )
         modules.append(row)
-    averages = [
-        event for event in profiler.key_averages() if not event.key.startswith(_PREFIX)
-    ]
-    averages.sort(key=lambda event: -event.self_cpu_time_total)
-    times = [event.self_cpu_time_total / 1e6 for event in averages]
-    total_of_operators = sum(times)
-    operators = []
-    for event, seconds in zip(averages, times, strict=True):
-        share = seconds / total_of_operators
-        operators.append((event.key, seconds / steps, share, event.count // steps))
     return Profiled(
         modules=modules,
-        operators=operators,
+        operators=profiler.key_averages().table(sort_by="self_cpu_time_total"),
         seconds=total / steps,
         flops=sum(row.flops for row in modules),
     )
@@ -434,82 +426,3 @@ def count_flops(
             parent = parent.rpartition(".")[0]
         own[parent] -= operations
     return own, shapes
-
-
-def _page(lead: str, found: Profiled) -> str:
-    """Make the page of a profile."""
-    operators: Columns = [
-        "Operator",
-        Column("ms", 3),
-        Column("%", 1),
-        Column("Calls", 0),
-    ]
-    rows = []
-    for name, seconds, share, calls in found.operators:
-        rows.append([name, 1e3 * seconds, 100 * share, calls])
-    step_ms = 1e3 * found.seconds
-    text = (
-        "Times are each module's own, without the modules inside it: shares add up to 100 %. "
-        f"Open {TRACE} at ui.perfetto.dev."
-    )
-    if found.bound:
-        text = f"{found.bound} {text}"
-    tables = [_modules_table(found)]
-    if found.parts:
-        whole = sum(found.parts.values())
-        of_parts = []
-        for part, seconds in found.parts.items():
-            of_parts.append([part, 1e3 * seconds, 100 * seconds / whole])
-        parts_table = table(
-            "parts",
-            "Parts of a step",
-            ["Part", Column("ms", 1), Column("%", 1)],
-            of_parts,
-            note="Data is what the step waits for: what is drawn beside it is not in it.",
-        )
-        tables.insert(0, parts_table)
-    return render(
-        "toolbox.html",
-        title="Profile",
-        lead=lead,
-        cards=[
-            ("A step", f"{step_ms:.1f} ms", "as profiled"),
-            ("Forward", f"{found.flops / 1e9:.1f} GFLOP", "two for each multiply-add"),
-        ],
-        text=text,
-        pictures=[],
-        tables=[
-            *tables,
-            table(
-                "operators",
-                "Operators",
-                operators,
-                rows,
-                note="Own times on the processor.",
-            ),
-        ],
-    )
-
-
-def _modules_table(found: Profiled) -> Table:
-    """Return a table with a row for each module, in the order of their first calls."""
-    columns: Columns = [
-        "Module",
-        "Kind",
-        "Output",
-        Column("ms", 2),
-        Column("% of time", 1),
-        Column("GFLOP", 3),
-    ]
-    rows = []
-    for module in found.modules:
-        cells: list[Any] = [
-            module.name or "(network)",
-            module.kind,
-            module.shape,
-            1e3 * module.seconds,
-            100 * module.share,
-            module.flops / 1e9,
-        ]
-        rows.append(cells)
-    return table("modules", "Modules", columns, rows)
