@@ -53,13 +53,8 @@ from trinat.pipelines.study.files import (
     corrected_among,
     two_maps_of_a_scan,
 )
-from trinat.pipelines.study.participants import Facts, Matched, Participants
-from trinat.pipelines.study.participants_check import (
-    refuse_merged_persons,
-    refuse_strangers,
-    report_table,
-)
-from trinat.pipelines.study.participants_table import read_participants
+from trinat.pipelines.study.participants import Facts, Matched
+from trinat.pipelines.study.participants_check import match_participants
 from trinat.pipelines.study.ratings import (
     Rating,
     agreement_table,
@@ -71,7 +66,7 @@ from trinat.pipelines.study.ratings import (
 from trinat.pipelines.study.record import ScanResult, measured_in
 from trinat.pipelines.study.results import Results
 from trinat.segmentation.data.identity import clash_among
-from trinat.segmentation.errors import ConfigError, EvaluationError
+from trinat.segmentation.errors import EvaluationError
 from trinat.segmentation.io.files import write_whole
 from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
 from trinat.segmentation.metrics.counted import made_by
@@ -98,8 +93,7 @@ _OUTPUTS = (*_TABLES, "figures", "report.html")
 class Known:
     """Label maps and tables that were read before measuring.
 
-    `matched` assigns each label map to a person in the `table` of `people`; `doubts` are notices
-    about entries of that table that were not understood.
+    `matched` assigns each label map to a row of the participants `table`.
     """
 
     scheme: LabelScheme
@@ -108,9 +102,7 @@ class Known:
     ratings: list[Rating]
     files: list[ScanFile]
     table: Path
-    people: Participants
     matched: Matched
-    doubts: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -299,30 +291,23 @@ def _read_known(settings: CohortSettings, results: Results) -> Known:
             norms = read_norms(settings.reference, scheme)
         else:
             ranges = read_ranges(settings.reference, scheme)
-    table = settings.participants
-    if table is None:
-        table = settings.predictions / "participants.tsv"
-    elif not table.is_file():
-        raise ConfigError("no such table", where=table)
-    people = read_participants(table)
     ratings = read_given(settings.ratings)
 
     files = results.find(parcels=scheme.has_parcels, corrected=not settings.uncorrected)
-    matched = people.match((file.name, file.person) for file in files)
-    if settings.participants is not None:
-        refuse_strangers(table, people, matched)
-    refuse_merged_persons(table, people, matched)
-    doubts = people.doubts
-    if people.facts:
-        doubts += matched.remarks
-    report_table(table, people.notes, doubts, strict=settings.strict)
+    table = settings.participants or settings.predictions / "participants.tsv"
+    matched = match_participants(
+        table,
+        [(file.name, file.person) for file in files],
+        strict=settings.strict,
+        is_given=settings.participants is not None,
+    )
     clash = clash_among(file.person for file in files)
     if clash:
         _log.warning("%s", clash)
     twice = two_maps_of_a_scan(files)
     if twice:
         _log.warning("%s: each map counts as a scan", twice)
-    return Known(scheme, ranges, norms, ratings, files, table, people, matched, doubts)
+    return Known(scheme, ranges, norms, ratings, files, table, matched)
 
 
 def _facts_of(
@@ -563,7 +548,7 @@ def _write_page(
         settings.images,
         settings.trust_affine,
     )
-    remarks = known.people.notes + known.doubts
+    remarks = known.matched.notes + known.matched.remarks
     page = cohort_page(
         cohort,
         drawings,

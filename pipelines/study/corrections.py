@@ -39,7 +39,7 @@ from pydantic import (
 from pydantic.alias_generators import to_pascal
 
 from trinat.pipelines.jobs.lock import run_lock
-from trinat.pipelines.study.discovery import is_scan, stem_ends, walk
+from trinat.pipelines.study.discovery import is_scan, stem_ends
 from trinat.pipelines.study.naming import CORRECTED, Product
 from trinat.segmentation.data.sources.base import without_suffix
 from trinat.segmentation.errors import (
@@ -292,19 +292,6 @@ def _are_sides_swapped(corrected: NDArray[Any], result: NDArray[Any]) -> bool:
         exchanged = (partners[corrected] == result)[labelled].sum()
         return bool(exchanged > as_it_is)
     return False
-
-
-def find_corrections(folder: Path) -> list[Correction]:
-    """Return the corrections of all results below a folder, sorted by their paths."""
-    found = []
-    for path in sorted(walk(folder, wanted=is_correction)):
-        result = result_of(path)
-        if result is None:
-            continue
-        correction = correction_of(result)
-        if correction is not None:
-            found.append(correction)
-    return found
 
 
 def save_correction(

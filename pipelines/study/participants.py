@@ -39,14 +39,16 @@ Named = tuple[str, str]
 class Matched:
     """Rows of a table that belong to scans: `rows` and `facts`, by the scans' names.
 
-    Scans without a row are in neither. `persons` counts the persons of all scans, `absent` names
-    those without a row, and `doubts` says which names fit several rows.
+    Scans without a row are in neither. `persons` counts the persons of all scans, and `absent`
+    names those without a row. `notes` are those of the table; `doubts` are those of the table, and
+    which names fit several rows.
     """
 
     rows: Mapping[Named, str]
     facts: Mapping[Named, Facts]
     persons: int
     absent: tuple[str, ...]
+    notes: tuple[str, ...]
     doubts: tuple[str, ...]
 
     def of(self, scan: str, person: str) -> Facts:
@@ -55,7 +57,10 @@ class Matched:
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """Messages about ambiguous and missing rows; empty if every scan has its row."""
+        """Messages about what is not understood in the table, and about scans without a row.
+
+        A table without rows, such as one that a dataset lacks, misses no scan.
+        """
         if not self.absent:
             return self.doubts
         named = ", ".join(self.absent[:_MOST_NAMED])
@@ -106,9 +111,13 @@ class Participants:
                 )
         persons = dict.fromkeys(person for _, person in every)
         present = {person for _, person in rows}
-        absent = tuple(person for person in persons if person not in present)
+        absent: tuple[str, ...] = ()
+        if self.facts:
+            absent = tuple(person for person in persons if person not in present)
         facts = {names: self.facts[row] for names, row in rows.items()}
-        return Matched(rows, facts, len(persons), absent, tuple(doubts))
+        return Matched(
+            rows, facts, len(persons), absent, self.notes, (*self.doubts, *doubts)
+        )
 
     def _match_loosely(
         self, scans: Iterable[Named], rows: dict[Named, str]

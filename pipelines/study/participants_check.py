@@ -113,9 +113,7 @@ def match_participants(
     if is_given:
         refuse_strangers(table, people, matched)
     refuse_merged_persons(table, people, matched)
-    if people.facts:
-        doubts = people.doubts + matched.remarks
-        report_table(table, people.notes, doubts, strict=strict)
+    report_table(table, matched.notes, matched.remarks, strict=strict)
     return matched
 
 
@@ -155,7 +153,7 @@ def describe_table(
         without = [name for name in people.facts if name not in used]
         if without:
             yield f"# rows without a scan: {', '.join(without)}"
-        doubts += matched.remarks
+        doubts = list(matched.remarks)
         clash = clash_among(file.person for file in files)
         if clash:
             doubts.append(clash)

@@ -178,15 +178,14 @@ def _from_bids(
         group = matched.of(case.stem, person).group
         known[case.id] = _Visit(person, year, group)
     several = _in_several_groups(known.values())
-    remarks = [*people.doubts, *matched.remarks]
+    remarks = list(matched.remarks)
     for person, groups in several.items():
         named = " and ".join(groups)
         remarks.append(f"{person} is in the groups {named}, and counts in none of them")
     for case_id, visit in known.items():
         if visit.person in several:
             known[case_id] = replace(visit, group="")
-    if people.facts:
-        report_table(table, people.notes, remarks, strict=strict)
+    report_table(table, matched.notes, remarks, strict=strict)
     report_table(root / "acq_time", (), doubts, strict=strict)
     return known
 

@@ -19,7 +19,6 @@ from trinat.pipelines.learn.corrected import find_corrected
 from trinat.pipelines.study.corrections import (
     Session,
     corrected_path,
-    find_corrections,
     save_correction,
     sidecar_path,
 )
@@ -245,8 +244,7 @@ def test_a_correction_in_another_format_is_one_too(tmp_path: Path) -> None:
     files = find_files(out)
     assert [file.name for file in files] == ["a", "b"]
     assert files[0].path.name == "a_desc-corrected_dseg.nii"
-    (correction,) = find_corrections(out)
-    assert correction.result.name == "a_dseg.nii.gz"
+    assert files[0].corrects == out / "a_dseg.nii.gz"
     assert [file.path.name for file in find_files(out, corrected=False)] == [
         "a_dseg.nii.gz",
         "b_dseg.nii.gz",

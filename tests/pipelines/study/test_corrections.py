@@ -14,7 +14,6 @@ from trinat.pipelines.study.corrections import (
     Session,
     corrected_path,
     correction_of,
-    find_corrections,
     is_correction,
     mask_path,
     result_of,
@@ -107,8 +106,8 @@ def test_a_correction_is_saved_beside_its_result_with_what_was_changed(
     save(result, corrected, ANNA, result)
 
     assert sha256_of(result) == before
-    (found,) = find_corrections(result.parent)
-    assert found == correction_of(result)
+    found = correction_of(result)
+    assert found
     assert found.path == corrected_path(result)
     np.testing.assert_array_equal(found.read().data, corrected.data)
     np.testing.assert_array_equal(found.read().affine, Volume.read(result).affine)
@@ -298,7 +297,8 @@ def test_a_label_map_from_elsewhere_is_a_correction_by_its_name(result: Path) ->
     corrected = painted(result, (0, 0, 0))
     turned = reoriented(corrected, "RAS")
     turned.write(corrected_path(result), labels=True)
-    (found,) = find_corrections(result.parent)
+    found = correction_of(result)
+    assert found
     assert found.facts is None
     np.testing.assert_array_equal(found.read().data, corrected.data)
     assert [tuple(voxel) for voxel in np.argwhere(found.changed())] == [(0, 0, 0)]
@@ -308,7 +308,7 @@ def test_another_grid_is_refused(result: Path) -> None:
     other = Volume(np.zeros((16, 17, 19), np.uint8), AFFINE)
     with pytest.raises(GeometryError, match="another grid"):
         save(result, other, ANNA, result)
-    assert not find_corrections(result.parent)
+    assert correction_of(result) is None
 
 
 def test_a_sidecar_that_is_none_is_named(result: Path) -> None:

@@ -23,7 +23,6 @@ from trinat.pipelines.study.corrections import (
     Session,
     corrected_path,
     correction_of,
-    find_corrections,
     save_correction,
 )
 from trinat.segmentation.io.files import sha256_of
@@ -123,7 +122,7 @@ def test_painted_undone_saved_and_there_again(
         load(page, address.partition("?")[0])
         page.wait(f"{STATE}.startsWith('{first} voxels')")
         assert page.evaluate("document.getElementById('correct').checkVisibility()")
-        assert not find_corrections(out)
+        assert not list(out.rglob("*_desc-corrected_dseg.nii.gz"))
 
         page.evaluate("document.getElementById('save').click()")
         page.wait(f"{STATE}.startsWith('Saved as a_desc-corrected_dseg.nii.gz')")
@@ -376,7 +375,8 @@ def test_a_result_of_a_service_is_corrected(tmp_path: Path) -> None:
         page.wait("document.getElementById('learning-state').textContent.length > 0")
         assert page.evaluate("document.getElementById('learn').disabled")
         assert service.client.get("/v1/learning").json()["scans"] == 1
-    assert len(find_corrections(tmp_path / "queue")) == 1
+    corrections = (tmp_path / "queue").rglob("*corrected_dseg.nii.gz")
+    assert len(list(corrections)) == 1
 
 
 def save_as(out: Path, result: Path, corrected: Volume, rater: str) -> None:
