@@ -22,7 +22,7 @@ print(result)
 
 # %%
 # Every result has a grade with reasons. The grade is low here because this part of a head has less
-# brain than any person.
+# brain than any participant.
 
 print(result.quality.name, *result.quality.reasons, sep="\n")
 

@@ -42,7 +42,7 @@ def run(line):
 
 
 # %%
-# Slices are cut from the scans, and each person goes to training, validation or test:
+# Slices are cut from the scans, and each participant goes to training, validation or test:
 
 run("trinat prepare --source pairs --root own --out store --quiet")
 run("trinat split store --ratios 3 1 1 --seed 0")
@@ -54,7 +54,7 @@ run("trinat split store --ratios 3 1 1 --seed 0")
 run("trinat train miniature --store store --view coronal --out run --quiet")
 
 # %%
-# The test person is segmented and compared with its labels:
+# The test participant is segmented and compared with its labels:
 
 run("trinat predict --store store --part test --model run/model --out found --quiet")
 run(

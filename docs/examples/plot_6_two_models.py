@@ -50,7 +50,7 @@ plt.tight_layout()
 
 # %%
 # Dice with the exact labels. ``trinat evaluate --pred A --pred B`` does the same for folders, with
-# intervals and tests over persons.
+# intervals and tests over participants.
 
 deep = ["Thalamus", "Caudate", "Putamen", "Pallidum", "Hippocampus", "Amygdala"]
 dice = pd.DataFrame(

@@ -71,7 +71,7 @@ _PANELS = {
         evaluate.evaluate,
         evaluate.report,
         evaluate.norms,
-        evaluate.people,
+        evaluate.participants,
     ),
     "Data": (data.prepare, data.split, data.phantom, models.labels),
     "Train": (train.train, train.runs, train.next_, train.learn),

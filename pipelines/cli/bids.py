@@ -46,7 +46,7 @@ def command(
             "smallest_lesion_mm3",
             "fmriprep",
             "page",
-            "people",
+            "participants_table",
             "fill_nonfinite",
             "trust_affine",
             "overwrite",

@@ -202,13 +202,13 @@ def prepare(
 
 
 def _say_split(store: Path, source: str) -> None:
-    """Print the command that splits a store of this source, if there are enough persons."""
+    """Print the command that splits a store of this source, if there are enough participants."""
     from trinat.segmentation.data.sources.registry import SOURCES
     from trinat.segmentation.data.store import Store
 
     labelled = Store(store).labelled
-    persons = {subject.person for subject in labelled}
-    if len(persons) < 3:
+    participants = {subject.participant for subject in labelled}
+    if len(participants) < 3:
         return
     training = SOURCES[source].published_training
     if not training:
@@ -217,7 +217,7 @@ def _say_split(store: Path, source: str) -> None:
         say_next("split", store, "--published")
     else:
         # The published test part is missing here.
-        folds = str(min(5, len(persons)))
+        folds = str(min(5, len(participants)))
         say_next("split", store, "--kfold", folds, "--validation", "0")
 
 
@@ -226,7 +226,7 @@ def split(
     store: Store,
     ratios: Annotated[
         tuple[float, float, float],
-        typer.Option(help="Ratio of training, validation and test persons."),
+        typer.Option(help="Ratio of training, validation and test participants."),
     ] = (8, 1, 1),
     kfold: Annotated[
         int | None,
@@ -240,15 +240,15 @@ def split(
         typer.Option(
             "--published",
             help="The split that the dataset was published with (malc). With --kfold, only its "
-            "training persons are divided.",
+            "training participants are divided.",
         ),
     ] = False,
     validation: Annotated[
         int | None,
         typer.Option(
             min=0,
-            help="With --published: number of training persons for validation. Default: 0. With "
-            "--kfold, 0: no fold validates, so all but one train.",
+            help="With --published: number of training participants for validation. "
+            "Default: 0. With --kfold, 0: no fold validates, so all but one train.",
         ),
     ] = None,
     seed: Annotated[
@@ -266,7 +266,7 @@ def split(
         typer.Option("--out", "-o", help="JSON file. Default: STORE/split.json."),
     ] = None,
 ) -> None:
-    """Divide a store's persons; sessions of one person and families stay together.
+    """Divide a store's participants; sessions of one participant and families stay together.
 
     Age, sex and family are read from STORE/participants.tsv.
 

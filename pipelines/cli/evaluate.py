@@ -1,4 +1,4 @@
-"""trinat evaluate, report and people: label maps and participants, as tables and a page."""
+"""trinat evaluate, report and participants: label maps and participants, as tables and a page."""
 
 from __future__ import annotations
 
@@ -68,9 +68,9 @@ def evaluate(
             "--numbering cannot be combined with --store",
             remedy="leave --numbering out: the store has its own numbering",
         )
-    if settings.persons is not None and not settings.repeat:
+    if settings.sessions_table is not None and not settings.repeat:
         raise ConfigError(
-            "--persons has no effect without --repeat", remedy="give both"
+            "--sessions has no effect without --repeat", remedy="give both"
         )
     if settings.repeat and scans.store is not None:
         raise ConfigError(
@@ -133,11 +133,11 @@ def norms(
     ] = Path("norms.tsv"),
     group: Annotated[
         str | None,
-        typer.Option(help="Name of the group of healthy persons in the table."),
+        typer.Option(help="Name of the group of healthy participants in the table."),
     ] = None,
     quiet: options.Quiet = False,
 ) -> int:
-    """Make norms of your own healthy persons: volumes by age, sex and intracranial volume.
+    """Make norms of your own healthy participants: volumes by age, sex and intracranial volume.
 
     `trinat predict --page` and `trinat report` compare with them: --reference norms.tsv.
 
@@ -153,11 +153,11 @@ def norms(
     return status
 
 
-def people(
+def participants(
     table: Annotated[
         Path,
         typer.Argument(
-            help="Table of persons: participants.tsv, or IXI's or OASIS's own."
+            help="Participants table: participants.tsv, or IXI's or OASIS's own."
         ),
     ],
     results: Annotated[
@@ -166,9 +166,9 @@ def people(
     ] = None,
     strict: Strict = False,
 ) -> None:
-    """Show what is understood of a table of persons, and which scan has which row.
+    """Show what is understood of a participants table, and which scan has which row.
 
-    Example: trinat people participants.tsv out/
+    Example: trinat participants participants.tsv out/
     """
     from trinat.pipelines.study.participants_check import describe_table
 

@@ -211,7 +211,7 @@ class ComparedWith:
 
         Raises ConfigError for norms of another model, and for tables without a range for everyone:
         only
-        norms take age and sex of a person.
+        norms take age and sex of a participant.
         """
         if self.reference is None:
             return request

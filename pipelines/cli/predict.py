@@ -56,9 +56,9 @@ def predict(
             "--suffix cannot be combined with --store: it selects "
             "scans of a BIDS dataset"
         )
-    if request.persons is not None and not request.output.longitudinal:
+    if request.sessions_table is not None and not request.output.longitudinal:
         raise ConfigError(
-            "--persons has no effect without --longitudinal", remedy="give both"
+            "--sessions has no effect without --longitudinal", remedy="give both"
         )
     if scans.store is not None and request.output.longitudinal:
         raise ConfigError(

@@ -57,7 +57,7 @@ TrustAffine = Annotated[
 Strict = Annotated[
     bool,
     Option(
-        "Stop if anything in a table of persons is not understood (`trinat people TABLE`)."
+        "Stop if anything in a participants table is not understood (`trinat participants TABLE`)."
     ),
 ]
 ModelOut = Annotated[Path, Option("Model folder to write.", names=("--out", "-o"))]

@@ -40,7 +40,7 @@ from trinat.pipelines.report.cohort import (
     Scan,
     Section,
     cohort_of,
-    persons_of,
+    participants_of,
 )
 from trinat.pipelines.report.cohort_page import cohort_drawings, cohort_page
 from trinat.pipelines.report.harmonised import refuse_unharmonisable
@@ -160,7 +160,7 @@ def report_cohort(
     `progress(result, done, total)` is called after each map; failures are logged.
     EvaluationError if no label map is left (all failed or are left out), if volumes are to be
     adjusted and too few scans have an intracranial volume, or if volumes are to be harmonised and
-    sites have too few persons.
+    sites have too few participants.
     """
     started = datetime.now(UTC)
     refuse_foreign(settings.out, _OUTPUTS)
@@ -281,7 +281,7 @@ def _read_known(settings: CohortSettings, results: Results) -> Known:
     """Read the scheme and the tables, find the label maps, and report what is unclear about them.
 
     ConfigError for a table that the user has named and that does not exist, DatasetError if it has
-    no person of these label maps.
+    no participant of these label maps.
     """
     scheme = load_scheme(settings.labels)
     ranges: list[Range] = []
@@ -297,11 +297,11 @@ def _read_known(settings: CohortSettings, results: Results) -> Known:
     table = settings.participants or settings.predictions / "participants.tsv"
     matched = match_participants(
         table,
-        [(file.name, file.person) for file in files],
+        [(file.name, file.participant) for file in files],
         strict=settings.strict,
         is_given=settings.participants is not None,
     )
-    clash = clash_among(file.person for file in files)
+    clash = clash_among(file.participant for file in files)
     if clash:
         _log.warning("%s", clash)
     twice = two_maps_of_a_scan(files)
@@ -316,15 +316,23 @@ def _facts_of(
     results: Results,
     excluded: Collection[str],
 ) -> pd.DataFrame:
-    """Make a row of the person's facts for each scan that the ledger does not leave out."""
+    """Make a row of the participant's facts for each scan that the ledger does not leave out."""
     rows = []
     for file in files:
         result = results.result_of(file)
         if file.corrects is None and result.why_left_out(excluded):
             continue
-        person = known.matched.of(file.name, file.person)
-        sex = person.sex or ""
-        rows.append((file.person, person.age, sex, person.site, person.group))
+        participant = known.matched.of(file.name, file.participant)
+        sex = participant.sex or ""
+        rows.append(
+            (
+                file.participant,
+                participant.age,
+                sex,
+                participant.site,
+                participant.group,
+            )
+        )
     frame = pd.DataFrame(rows, columns=["subject", "age", "sex", "site", "group"])
     return frame.astype({"age": float})
 
@@ -353,7 +361,7 @@ def _choose(
         result = results.result_of(file)
         judged = result
         if file.corrects is not None:
-            # The grades describe the prediction, which a person has corrected since.
+            # The grades describe the prediction, which a rater has corrected since.
             judged = result.corrected()
         names = measured_in(scheme, judged.volumes_mm3, judged.parcels)
         made = made_by(names, rated, scheme)
@@ -362,8 +370,8 @@ def _choose(
             for name, grade in judged.structures_left_out(excluded).items()
         }
         structures = made.left_out(scheme, {**graded, **rejected_here})
-        person = known.matched.of(file.name, file.person)
-        scan = _scan(volumes, person, judged)
+        participant = known.matched.of(file.name, file.participant)
+        scan = _scan(volumes, participant, judged)
         volumes_mm3 = {
             structure: volume_mm3
             for structure, volume_mm3 in scan.volumes_mm3.items()
@@ -417,10 +425,10 @@ def _two_kinds_of_heads(measured: Iterable[MeasuredScan]) -> str:
     )
 
 
-def _scan(result: MapVolumes, person: Facts, facts: ScanResult) -> Scan:
+def _scan(result: MapVolumes, participant: Facts, facts: ScanResult) -> Scan:
     """Return the scan of a label map.
 
-    `person` has the facts of the person in the table, `facts` are those of the ledger.
+    `participant` has the facts of the participant in the table, `facts` are those of the ledger.
     """
     file = result.file
     uncertainty = {
@@ -428,22 +436,23 @@ def _scan(result: MapVolumes, person: Facts, facts: ScanResult) -> Scan:
         for structure, variation in facts.volume_cv.items()
         if variation is not None
     }
-    # The ledger's measurement of this scan takes precedence over the person's row in the table.
+    # The ledger's measurement of this scan takes precedence over the participant's row in the
+    # table.
     intracranial_mm3 = facts.intracranial_mm3
     if intracranial_mm3 is None:
-        intracranial_mm3 = person.intracranial_mm3
+        intracranial_mm3 = participant.intracranial_mm3
     return Scan(
-        subject=file.person,
-        session=file.visit,
+        subject=file.participant,
+        session=file.table_session,
         volumes_mm3=result.volumes_mm3 or {},
-        sex=person.sex or "",
-        age=person.age,
-        site=person.site,
+        sex=participant.sex or "",
+        age=participant.age,
+        site=participant.site,
         grade=facts.grade,
         notes="; ".join(facts.remarks),
         structure_grades=facts.structure_grades,
         uncertainty=uncertainty or None,
-        group=person.group,
+        group=participant.group,
         intracranial_mm3=intracranial_mm3,
     )
 
@@ -451,7 +460,7 @@ def _scan(result: MapVolumes, person: Facts, facts: ScanResult) -> Scan:
 def _changes(
     group: MeasuredGroup, cohort: Cohort, settings: CohortSettings
 ) -> Changes | None:
-    """Compare the changes of persons with longitudinal segmentations; None if there are none.
+    """Compare the changes of participants with longitudinal segmentations; None if there are none.
 
     Scans and structures that the report leaves out, whatever the reason, have no part in changes.
     """
@@ -471,8 +480,8 @@ def _changes(
         courses += courses_in(entries, folder, settings.excluded, counting)
     if not courses:
         return None
-    persons = persons_of(cohort.frame, "volume")
-    return compare_changes(courses, persons, settings.covariates)
+    participants = participants_of(cohort.frame, "volume")
+    return compare_changes(courses, participants, settings.covariates)
 
 
 def _write_tables(

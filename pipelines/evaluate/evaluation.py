@@ -204,8 +204,8 @@ def _row_alone(
 ) -> dict[str, str]:
     """Make the row of a file that has no partner on the other side (truth or prediction)."""
     return {
-        "subject": file.person,
-        "session": file.visit,
+        "subject": file.participant,
+        "session": file.table_session,
         "model": model,
         side: file.path.name,
         "status": f"no {other}",

@@ -120,7 +120,7 @@ def gather(settings: EvaluationSettings) -> Inputs:
         truths = find_files(truth, parcels=scheme.has_parcels)
         if settings.images is not None:
             images = find_images(settings.images, [file.path for file in truths])
-    clash = clash_among(file.person for file in truths)
+    clash = clash_among(file.participant for file in truths)
     if clash:
         _log.warning("%s", clash)
 

@@ -222,7 +222,11 @@ def as_classes(
 def scan_of(task: Task) -> dict[str, str]:
     """Return the columns that identify the scan of a row: subject, session and model."""
     truth = task.pair.truth
-    return {"subject": truth.person, "session": truth.visit, "model": task.model}
+    return {
+        "subject": truth.participant,
+        "session": truth.table_session,
+        "model": task.model,
+    }
 
 
 def rated_sha256(file: ScanFile, sha256: str) -> str:

@@ -3,7 +3,7 @@
 Curves are smooth over age. log M is a natural cubic spline of age, a step between the sexes, and a
 multiple of the logarithm of the intracranial volume; log S is a straight line over age; L is a
 number (see `metrics/norms.py`). All are fitted together, by maximum likelihood, to one structure of
-all persons.
+all participants.
 """
 
 from __future__ import annotations
@@ -42,17 +42,19 @@ _log = logging.getLogger(__name__)
 
 Values = NDArray[np.float64]
 
-# Columns of persons that are not volumes.
+# Columns of participants that are not volumes.
 _FACTS = ("age", "sex", "intracranial_mm3")
-# If the intracranial volume is missing for a larger share of persons, norms are fitted without it.
+# If the intracranial volume is missing for a larger share of participants, norms are fitted without
+# it.
 _MOST_WITHOUT_HEAD = 0.2
-# Fewest persons for centiles: in all, of a sex, and around an age.
-FEWEST_PERSONS = 80
+# Fewest participants for centiles: in all, of a sex, and around an age.
+FEWEST_PARTICIPANTS = 80
 FEWEST_OF_SEX = 20
 FEWEST_NEAR = 5
-# Distance in years within which a person's age is near an age of the curve.
+# Distance in years within which a participant's age is near an age of the curve.
 NEAR_YEARS = 5.0
-# The knots of the spline, by the number of persons, as quantiles of age. The ends are knots, too.
+# The knots of the spline, by the number of participants, as quantiles of age. The ends are knots,
+# too.
 _KNOTS = {0: (0, 1 / 3, 2 / 3, 1), 200: (0, 1 / 4, 1 / 2, 3 / 4, 1)}
 # Limits of the skewness: 1 is a normal distribution, 0 a log-normal one.
 _SKEWNESS = (-3.0, 4.0)
@@ -66,8 +68,9 @@ def make_norms(
 ) -> Exit:
     """Measure the label maps of controls and write their norms; who is left out is logged.
 
-    `group` is the table's name for controls; without it all persons are controls. EvaluationError
-    if there are too few, ConfigError if they may be patients, or have volumes of several models.
+    `group` is the table's name for controls; without it all participants are controls.
+    EvaluationError if there are too few, ConfigError if they may be patients, or have volumes of
+    several models.
     """
     if os.path.lexists(out) and not (out.is_file() and is_of_norms(out)):
         raise OutputError(
@@ -77,36 +80,37 @@ def make_norms(
         )
 
     def check(facts: pd.DataFrame, table: Path) -> None:
-        persons = _select_group(facts, group, table).groupby("subject")
-        known = persons.agg(age=("age", "mean"), sex=("sex", "max"))
+        participants = _select_group(facts, group, table).groupby("subject")
+        known = participants.agg(age=("age", "mean"), sex=("sex", "max"))
         _refuse_few(known[known["age"].notna() & (known["sex"] != "")], settings)
 
     measured = measure_group(settings, progress, check)
-    persons = _persons(measured, settings, group)
+    participants = _participants(measured, settings, group)
     model = _model_of(measured, settings.predictions)
-    with_heads = bool(persons["intracranial_mm3"].notna().any())
+    with_heads = bool(participants["intracranial_mm3"].notna().any())
     if with_heads:
-        lacking = persons["intracranial_mm3"].isna()
+        lacking = participants["intracranial_mm3"].isna()
         if lacking.mean() > _MOST_WITHOUT_HEAD:
             _log.warning(
-                "%d of %d persons have no intracranial volume: the norms do not correct for it",
+                "%d of %d participants have no intracranial volume: the norms do not correct for "
+                "it",
                 lacking.sum(),
-                len(persons),
+                len(participants),
             )
             with_heads = False
         else:
-            _log_left_out(persons, lacking, "without an intracranial volume")
-            persons = persons[~lacking]
+            _log_left_out(participants, lacking, "without an intracranial volume")
+            participants = participants[~lacking]
 
     rows: list[dict[str, object]] = []
     refused = []
-    has_norms = pd.Series(False, index=persons.index)
-    for structure in persons.columns.difference(list(_FACTS), sort=False):
-        # Only a sex with enough persons is fitted, and only if enough persons remain.
-        having = persons[persons[structure] > 0]
+    has_norms = pd.Series(False, index=participants.index)
+    for structure in participants.columns.difference(list(_FACTS), sort=False):
+        # Only a sex with enough participants is fitted, and only if enough participants remain.
+        having = participants[participants[structure] > 0]
         number_of_sex = having["sex"].map(having["sex"].value_counts())
         known = having[number_of_sex >= FEWEST_OF_SEX]
-        if len(known) < FEWEST_PERSONS:
+        if len(known) < FEWEST_PARTICIPANTS:
             refused.append(structure)
             continue
         heads = None
@@ -121,25 +125,25 @@ def make_norms(
         for sex, curve in fit_curves(controls).items():
             unit = unit_of(structure) or "mm3"
             rows += rows_of(structure, sex, curve, model, unit)
-            is_reached = persons["age"].between(
+            is_reached = participants["age"].between(
                 curve.ages[0], curve.ages[-1] + 1, inclusive="left"
             )
-            has_norms |= is_reached & (persons["sex"] == sex)
+            has_norms |= is_reached & (participants["sex"] == sex)
     if not rows:
-        raise _too_few(persons, settings)
+        raise _too_few(participants, settings)
     if refused:
         _log.warning(
-            "no norms of %d structures, which fewer than %d persons have: %s",
+            "no norms of %d structures, which fewer than %d participants have: %s",
             len(refused),
-            FEWEST_PERSONS,
+            FEWEST_PARTICIPANTS,
             _some(refused),
         )
-    without = list(persons.index[~has_norms])
+    without = list(participants.index[~has_norms])
     if without:
         _log.warning(
             "no norms of the ages of %s (%s): they are of the longest run of years that %d "
-            "persons are near to",
-            count(len(without), "person"),
+            "participants are near to",
+            count(len(without), "participant"),
             _some(without),
             FEWEST_NEAR,
         )
@@ -148,23 +152,23 @@ def make_norms(
     return batch_exit(done=len(measured.scans), failed=len(measured.failures))
 
 
-def _persons(
+def _participants(
     measured: MeasuredGroup,
     settings: CohortSettings,
     group: str | None,
 ) -> pd.DataFrame:
     """Return a row for each control: age, sex, intracranial volume, and each volume or measure.
 
-    Values of several scans of a person are averaged. Persons without an age or a sex are left out,
-    and so are persons of a sex that has too few.
+    Values of several scans of a participant are averaged. Participants without an age or a sex are
+    left out, and so are participants of a sex that has too few.
     """
     cohort = cohort_of(measured.scans, measured.known.scheme)
     frame = cohort.frame[cohort.frame["metric"] == "volume"]
     frame = _select_group(frame, group, measured.known.table)
-    # The first known sex among a person's scans.
+    # The first known sex among a participant's scans.
     with_sex = frame.assign(sex=frame["sex"].where(frame["sex"] != ""))
-    by_person = with_sex.groupby("subject", sort=False)
-    facts = by_person.agg(
+    by_participant = with_sex.groupby("subject", sort=False)
+    facts = by_participant.agg(
         age=("age", "mean"),
         sex=("sex", "first"),
         intracranial_mm3=("intracranial_mm3", "mean"),
@@ -178,17 +182,17 @@ def _persons(
     volumes = pd.concat(tables).pivot_table(
         index="subject", columns="structure", values="value", aggfunc="mean", sort=False
     )
-    persons = facts.join(volumes)
-    unknown = persons["age"].isna() | persons["sex"].isna()
-    _log_left_out(persons, unknown, "without an age or a sex")
-    persons = persons[~unknown]
+    participants = facts.join(volumes)
+    unknown = participants["age"].isna() | participants["sex"].isna()
+    _log_left_out(participants, unknown, "without an age or a sex")
+    participants = participants[~unknown]
     for sex in SEXES:
-        is_of_sex = persons["sex"] == sex
+        is_of_sex = participants["sex"] == sex
         if 0 < is_of_sex.sum() < FEWEST_OF_SEX:
             few = f"of sex {sex}, which has fewer than {FEWEST_OF_SEX}"
-            _log_left_out(persons, is_of_sex, few)
-            persons = persons[~is_of_sex]
-    return persons
+            _log_left_out(participants, is_of_sex, few)
+            participants = participants[~is_of_sex]
+    return participants
 
 
 def _select_group(frame: pd.DataFrame, group: str | None, table: Path) -> pd.DataFrame:
@@ -197,7 +201,7 @@ def _select_group(frame: pd.DataFrame, group: str | None, table: Path) -> pd.Dat
     if group is None:
         if len(groups) > 1:
             raise ConfigError(
-                f"has the groups {', '.join(groups)}, and norms are of healthy persons",
+                f"has the groups {', '.join(groups)}, and norms are of healthy participants",
                 where=table,
                 remedy="give --group with the one that is healthy",
             )
@@ -212,29 +216,31 @@ def _select_group(frame: pd.DataFrame, group: str | None, table: Path) -> pd.Dat
     return frame[of_group]
 
 
-def _refuse_few(persons: pd.DataFrame, settings: CohortSettings) -> None:
-    """Raise EvaluationError if too few persons have an age and a sex."""
-    of_sex = persons["sex"].value_counts()
-    if of_sex[of_sex >= FEWEST_OF_SEX].sum() < FEWEST_PERSONS:
-        raise _too_few(persons, settings)
+def _refuse_few(participants: pd.DataFrame, settings: CohortSettings) -> None:
+    """Raise EvaluationError if too few participants have an age and a sex."""
+    of_sex = participants["sex"].value_counts()
+    if of_sex[of_sex >= FEWEST_OF_SEX].sum() < FEWEST_PARTICIPANTS:
+        raise _too_few(participants, settings)
 
 
-def _too_few(persons: pd.DataFrame, settings: CohortSettings) -> EvaluationError:
-    """Return the error for a group with too few persons for norms."""
-    sexes = ", ".join(f"{(persons['sex'] == sex).sum()} {sex}" for sex in SEXES)
+def _too_few(participants: pd.DataFrame, settings: CohortSettings) -> EvaluationError:
+    """Return the error for a group with too few participants for norms."""
+    sexes = ", ".join(f"{(participants['sex'] == sex).sum()} {sex}" for sex in SEXES)
     return EvaluationError(
-        f"{count(len(persons), 'person')} left ({sexes}), and norms need "
-        f"{FEWEST_PERSONS}, of these {FEWEST_OF_SEX} of a sex",
+        f"{count(len(participants), 'participant')} left ({sexes}), and norms need "
+        f"{FEWEST_PARTICIPANTS}, of these {FEWEST_OF_SEX} of a sex",
         where=settings.predictions,
     )
 
 
-def _log_left_out(persons: pd.DataFrame, are_left_out: pd.Series, why: str) -> None:
-    """Log the persons who are left out of the norms."""
-    names = list(persons.index[are_left_out])
+def _log_left_out(
+    participants: pd.DataFrame, are_left_out: pd.Series, why: str
+) -> None:
+    """Log the participants who are left out of the norms."""
+    names = list(participants.index[are_left_out])
     if names:
-        persons_out = count(len(names), "person")
-        _log.info("left out: %s %s: %s", persons_out, why, _some(names))
+        participants_out = count(len(names), "participant")
+        _log.info("left out: %s %s: %s", participants_out, why, _some(names))
 
 
 def _some(names: Sequence[str]) -> str:
@@ -257,7 +263,7 @@ def _model_of(measured: MeasuredGroup, folder: Path) -> str:
 
 @dataclass(frozen=True)
 class Controls:
-    """Healthy persons, N: their volumes of one structure, ages, sexes and intracranial volumes.
+    """Healthy participants, N: volumes of one structure, ages, sexes, intracranial volumes.
 
     `is_male` is 0 or 1. `intracranial_mm3` is None if it is unknown for any of them.
     """
@@ -271,9 +277,9 @@ class Controls:
 def fit_curves(controls: Controls) -> dict[str, Curve]:
     """Fit curves of women (F) and men (M) at each year of age, for each sex among the controls.
 
-    There must be as many controls as `FEWEST_PERSONS` and `FEWEST_OF_SEX` require, with volumes
-    above 0. A curve ends where fewer than `FEWEST_NEAR` controls are near, and does not go beyond
-    the youngest and oldest control of its sex.
+    There must be as many controls as `FEWEST_PARTICIPANTS` and `FEWEST_OF_SEX` require, with
+    volumes above 0. A curve ends where fewer than `FEWEST_NEAR` controls are near, and does not go
+    beyond the youngest and oldest control of its sex.
     """
     model = _Model.of(controls)
     found = optimize.minimize(
@@ -342,9 +348,9 @@ class _Model:
         return [*free, _SKEWNESS]
 
     def loss(self, parameters: Values) -> tuple[float, Values]:
-        """Compute the mean negative log likelihood per person, and its gradient.
+        """Compute the mean negative log likelihood per participant, and its gradient.
 
-        For y = log(V / M) and u = (exp(L y) - 1) / L a person's term is log S + (u / S)^2 / 2 - L
+        For y = log(V / M) and u = (exp(L y) - 1) / L each term is log S + (u / S)^2 / 2 - L
         y.
         """
         logarithm = np.log(self.controls.volume_mm3) - self.design @ parameters[:-3]
@@ -373,7 +379,7 @@ class _Model:
         return float(value), gradient
 
     def curve(self, parameters: Values, sex: int) -> Curve:
-        """Compute the curve of a sex, at the years of age that enough persons are near."""
+        """Compute the curve of a sex, at the years of age that enough participants are near."""
         controls = self.controls
         of_sex = controls.age[controls.is_male == sex]
         ages = np.arange(np.floor(of_sex.min()), np.floor(of_sex.max()) + 1)
@@ -386,12 +392,12 @@ class _Model:
         design = self._design_at(ages, sex)
         level, slope, skewness = parameters[-3:]
         spread = np.exp(level) * self._relative_spread(ages, slope)
-        # A fitted spread is too small for new persons: correct it for the number of fitted
+        # A fitted spread is too small for new participants: correct it for the number of fitted
         # parameters and for the uncertainty of the median.
-        persons = len(controls.age)
-        freedom = persons - len(parameters)
+        participants = len(controls.age)
+        freedom = participants - len(parameters)
         leverage = self._leverage(design, ages, slope)
-        spread = spread * np.sqrt(persons / freedom * (1 + leverage))
+        spread = spread * np.sqrt(participants / freedom * (1 + leverage))
         head = power = None
         if self.log_head is not None:
             head = float(np.exp(self.log_head))
@@ -402,13 +408,13 @@ class _Model:
             np.exp(design @ parameters[:-3]).tolist(),
             spread.tolist(),
             near.tolist(),
-            persons,
+            participants,
             head,
             power,
         )
 
     def _design_at(self, ages: Values, sex: int) -> Values:
-        """Return rows of the design matrix for persons of a sex with the mean head size."""
+        """Return rows of the design matrix for participants of a sex with the mean head size."""
         columns = [_spline(self.knots, ages)]
         if np.ptp(self.controls.is_male):
             columns.append(np.full((len(ages), 1), float(sex)))
@@ -417,11 +423,11 @@ class _Model:
         return np.hstack(columns)
 
     def _relative_spread(self, ages: Values, slope: float) -> Values:
-        """Return the spread of persons at these ages, relative to the spread at the middle age."""
+        """Return the spread at these ages, relative to the spread at the middle age."""
         return np.exp(slope * (ages - self.middle_age) / 10)
 
     def _leverage(self, design: Values, ages: Values, slope: float) -> Values:
-        """Return the variance of the median relative to that of a person, at these ages, (A,).
+        """Return the variance of the median relative to that of a participant, at these ages, (A,).
 
         `design` (A, P) has the rows of these ages.
         """

@@ -1,8 +1,9 @@
 """trinat evaluate --repeat: scan-rescan agreement of labels and predictions.
 
-The agreement of the labels of two scans of a person limits what can be measured with them. All
+The agreement of the labels of two scans of a participant limits what can be measured with them. All
 maps of a pair of scans are registered in the same way (`segmentation/metrics/repeat.py`).
-pairs.csv has every pair of scans, repeat.csv every value, structures.csv the means over persons.
+pairs.csv has every pair of scans, repeat.csv every value, structures.csv the means over
+participants.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from trinat.pipelines.report.repeat import (
     LABELS,
     OTHER_LABELS,
     PREDICTIONS,
-    over_persons,
+    over_participants,
     repeat_page,
 )
 from trinat.pipelines.study.cases import Case
@@ -47,8 +48,8 @@ from trinat.pipelines.study.files import (
     find_files,
     find_images,
 )
+from trinat.pipelines.study.grouping import participants_of
 from trinat.pipelines.study.pairing import pair_files
-from trinat.pipelines.study.persons import persons_of
 from trinat.pipelines.study.results import Results
 from trinat.segmentation.data.sources.base import without_suffix
 from trinat.segmentation.errors import ConfigError, EvaluationError, TrinatError
@@ -90,12 +91,12 @@ class _Scan:
 
 @dataclass(frozen=True)
 class _Task:
-    """Two scans of a person, with all that a worker process needs to compare their maps.
+    """Two scans of a participant, with all that a worker process needs to compare their maps.
 
     `mappings` and `made` are by model.
     """
 
-    person: str
+    participant: str
     first: _Scan
     second: _Scan
     scheme: str
@@ -117,7 +118,7 @@ class _Done:
     @property
     def subject(self) -> str:
         """Name of the pair in the progress report."""
-        return self.task.person
+        return self.task.participant
 
 
 def evaluate_repeat(
@@ -125,7 +126,7 @@ def evaluate_repeat(
     *,
     progress: Callable[[_Done, int, int], object] = lambda result, done, total: None,
 ) -> Exit:
-    """Compare the maps of every two scans of each person, write the tables and the page.
+    """Compare the maps of every two scans of each participant, write the tables and the page.
 
     `progress(result, done, total)` is called after each pair; pairs that failed and guesses that
     need checking are logged. EvaluationError if nothing can be compared.
@@ -188,7 +189,7 @@ def evaluate_repeat(
             )
         frame = pd.DataFrame(measured)
         write_table(settings.out / "repeat.csv", frame)
-        means = over_persons(frame, scheme)
+        means = over_participants(frame, scheme)
         write_table(settings.out / "structures.csv", means)
         written = ["pairs.csv", "repeat.csv", "structures.csv"]
         if not settings.tables_only:
@@ -245,9 +246,9 @@ def _plan(
     scans: Sequence[_Scan],
     results: Mapping[str, Results],
 ) -> tuple[list[_Task], list[tuple[str, str, str]]]:
-    """Plan a task for every two scans of each person.
+    """Plan a task for every two scans of each participant.
 
-    The second result lists the scans that are in no task: the person, the scan, and why.
+    The second result lists the scans that are in no task: the participant, the scan, and why.
     """
     mappings = mappings_of(settings)
     csf_pred = one_each(settings.csf_pred, settings.models, "--csf-pred")
@@ -265,21 +266,27 @@ def _plan(
     cases = [Case(name, scan.image.path, name) for name, scan in by_id.items()]
     tasks = []
     alone = []
-    for person in persons_of(cases, None, settings.persons):
+    for participant in participants_of(cases, None, settings.sessions_table):
         with_map: list[_Scan] = []
-        for case in person.scans:
+        for case in participant.scans:
             scan = by_id[case.id]
             if scan.has_map:
                 with_map.append(scan)
             else:
-                alone.append((person.name, case.id, "no label map and no prediction"))
+                alone.append(
+                    (participant.name, case.id, "no label map and no prediction")
+                )
         if len(with_map) == 1:
             alone.append(
-                (person.name, with_map[0].image.name, "the person has no other scan")
+                (
+                    participant.name,
+                    with_map[0].image.name,
+                    "the participant has no other scan",
+                )
             )
         for first, second in combinations(with_map, 2):
             task = _Task(
-                person.name,
+                participant.name,
                 first,
                 second,
                 settings.labels,
@@ -292,9 +299,9 @@ def _plan(
             tasks.append(task)
     if not tasks:
         raise EvaluationError(
-            f"no person has two scans with label maps or predictions, of {len(scans)} scans",
+            f"no participant has two scans with label maps or predictions, of {len(scans)} scans",
             where=settings.images,
-            remedy="say by --persons TABLE whose each scan is (columns scan and person)",
+            remedy="say by --sessions TABLE whose each scan is (columns scan and participant)",
         )
     return tasks, alone
 
@@ -405,7 +412,7 @@ def _rows(
             continue
         rows.append(
             {
-                "person": task.person,
+                "participant": task.participant,
                 "first": names[0],
                 "second": names[1],
                 "model": model,
@@ -438,7 +445,7 @@ def _pairs_table(
         lacks = [f"no {what} of {' and '.join(of)}" for what, of in missing.items()]
         rows.append(
             {
-                "person": task.person,
+                "participant": task.participant,
                 "first": task.first.image.name,
                 "second": task.second.image.name,
                 "status": "failed" if result.failure else "measured",
@@ -446,11 +453,16 @@ def _pairs_table(
                 **{fact: round(value, 3) for fact, value in result.facts.items()},
             }
         )
-    for person, name, why in alone:
+    for participant, name, why in alone:
         rows.append(
-            {"person": person, "first": name, "status": "left out", "note": why}
+            {
+                "participant": participant,
+                "first": name,
+                "status": "left out",
+                "note": why,
+            }
         )
-    columns = ["person", "first", "second", "status", "note", *_FACTS]
+    columns = ["participant", "first", "second", "status", "note", *_FACTS]
     table = pd.DataFrame(rows, columns=columns)
     texts = columns[: -len(_FACTS)]
     table[texts] = table[texts].fillna("")

@@ -68,7 +68,7 @@ def _section(name: str, title: str, cohort: Cohort | None) -> list[Section]:
     try:
         model = cohort.model
     except EvaluationError as error:
-        # The group as a whole has enough persons for the terms that were asked for.
+        # The group as a whole has enough participants for the terms that were asked for.
         return [Section(name, title, cohort, notices=(str(error),))]
     notices = () if model is None else model.notices
     return [Section(name, title, cohort, model, notices)]

@@ -86,8 +86,8 @@ class EvaluationSettings(LabelMapOptions):
     numbers. `numbering` is the numbering of the truth (a folding table's name or file), and
     `numbering_pred` that of the predictions: one for all, or one for each model.
 
-    With `repeat`, scans of one person are compared with each other: `images` are the scans,
-    `persons` is a table that assigns them to persons, and without a `truth` only predictions are
+    With `repeat`, scans of one participant are compared with each other: `images` are the scans,
+    `sessions_table` assigns them to participants, and without a `truth` only predictions are
     compared.
 
     `csf` is the meaning of CSF in the truth; without it, the meaning in a ledger next to the truth,
@@ -132,13 +132,17 @@ class EvaluationSettings(LabelMapOptions):
     repeat: Annotated[
         bool,
         Option(
-            "How far labels repeat: compare label maps and predictions of each person's scans with "
-            "each other, laid on one another rigidly. Needs --images; --truth may be missing."
+            "How far labels repeat: compare label maps and predictions of each participant's "
+            "scans with each other, laid on one another rigidly. Needs --images; --truth may be "
+            "missing."
         ),
     ] = False
-    persons: Annotated[
+    sessions_table: Annotated[
         Path | None,
-        Option("With --repeat: table with columns scan and person. Default: by names."),
+        Option(
+            "With --repeat: table with columns scan and participant. Default: by names.",
+            names=("--sessions",),
+        ),
     ] = None
     resample: Annotated[
         bool, Option("Resample predictions on another grid to the truth's grid.")
@@ -240,7 +244,7 @@ class CohortSettings(LabelMapOptions):
         tuple[str, ...] | None,
         Option(
             "Covariates of the linear model: some of age,sex,icv, or none. Group and site are "
-            "in it anyway. Default: those known of most persons, if there are persons enough.",
+            "in it anyway. Default: those known of most participants, if there are enough.",
             typed=str | None,
             parse=_covariates,
         ),

@@ -33,18 +33,18 @@ _FIRST_LINE = 2
 # Valid numbers in a table of norms; within these limits no z-score overflows.
 _LIMITS_OF_NORMS = {
     "age": (0, 120),
-    "persons": (1, 1e9),
-    "persons_near": (0, 1e9),
+    "participants": (1, 1e9),
+    "participants_near": (0, 1e9),
     "l": (-10, 10),
     "m": (1e-3, 1e8),
     "s": (1e-6, 10),
     "intracranial_mm3": (1e5, 1e7),
     "intracranial_power": (-5, 5),
 }
-_WHOLE = ("persons", "persons_near")
-# Columns of persons in a table of ranges.
-_COLUMNS_OF_PERSONS = ("sex", "age_from", "age_to")
-_ABOUT_PERSONS = re.compile(r"(^|[^a-z])(age|sex|gender)")
+_WHOLE = ("participants", "participants_near")
+# Columns of participants in a table of ranges.
+_COLUMNS_OF_PARTICIPANTS = ("sex", "age_from", "age_to")
+_ABOUT_PARTICIPANTS = re.compile(r"(^|[^a-z])(age|sex|gender)")
 # Matches numbers that may have a thousands separator (2.800) or be below a thousand. Any other
 # number in the table shows whether points are decimal points or separators.
 _UP_TO_THOUSANDS = re.compile(r"\d{1,3}(\.\d{3})?", re.ASCII)
@@ -107,7 +107,7 @@ def read_ranges(path: Path, scheme: LabelScheme) -> list[Range]:
     A structure is the name or the FreeSurfer number of a structure of the scheme. A range to a
     whole year includes that year's last day, unless another range begins with that year.
     ConfigError with its row for an unknown structure or sex, for limits that are not numbers or in
-    the wrong order, and for two ranges of a structure for the same persons.
+    the wrong order, and for two ranges of a structure for the same participants.
     """
     from trinat.pipelines.report.cohort import Range
 
@@ -145,7 +145,7 @@ def read_ranges(path: Path, scheme: LabelScheme) -> list[Range]:
 
 
 def _refuse_overlaps(ranges: Sequence[Range], lines: Sequence[int], path: Path) -> None:
-    """Raise ConfigError for two ranges of a structure for the same persons.
+    """Raise ConfigError for two ranges of a structure for the same participants.
 
     They may have an age in common, at which one ends and the other begins.
     """
@@ -159,7 +159,7 @@ def _refuse_overlaps(ranges: Sequence[Range], lines: Sequence[int], path: Path) 
         if max(one.age_from, other.age_from) < min(one.age_to, other.age_to):
             raise ConfigError(
                 f"lines {line} and {other_line}: two ranges of {one.structure} for the same "
-                "persons",
+                "participants",
                 where=path,
                 remedy="keep one of them, or give each its own sex or ages",
             )
@@ -180,11 +180,14 @@ def _refuse_thousands(volumes: Sequence[str], path: Path) -> None:
 def _refuse_unread(titles: Iterable[str], path: Path) -> None:
     """Raise ConfigError for a column of ages or sexes that a table of ranges does not have."""
     for title in titles:
-        if _ABOUT_PERSONS.search(title.lower()) and title not in _COLUMNS_OF_PERSONS:
+        if (
+            _ABOUT_PARTICIPANTS.search(title.lower())
+            and title not in _COLUMNS_OF_PARTICIPANTS
+        ):
             raise ConfigError(
                 f"the column {title!r} is not understood",
                 where=path,
-                remedy="its columns for persons are sex, age_from and age_to",
+                remedy="its columns for participants are sex, age_from and age_to",
             )
 
 

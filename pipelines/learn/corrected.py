@@ -20,7 +20,7 @@ _CORRECT = "correct one with `trinat view`, or give --labels"
 class Corrected:
     """A scan of the list of results, and its corrected label map.
 
-    `structures` are those in which a person has painted; None for an imported label map.
+    `structures` are those in which a participant has painted; None for an imported label map.
     """
 
     item: Item
@@ -32,8 +32,8 @@ class Corrected:
     def pair(self) -> Pair:
         """Return the label map as truth, paired with the scan in place of a prediction."""
         name = self.item.name
-        truth = ScanFile(name, self.labels, name, person=self.item.person)
-        scan = ScanFile(name, self.scan, name, person=self.item.person)
+        truth = ScanFile(name, self.labels, name, participant=self.item.participant)
+        scan = ScanFile(name, self.scan, name, participant=self.item.participant)
         return Pair(truth, scan, how="its name in the results")
 
 

@@ -1,8 +1,8 @@
 """`trinat learn`: the best model that some corrected label maps allow.
 
-From few persons factors of structures are fitted; from more, networks are trained, too. What is
-better is decided by persons that the new model has not seen. A model that is no better is not
-written.
+From few participants factors of structures are fitted; from more, networks are trained, too. What
+is better is decided by participants that the new model has not seen. A model that is no better is
+not written.
 """
 
 from __future__ import annotations
@@ -71,12 +71,12 @@ _SEE = "see what is wrong with it"
 
 @dataclass(frozen=True)
 class Judged:
-    """Mean Dice over structures of scans, before and after, by persons.
+    """Mean Dice over structures of scans, before and after, by participants.
 
-    With `held_out` the persons were not seen; else there was but one, who was.
+    With `held_out` the participants were not seen; else there was but one, who was.
     """
 
-    persons: tuple[str, ...]
+    participants: tuple[str, ...]
     before: tuple[float, ...]
     after: tuple[float, ...]
     held_out: bool
@@ -87,23 +87,23 @@ class Judged:
         return float(np.mean(self.after)) - float(np.mean(self.before))
 
     def __str__(self) -> str:
-        whom = "persons that it has not seen"
+        whom = "participants that it has not seen"
         if not self.held_out:
-            whom = "the very person that it was fitted to"
+            whom = "the very participant that it was fitted to"
         line = (
             f"mean Dice of {whom} {np.mean(self.before):.3f} before, "
             f"{np.mean(self.after):.3f} after"
         )
         gains = pd.Series(self.after) - pd.Series(self.before)
-        of_persons: NDArray[np.float64] = np.asarray(
-            gains.groupby(list(self.persons)).mean()
+        of_participants: NDArray[np.float64] = np.asarray(
+            gains.groupby(list(self.participants)).mean()
         )
-        if len(of_persons) < 2:
-            return f"{line} (of one person there is no interval)"
-        low, high = mean_interval(of_persons[:, None])[:, 0]
+        if len(of_participants) < 2:
+            return f"{line} (of one participant there is no interval)"
+        low, high = mean_interval(of_participants[:, None])[:, 0]
         return (
-            f"{line}; gain {of_persons.mean():+.3f}, 95 % interval {low:+.3f} to "
-            f"{high:+.3f}, {len(of_persons)} persons"
+            f"{line}; gain {of_participants.mean():+.3f}, 95 % interval {low:+.3f} to "
+            f"{high:+.3f}, {len(of_participants)} participants"
         )
 
 
@@ -128,9 +128,9 @@ class _Material:
     failed: int
 
     @property
-    def persons(self) -> list[str]:
-        """The person of each pair."""
-        return [pair.truth.person for pair in self.pairs]
+    def participants(self) -> list[str]:
+        """The participant of each pair."""
+        return [pair.truth.participant for pair in self.pairs]
 
 
 def learn(
@@ -139,7 +139,7 @@ def learn(
     progress: bool = False,
     study: Study | None = None,
 ) -> Learnt:
-    """Make a model of corrected scans, and write it if persons that it has not seen gain by it.
+    """Fit a model to corrected scans; write it if held-out participants gain by it.
 
     They are those of `study`; by default of the results that the settings name.
     Scans that cannot be used are logged, and count as failed. EvaluationError if none can be used,
@@ -151,18 +151,16 @@ def learn(
             settings.results, rater="", images=settings.images, against=settings.labels
         )
     material = _material(study, settings)
-    persons = len(set(material.persons))
-    what = (
-        f"{count(len(material.scans), 'corrected scan')} of {count(persons, 'person')}"
-    )
-    if not _trains(settings, persons):
+    participants = len(set(material.participants))
+    what = f"{count(len(material.scans), 'corrected scan')} of {count(participants, 'participant')}"
+    if not _trains(settings, participants):
         why = f"{what}: factors of structures are fitted, the networks stay as they are"
         return _fit_factors(material, settings, why)
-    if persons < 2:
+    if participants < 2:
         raise ConfigError(
             f"{what}: nobody would be left to judge a training by",
             where=settings.results,
-            remedy="correct a scan of another person, or leave --method out",
+            remedy="correct a scan of another participant, or leave --method out",
         )
     trained = train_on(
         material.corrected,
@@ -207,10 +205,10 @@ def _material(study: Study, settings: LearnSettings) -> _Material:
     )
 
 
-def _trains(settings: LearnSettings, persons: int) -> bool:
+def _trains(settings: LearnSettings, participants: int) -> bool:
     """Return True if networks are trained, False if factors of structures are enough."""
     if settings.method == "auto":
-        return persons >= _FEWEST_TO_TRAIN
+        return participants >= _FEWEST_TO_TRAIN
     return settings.method == "training"
 
 
@@ -233,19 +231,19 @@ def _say_expectation(
                 remedy="correct scans with larger errors",
             )
         _log.info("%s", agreement)
-    persons = len({each.item.person for each in corrected})
-    trains = _trains(settings, persons)
+    participants = len({each.item.participant for each in corrected})
+    trains = _trains(settings, participants)
     seconds = learning_seconds(corrected, model, settings, trains=trains)
     if seconds is not None:
         _log.info("learning will take about %d min", max(1, round(seconds / 60)))
 
 
 def _fit_factors(material: _Material, settings: LearnSettings, why: str) -> Learnt:
-    """Fit factors to all scans, judged by factors that have not seen a scan's person."""
+    """Fit factors to all scans, judged by factors that have not seen a scan's participant."""
     found = _factors_of(material)
     before = tuple(found.dice[BEFORE])
     after = tuple(found.dice[FITTED])
-    judged = Judged(found.persons, before, after, found.held_out)
+    judged = Judged(found.participants, before, after, found.held_out)
     _refuse_if_no_better(judged, settings.out)
     _save_factors(material, found, settings)
     factors = f"fitted to all: {describe_odds(found.fusions[FITTED])}"
@@ -300,7 +298,7 @@ def _choose_training(
     }
     chosen = choose(scores)
     judged = Judged(
-        persons=tuple(pair.truth.person for pair in pairs),
+        participants=tuple(pair.truth.participant for pair in pairs),
         before=tuple(scores[BEFORE]),
         after=tuple(scores[chosen]),
         held_out=True,
@@ -311,7 +309,7 @@ def _choose_training(
     else:
         _save_trained(material, trained, chosen, judged, settings)
     lines = (
-        f"{what}, {count(len(set(judged.persons)), 'person')} left out: {_WHY[chosen]}",
+        f"{what}, {count(len(set(judged.participants)), 'participant')} left out: {_WHY[chosen]}",
         *dice_lines(scores, names, held_out=True),
         str(judged),
     )
@@ -417,7 +415,7 @@ def _refuse_if_no_better(judged: Judged, out: Path) -> None:
         raise EvaluationError(
             f"no model is written, as it would be no better: {judged}",
             where=out,
-            remedy="correct more scans, of other persons",
+            remedy="correct more scans, of other participants",
         )
 
 

@@ -64,7 +64,7 @@ class LearnSettings:
         Literal["auto", "factors", "training"],
         Option(
             "factors of structures, training of the networks, or auto: factors, and from three "
-            "persons on also training, whichever is better."
+            "participants on also training, whichever is better."
         ),
     ] = "auto"
     recipe: Annotated[

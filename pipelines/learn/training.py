@@ -46,7 +46,7 @@ _PAINTED = {
     "schedule.steps": 100,
     "ema": 0.9,
 }
-# One person in five is held out for validation.
+# One participant in five is held out for validation.
 _RATIOS = (4.0, 1.0, 0.0)
 
 
@@ -72,7 +72,7 @@ def train_on(
     *,
     progress: bool,
 ) -> Trained:
-    """Train a model's networks on corrected scans, without those of some persons.
+    """Train a model's networks on corrected scans, without those of some participants.
 
     A painted correction is a whole label map: where nobody painted, its labels are the results of
     the model. Of painted corrections only the `classes` that they changed are learnt, unless
@@ -80,7 +80,7 @@ def train_on(
     """
     work = settings.out.with_name(f"{settings.out.name}-training")
     work.mkdir(parents=True, exist_ok=True)
-    # Long names of two scans of a person must not become one.
+    # Long names of two scans of a participant must not become one.
     subjects = {safe_component(each.item.name): each for each in corrected}
     _write_table(work, subjects)
     store = work / "store"
@@ -154,8 +154,8 @@ def _write_table(work: Path, subjects: Mapping[str, Corrected]) -> None:
     rows = []
     for name, corrected in subjects.items():
         paths = (corrected.scan.resolve(), corrected.labels.resolve())
-        rows.append((name, corrected.item.person, *paths))
-    write_tsv(work / "pairs.tsv", ("subject", "person", "image", "labels"), rows)
+        rows.append((name, corrected.item.participant, *paths))
+    write_tsv(work / "pairs.tsv", ("subject", "participant", "image", "labels"), rows)
 
 
 def save_learnt_classes(

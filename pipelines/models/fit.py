@@ -1,8 +1,8 @@
 """trinat fit: a model fitted to scans with truth without training, in up to three steps.
 
 The steps are the weights of the views, the odds of structures, and the limits of the grade. The
-first two need scans with truth, and are kept only if the Dice of persons held out of the fit rises.
-The networks stay as they are.
+first two need scans with truth, and are kept only if the Dice of participants held out of the fit
+rises. The networks stay as they are.
 """
 
 from __future__ import annotations

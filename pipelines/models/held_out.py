@@ -1,4 +1,4 @@
-"""Candidates of a fusion, fitted to scans with truth and scored on persons held out of the fit."""
+"""Candidates of a fusion, fitted to scans with truth and scored on held-out participants."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class FittedFusion:
 
     `dice` and `fusions` have an entry for each candidate. The first one (`BEFORE`) is the model's
     own fusion; the others follow in the order of how much they change. `fusions` were fitted to all
-    scans, `dice` was measured with fits to the scans of other persons. With a single person,
-    `held_out` is False: the same scans fit and score.
+    scans, `dice` was measured with fits to the scans of other participants. With a single
+    participant, `held_out` is False: the same scans fit and score.
     """
 
-    persons: tuple[str, ...]
+    participants: tuple[str, ...]
     scans: tuple[str, ...]
     dice: Mapping[str, Sequence[float]]
     fusions: Mapping[str, Fusion]
@@ -62,12 +62,12 @@ def fit_held_out(
     fit: Callable[[Sequence[Scan]], Mapping[str, Fusion]],
     score: Callable[[Scan, Fusion], float],
 ) -> FittedFusion:
-    """Fit candidates to all scans; score each scan with candidates fitted to other persons.
+    """Fit candidates to all scans; score each scan with candidates fitted to other participants.
 
     Parameters
     ----------
     pairs
-        Scans and their label maps, with the person of each.
+        Scans and their label maps, with the participant of each.
     scans
         Data of each pair's scan for `fit` and `score`.
     own
@@ -77,9 +77,9 @@ def fit_held_out(
     score
         Return the mean Dice over structures of a scan with a fusion.
     """
-    persons = [pair.truth.person for pair in pairs]
-    fold_of_person = folds_of(persons)
-    fold_of = [fold_of_person[person] for person in persons]
+    participants = [pair.truth.participant for pair in pairs]
+    fold_of_participant = folds_of(participants)
+    fold_of = [fold_of_participant[participant] for participant in participants]
     fitted_to_all = fit(scans)
     fitted_without = {}
     for fold in set(fold_of):
@@ -88,7 +88,7 @@ def fit_held_out(
             for scan, of_scan in zip(scans, fold_of, strict=True)
             if of_scan != fold
         ]
-        # A single person has no others.
+        # A single participant has no others.
         fitted_without[fold] = fit(others) if others else fitted_to_all
     dice: dict[str, list[float]] = {name: [] for name in (BEFORE, *fitted_to_all)}
     for scan, fold in zip(scans, fold_of, strict=True):
@@ -96,7 +96,7 @@ def fit_held_out(
         for name, fusion in fitted_without[fold].items():
             dice[name].append(score(scan, fusion))
     return FittedFusion(
-        persons=tuple(persons),
+        participants=tuple(participants),
         scans=tuple(name_of(pair) for pair in pairs),
         dice=dice,
         fusions={BEFORE: own, **fitted_to_all},
@@ -118,20 +118,20 @@ def choose(dice: Mapping[str, Sequence[float]]) -> str:
     return chosen
 
 
-def folds_of(persons: Collection[str]) -> dict[str, int]:
-    """Assign each person to one of at most five folds; a single person makes a single fold."""
-    different = sorted(set(persons))
+def folds_of(participants: Collection[str]) -> dict[str, int]:
+    """Assign each participant to one of at most five folds; one participant makes one fold."""
+    different = sorted(set(participants))
     folds = min(len(different), _MOST_FOLDS)
-    return {person: number % folds for number, person in enumerate(different)}
+    return {participant: number % folds for number, participant in enumerate(different)}
 
 
 def dice_lines(
     dice: Mapping[str, Sequence[float]], scans: Sequence[str], *, held_out: bool
 ) -> list[str]:
     """Return the lines of a table: the Dice of each scan, a column for each candidate."""
-    judged = "fitted to this very person"
+    judged = "fitted to this very participant"
     if held_out:
-        judged = "fitted without its person"
+        judged = "fitted without its participant"
     table = pd.DataFrame(dict(dice), list(scans)).rename_axis(columns="scan")
     table.loc["mean"] = table.mean()
     rows = table.to_string(float_format="{:.4f}".format).splitlines()
@@ -140,4 +140,4 @@ def dice_lines(
 
 def name_of(pair: Pair) -> str:
     """Return the name of a scan in tables."""
-    return f"{pair.truth.person} {pair.truth.visit}".strip()
+    return f"{pair.truth.participant} {pair.truth.table_session}".strip()

@@ -26,8 +26,8 @@ from trinat.segmentation.metrics.overlap import dice
 from trinat.segmentation.models.checkpoint import Model
 from trinat.segmentation.space.conform import Conformed, conform
 
-# A truth of another person has 0.2 to 0.3, one with exchanged sides less than 0.3. The least that
-# `fast` has for a scan of its own is 0.7 (docs/models.md).
+# A truth of another participant has 0.2 to 0.3, one with exchanged sides less than 0.3. The least
+# that `fast` has for a scan of its own is 0.7 (docs/models.md).
 _SAME_HEAD_DICE = 0.5
 # The remedy that helps most often if truths cannot be used.
 NUMBERS = "if the truths do not have FreeSurfer's numbers, add --numbering or --mapping"
@@ -161,7 +161,7 @@ def refuse_another_head(
     raise EvaluationError(
         what,
         where=where,
-        remedy="check that it is of this person, lies on the scan and has the right numbers; "
+        remedy="check that it is of this participant, lies on the scan and has the right numbers; "
         "a model that is this far off has to be trained on such labels first (trinat train)",
     )
 

@@ -1,6 +1,6 @@
 """Segmentation of one case, from file to outputs, in steps that a pipeline can overlap.
 
-A case is a scan, or all scans of a person, which are segmented together.
+A case is a scan, or all scans of a participant, which are segmented together.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from trinat.pipelines.predict.case_files import (
 )
 from trinat.pipelines.predict.case_in_progress import (
     CaseInProgress,
-    PersonInProgress,
+    ParticipantInProgress,
     read,
 )
 from trinat.pipelines.predict.settings import RunSettings
@@ -37,18 +37,18 @@ from trinat.segmentation.inference import quality
 from trinat.segmentation.inference.measuring import measure_parcels
 from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.io.volume import Volume
-from trinat.segmentation.longitudinal.person import (
+from trinat.segmentation.longitudinal.participant import (
     image_to_align,
     in_order,
-    segment_person,
+    segment_participant,
 )
 from trinat.segmentation.longitudinal.space import Head, heads_of
 from trinat.segmentation.models.checkpoint import load_model
 from trinat.segmentation.space.views import View
 from trinat.segmentation.timing import stage, time_process, timed
 
-# Note on the only scan of a person in a longitudinal run.
-_ONLY_SCAN = "segmented alone, because this person has no other scan"
+# Note on the only scan of a participant in a longitudinal run.
+_ONLY_SCAN = "segmented alone, because this participant has no other scan"
 
 
 class CaseWorker:
@@ -98,14 +98,14 @@ class CaseWorker:
         return Entry.failed(case, self.settings, reason_of(error, where=False))
 
     def prepare(
-        self, scan: CaseInProgress | PersonInProgress
-    ) -> CaseInProgress | PersonInProgress:
+        self, scan: CaseInProgress | ParticipantInProgress
+    ) -> CaseInProgress | ParticipantInProgress:
         """Bring the scan to the working grid.
 
-        Scans of a person that cannot be conformed fail. The other scans of a person stay as they
-        were read, because they are resampled only once, to their common space.
+        Scans of a participant that cannot be conformed fail. The other scans of a participant stay
+        as they were read, because they are resampled only once, to their common space.
         """
-        if isinstance(scan, PersonInProgress):
+        if isinstance(scan, ParticipantInProgress):
             kept = []
             for one in scan.scans:
                 assert one.volume is not None
@@ -125,15 +125,15 @@ class CaseWorker:
         return scan
 
     def infer(
-        self, scan: CaseInProgress | PersonInProgress
-    ) -> CaseInProgress | PersonInProgress:
-        """Segment the scan on the working grid, or a person's scans in their common space.
+        self, scan: CaseInProgress | ParticipantInProgress
+    ) -> CaseInProgress | ParticipantInProgress:
+        """Segment the scan on the working grid, or a participant's scans in their common space.
 
         The digest of the scan seeds dropout. The conformed image is released here, since it is as
         large as the scan.
         """
-        if isinstance(scan, PersonInProgress):
-            return self._infer_person(scan)
+        if isinstance(scan, ParticipantInProgress):
+            return self._infer_participant(scan)
         assert scan.conformed is not None
         output = self.settings.output
         # Seed by content, so that dropout does not depend on the order of scans.
@@ -148,13 +148,13 @@ class CaseWorker:
         scan.conformed = None
         return scan
 
-    def write(self, scan: CaseInProgress | PersonInProgress) -> Entry:
+    def write(self, scan: CaseInProgress | ParticipantInProgress) -> Entry:
         """Write the outputs of a scan and return its entry, or a failed entry if writing fails.
 
-        `no_room` of the entry is set if the disk is full. The entry of a person contains the
+        `no_room` of the entry is set if the disk is full. The entry of a participant contains the
         entries of the scans.
         """
-        if isinstance(scan, PersonInProgress):
+        if isinstance(scan, ParticipantInProgress):
             entries = list(scan.failed)
             for number, one in enumerate(scan.scans):
                 try:
@@ -165,8 +165,8 @@ class CaseWorker:
                 entries.append(self.write(one))
                 # A prediction is as large as everything that the other scans share.
                 one.found = None
-            person = Entry.of(scan.case, self.settings, "done")
-            return replace(person, of_scans=tuple(entries))
+            participant = Entry.of(scan.case, self.settings, "done")
+            return replace(participant, of_scans=tuple(entries))
         try:
             return self._write(scan)
         except Exception as error:
@@ -255,46 +255,51 @@ class CaseWorker:
             spent={} if self._process_clock is None else self._process_clock.take(),
         )
 
-    def _infer_person(self, person: PersonInProgress) -> PersonInProgress:
-        """Segment the scans of a person that show the same head; refuse the others."""
+    def _infer_participant(
+        self, participant: ParticipantInProgress
+    ) -> ParticipantInProgress:
+        """Segment the scans of a participant that show the same head; refuse the others."""
         # Sort the scans, so that the results do not depend on the order of input.
-        volumes = [_volume(scan) for scan in person.scans]
-        person.scans = [person.scans[number] for number in in_order(volumes)]
+        volumes = [_volume(scan) for scan in participant.scans]
+        participant.scans = [participant.scans[number] for number in in_order(volumes)]
         head = None
-        if len(person.scans) > 1:
+        if len(participant.scans) > 1:
             with stage("align"):
-                heads = heads_of([_to_align(scan) for scan in person.scans])
-            # The person's head is the head that more than half of the scans show, if there is one.
-            if 2 * len(heads[0].scans) > len(person.scans):
+                heads = heads_of([_to_align(scan) for scan in participant.scans])
+            # The participant's head is the head that more than half of the scans show, if there is
+            # one.
+            if 2 * len(heads[0].scans) > len(participant.scans):
                 head = heads[0]
-            for case, reason in _find_mismatches(person.scans, heads, head):
-                person.failed.append(Entry.failed(case, self.settings, reason))
+            for case, reason in _find_mismatches(participant.scans, heads, head):
+                participant.failed.append(Entry.failed(case, self.settings, reason))
             kept = () if head is None else head.scans
-            person.scans = [person.scans[number] for number in kept]
+            participant.scans = [participant.scans[number] for number in kept]
         try:
-            if len(person.scans) == 1:
+            if len(participant.scans) == 1:
                 # A single remaining scan is segmented like any other scan.
-                self.infer(self.prepare(person.scans[0]))
-            elif person.scans:
+                self.infer(self.prepare(participant.scans[0]))
+            elif participant.scans:
                 assert head is not None
-                person.stretches_percent = head.stretches_percent
+                participant.stretches_percent = head.stretches_percent
                 # The scans are timed together, on the clock of the first scan.
-                with timed(person.scans[0].clock):
-                    person.together = segment_person(
+                with timed(participant.scans[0].clock):
+                    participant.together = segment_participant(
                         self._predictor,
-                        [_volume(scan) for scan in person.scans],
-                        [_to_align(scan) for scan in person.scans],
+                        [_volume(scan) for scan in participant.scans],
+                        [_to_align(scan) for scan in participant.scans],
                         head.alignments,
                         mirror=self.settings.output.mirror,
                     )
         except Exception as error:
             # The scans are segmented together, so all of them fail.
-            person.failed += [self._failed(scan.case, error) for scan in person.scans]
-            person.scans = []
-        for scan in person.scans:
+            participant.failed += [
+                self._failed(scan.case, error) for scan in participant.scans
+            ]
+            participant.scans = []
+        for scan in participant.scans:
             scan.volume = None
             scan.to_align = None
-        return person
+        return participant
 
 
 def _volume(scan: CaseInProgress) -> Volume:
@@ -310,9 +315,9 @@ def _to_align(scan: CaseInProgress) -> Volume:
 def _find_mismatches(
     scans: Sequence[CaseInProgress], heads: Sequence[Head], head: Head | None
 ) -> list[tuple[Case, str]]:
-    """Return each scan that does not show the person's head, with the reason to refuse it.
+    """Return each scan that does not show the participant's head, with the reason to refuse it.
 
-    `heads` are all heads that the scans show; `head` is the person's head, if there is one.
+    `heads` are all heads that the scans show; `head` is the participant's head, if there is one.
     """
     refused = []
     for other in heads:
@@ -323,8 +328,8 @@ def _find_mismatches(
             compared = set(head.scans)
         first = min(scans[number].case.id for number in compared)
         reason = (
-            f"does not show the same head as {first}, so they are not one person's: "
-            "check names and sides, or name the persons in --persons"
+            f"does not show the same head as {first}, so they are not one participant's: "
+            "check names and sides, or name the participants in --sessions"
         )
         if any(one.is_mirrored for one in heads):
             reason = (
@@ -335,30 +340,30 @@ def _find_mismatches(
     return refused
 
 
-def _take_result(person: PersonInProgress, number: int) -> None:
+def _take_result(participant: ParticipantInProgress, number: int) -> None:
     """Give a scan its part of the joint segmentation and the data for the tables of changes.
 
     A scan that was segmented by itself has its result already.
     """
-    if person.together is None:
+    if participant.together is None:
         return
-    scan = person.scans[number]
+    scan = participant.scans[number]
     with timed(scan.clock):
-        point = person.together.time_point(number)
+        point = participant.together.time_point(number)
     scan.found = point.prediction
-    together = [other.case for other in person.scans]
+    together = [other.case for other in participant.scans]
     scan.together = tuple(natsorted(together, key=attrgetter("id")))
-    cases = [case.id for case in person.case.scans]
-    years = dict(zip(cases, person.case.years, strict=True))
-    digests = {other.case.id: other.digest for other in person.scans}
+    cases = [case.id for case in participant.case.scans]
+    years = dict(zip(cases, participant.case.years, strict=True))
+    digests = {other.case.id: other.digest for other in participant.scans}
     volumes = {name: round(mm3, 3) for name, mm3 in point.volumes_mm3.items()}
     scan.longitudinal = TimePoint(
-        person=person.case.name,
-        group=person.case.group,
+        participant=participant.case.name,
+        group=participant.case.group,
         year=years[scan.case.id],
         scans=dict(sorted(digests.items())),
         volumes_mm3=volumes,
     )
-    stretch = person.stretches_percent[number]
+    stretch = participant.stretches_percent[number]
     if stretch:
         scan.longitudinal.stretch_percent = round(stretch, 2)

@@ -497,7 +497,7 @@ class CaseFiles:
             facts,
             title=self.case.stem,
             reference=self._output.reference,
-            person=self.case.facts,
+            participant=self.case.facts,
         )
         write_whole(self.names.path(Product.PAGE), page)
 

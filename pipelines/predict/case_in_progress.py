@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from trinat.pipelines.predict.settings import RunSettings
-from trinat.pipelines.study.cases import Case, Person, Work
+from trinat.pipelines.study.cases import Case, Participant, Work
 from trinat.pipelines.study.entry import Entry
 from trinat.pipelines.study.files import refuse_changed
 from trinat.pipelines.study.record import TimePoint
@@ -19,7 +19,7 @@ from trinat.segmentation.timing import Clock, stage, timed
 
 if TYPE_CHECKING:
     from trinat.segmentation.inference.prediction import Prediction
-    from trinat.segmentation.longitudinal.person import Together
+    from trinat.segmentation.longitudinal.participant import Together
     from trinat.segmentation.space.conform import Conformed
 
 
@@ -35,24 +35,24 @@ class CaseInProgress:
     volume: Volume | None = None
     digest: str = ""
     conformed: Conformed | None = None
-    # Image that is aligned with the person's other scans; None for a single scan.
+    # Image that is aligned with the participant's other scans; None for a single scan.
     to_align: Volume | None = None
     found: Prediction | None = None
     clock: Clock = field(default_factory=Clock)
-    # Set for one of several scans of a person: data for the tables of changes, and the cases of all
-    # scans that it was segmented with.
+    # Set for one of several scans of a participant: data for the tables of changes, and the cases
+    # of all scans that it was segmented with.
     longitudinal: TimePoint | None = None
     together: tuple[Case, ...] = ()
 
 
 @dataclass
-class PersonInProgress:
-    """State of a person's scans, with the entries of the scans that failed.
+class ParticipantInProgress:
+    """State of a participant's scans, with the entries of the scans that failed.
 
     `together` is set by the networks if two or more scans are left.
     """
 
-    case: Person
+    case: Participant
     scans: list[CaseInProgress]
     failed: list[Entry] = field(default_factory=list)
     together: Together | None = None
@@ -60,15 +60,15 @@ class PersonInProgress:
     stretches_percent: tuple[float, ...] = ()
 
 
-def read(case: Work, settings: RunSettings) -> CaseInProgress | PersonInProgress:
-    """Read the scan of a case, or the scans of a person.
+def read(case: Work, settings: RunSettings) -> CaseInProgress | ParticipantInProgress:
+    """Read the scan of a case, or the scans of a participant.
 
-    Errors in the scan of a case are raised. Scans of a person that cannot be read become failed
-    entries, and the other scans continue.
+    Errors in the scan of a case are raised. Scans of a participant that cannot be read become
+    failed entries, and the other scans continue.
     """
-    if not isinstance(case, Person):
+    if not isinstance(case, Participant):
         return _read_scan(case, settings)
-    reading = PersonInProgress(case, [])
+    reading = ParticipantInProgress(case, [])
     for scan in case.scans:
         try:
             reading.scans.append(_read_scan(scan, settings))

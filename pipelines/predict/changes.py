@@ -1,4 +1,4 @@
-"""Tables and page of changes in a person's volumes and cortical thickness between scans."""
+"""Tables and page of changes in a participant's volumes and cortical thickness between scans."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _OF_CHANGE = (
     *("noise", "beyond_noise"),
 )
 _COLUMNS = (
-    "person",
+    "participant",
     "group",
     "structure",
     "scans",
@@ -42,7 +42,7 @@ _COLUMNS = (
 )
 # In tables of further outputs, units are part of the name of a measure.
 _FURTHER_COLUMNS = (
-    *("person", "group", "measure", "scans", "years", "first", "last"),
+    *("participant", "group", "measure", "scans", "years", "first", "last"),
     *_OF_CHANGE,
 )
 
@@ -70,30 +70,30 @@ def write_changes(
     excluded: Collection[str] = EXCLUDED_GRADES,
     results: Path | None = None,
 ) -> tuple[str, ...]:
-    """Write the tables and the page of all persons with two or more scans into `folder`.
+    """Write the tables and the page of all participants with two or more scans into `folder`.
 
     Scans and structures of the `excluded` grades are time points, but enter no change. Paths of
     scans are relative to `results`, by default to `folder`. Returns the names of the files; nothing
-    is written if there are no such persons.
+    is written if there are no such participants.
     """
-    persons = _persons_in(entries, folder if results is None else results)
-    if not persons:
+    participants = _participants_in(entries, folder if results is None else results)
+    if not participants:
         return ()
     changes, time_points, page, *_ = CHANGES
-    _write_time_points(folder / time_points, persons, excluded)
+    _write_time_points(folder / time_points, participants, excluded)
     courses = []
     left_out = []
-    for name in natsorted(persons):
-        courses += _courses(persons[name], excluded)
-        left_out += _left_out(persons[name], excluded)
+    for name in natsorted(participants):
+        courses += _courses(participants[name], excluded)
+        left_out += _left_out(participants[name], excluded)
     rows = [_row(course, digits=1) for course in courses]
     write_tsv(folder / changes, _COLUMNS, rows)
     write_whole(folder / page, changes_page(courses, left_out))
     written = [changes, time_points, page]
     for output in FURTHER:
         of_output = []
-        for name in natsorted(persons):
-            of_output += further_courses(output, persons[name], excluded)
+        for name in natsorted(participants):
+            of_output += further_courses(output, participants[name], excluded)
         if of_output:
             table = changes_table(output)
             rows = [_row(course, digits=3) for course in of_output]
@@ -105,7 +105,7 @@ def write_changes(
 def further_courses(
     name: str, scans: Sequence[Entry], excluded: Collection[str]
 ) -> list[Course]:
-    """Return the course of each column of a further output of one person.
+    """Return the course of each column of a further output of one participant.
 
     Columns with fewer than two scans that count have no course.
     """
@@ -142,15 +142,15 @@ def courses_in(
     excluded: Collection[str],
     counting: Mapping[str, Collection[str]],
 ) -> list[Course]:
-    """Return the course of each structure of each person with two or more scans that count.
+    """Return the course of each structure of each participant with two or more scans that count.
 
     Paths of scans are relative to `results`. Only the cases in `counting` count, without the
     structures that it names; nor do scans and structures of the `excluded` grades.
     """
-    persons = _persons_in(entries, results)
+    participants = _participants_in(entries, results)
     courses = []
-    for name in natsorted(persons):
-        taken = [entry for entry in persons[name] if entry.case in counting]
+    for name in natsorted(participants):
+        taken = [entry for entry in participants[name] if entry.case in counting]
         if taken:
             courses += _courses(taken, excluded, counting)
     return courses
@@ -175,7 +175,7 @@ def _left_out(
 def _why_unfit(entry: Entry, first_with: dict[str, str]) -> str:
     """Return why a scan cannot be used for changes, whatever its grade; "" if it can.
 
-    `first_with` maps digests to the person's earlier scans; this scan is added.
+    `first_with` maps digests to the participant's earlier scans; this scan is added.
     """
     digest = entry.input_sha256
     if digest and first_with.setdefault(digest, entry.case) != entry.case:
@@ -186,28 +186,28 @@ def _why_unfit(entry: Entry, first_with: dict[str, str]) -> str:
     larger = "larger" if stretch > 0 else "smaller"
     return (
         f"the head is {abs(stretch):g} % {larger} along one axis than in another scan of the "
-        "person: check the voxel sizes in both headers"
+        "participant: check the voxel sizes in both headers"
     )
 
 
-def _persons_in(entries: Iterable[Entry], results: Path) -> dict[str, list[Entry]]:
-    """Return the scans of each person in chronological order, for persons with two or more scans.
+def _participants_in(entries: Iterable[Entry], results: Path) -> dict[str, list[Entry]]:
+    """Return the scans of each participant with two or more, in chronological order.
 
-    Volumes of different segmentations are never compared: only the scans of a person's latest joint
-    segmentation are returned. Segmentations that include a scan that has since been removed or
-    renamed are skipped.
+    Volumes of different segmentations are never compared: only the scans of a participant's latest
+    joint segmentation are returned. Segmentations that include a scan that has since been removed
+    or renamed are skipped.
     """
     known = {entry.case: entry for entry in entries}
     moved = _find_moved(known.values(), results)
-    # For each person, the scans by joint segmentation.
+    # For each participant, the scans by joint segmentation.
     found: dict[str, dict[_Segmentation, list[Entry]]] = {}
     for entry in known.values():
         time_point = entry.result.longitudinal
         if entry.status == "done" and time_point is not None:
-            groups = found.setdefault(time_point.person, {})
+            groups = found.setdefault(time_point.participant, {})
             groups.setdefault(_together(entry), []).append(entry)
     ordered = {}
-    for person, groups in found.items():
+    for participant, groups in found.items():
         current = [
             group
             for segmentation, group in groups.items()
@@ -217,7 +217,7 @@ def _persons_in(entries: Iterable[Entry], results: Path) -> dict[str, list[Entry
             last = max(
                 current, key=lambda group: max(entry.finished for entry in group)
             )
-            ordered[person] = _sort_by_time(last)
+            ordered[participant] = _sort_by_time(last)
     return ordered
 
 
@@ -274,7 +274,7 @@ def _together(entry: Entry) -> _Segmentation:
 
 
 def _time_point(entry: Entry) -> TimePoint:
-    """Return the data of a scan in the joint segmentation of its person."""
+    """Return the data of a scan in the joint segmentation of its participant."""
     time_point = entry.result.longitudinal
     assert time_point is not None
     return time_point
@@ -285,7 +285,7 @@ def _courses(
     excluded: Collection[str],
     left_out: Mapping[str, Collection[str]] = MappingProxyType({}),
 ) -> list[Course]:
-    """Return the course of each structure of a person.
+    """Return the course of each structure of a participant.
 
     Structures with fewer than two usable scans have no course. `left_out` names structures that do
     not count, by case.
@@ -312,7 +312,7 @@ def _courses(
 
 
 def _course(
-    person: TimePoint,
+    participant: TimePoint,
     name: str,
     scans: Sequence[Entry],
     values: Sequence[float],
@@ -330,12 +330,19 @@ def _course(
         return None
     cases = [entry.case for entry in scans]
     return Course(
-        person.person, person.group, name, cases, years, values, change, retest_percent
+        participant.participant,
+        participant.group,
+        name,
+        cases,
+        years,
+        values,
+        change,
+        retest_percent,
     )
 
 
 def _retest_of(entry: Entry) -> Mapping[str, float]:
-    """Return the test-retest difference of each structure in an unchanged person, in per cent.
+    """Return the test-retest difference of each structure in an unchanged participant, in per cent.
 
     It was measured for shipped models with all their views. The hash is compared, because a user's
     own model may have the same name.
@@ -355,7 +362,7 @@ def _row(course: Course, digits: int) -> list[Any]:
     beyond = change.is_beyond_noise
     words = {True: "yes", False: "no", None: None}
     return [
-        course.person,
+        course.participant,
         course.group or None,
         course.structure,
         change.scans,
@@ -376,20 +383,20 @@ def _rounded(value: float | None, digits: int) -> float | None:
 
 
 def _write_time_points(
-    path: Path, persons: Mapping[str, Sequence[Entry]], excluded: Collection[str]
+    path: Path, participants: Mapping[str, Sequence[Entry]], excluded: Collection[str]
 ) -> None:
-    """Write a row for each scan: its person, its time, and the volumes to compute changes from.
+    """Write a row for each scan: participant, time, and the volumes behind the changes.
 
     The column `left_out` lists structures or scans that enter no change, with the reasons.
     """
     names: dict[str, None] = {}
-    for scans in persons.values():
+    for scans in participants.values():
         for entry in scans:
             names.update(dict.fromkeys(_time_point(entry).volumes_mm3))
     rows = []
-    for person in natsorted(persons):
-        left_out_here = _left_out(persons[person], excluded)
-        for entry in persons[person]:
+    for participant in natsorted(participants):
+        left_out_here = _left_out(participants[participant], excluded)
+        for entry in participants[participant]:
             time_point = _time_point(entry)
             volumes = [time_point.volumes_mm3.get(name) for name in names]
             year = _rounded(time_point.year, 4)
@@ -400,7 +407,9 @@ def _write_time_points(
             ]
             left_out = "; ".join(remarks) or None
             group = time_point.group or None
-            row = [person, group, entry.case, year, left_out, *volumes]
+            row = [participant, group, entry.case, year, left_out, *volumes]
             rows.append(row)
     columns = [f"{name}_mm3" for name in names]
-    write_tsv(path, ("person", "group", "case", "year", "left_out", *columns), rows)
+    write_tsv(
+        path, ("participant", "group", "case", "year", "left_out", *columns), rows
+    )

@@ -21,7 +21,7 @@ from trinat.pipelines.jobs.pool import POLL_S, READY, WAITING, Done, Pool, ignor
 from trinat.pipelines.jobs.process import cpu_count, prepare_process
 from trinat.pipelines.predict.case_in_progress import (
     CaseInProgress,
-    PersonInProgress,
+    ParticipantInProgress,
     read,
 )
 from trinat.pipelines.predict.settings import RunSettings
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 # One case being read, one in the networks, one being written.
 _IN_HAND = 3
 _T = TypeVar("_T")
-_InProgress = CaseInProgress | PersonInProgress
+_InProgress = CaseInProgress | ParticipantInProgress
 
 
 class Engine(Protocol):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from trinat.pipelines.common.exits import Exit, batch_exit
 from trinat.pipelines.predict.settings import CaseNames, RunSettings, slices_of
-from trinat.pipelines.study.cases import Case, Person, Refusal, Work
+from trinat.pipelines.study.cases import Case, Participant, Refusal, Work
 from trinat.pipelines.study.entry import (
     Entry,
     digest_of,
@@ -221,10 +221,10 @@ class Recorder:
         for case in cases:
             if stop():
                 return
-            if isinstance(case, Person):
-                person = self._person_to_do(case)
-                if person is not None:
-                    yield person
+            if isinstance(case, Participant):
+                participant = self._participant_to_do(case)
+                if participant is not None:
+                    yield participant
                 continue
             reason = self._why_impossible(case)
             if reason:
@@ -241,25 +241,25 @@ class Recorder:
             else:
                 self.note(obstructed)
 
-    def _person_to_do(self, person: Person) -> Person | None:
-        """Return the person with the scans to segment, or None; record the other scans.
+    def _participant_to_do(self, participant: Participant) -> Participant | None:
+        """Return the participant with the scans to segment, or None; record the other scans.
 
         The scans are segmented together: if one is new, changed or missing, all are segmented
         again.
         """
         impossible: dict[str, Entry] = {}
-        for case in person.scans:
+        for case in participant.scans:
             reason = self._why_impossible(case)
             if reason:
                 impossible[case.id] = Entry.failed(case, self.settings, reason)
-        if not impossible and self._note_if_current(person):
+        if not impossible and self._note_if_current(participant):
             return None
         for entry in impossible.values():
             self.note(entry)
-        return person.only(lambda case: case.id not in impossible)
+        return participant.only(lambda case: case.id not in impossible)
 
-    def _note_if_current(self, person: Person) -> bool:
-        """Record all scans of a person and return True if their results are current.
+    def _note_if_current(self, participant: Participant) -> bool:
+        """Record all scans of a participant and return True if their results are current.
 
         They are current if they were made of exactly these scans at these times. A scan whose
         outputs would replace files of the user fails, but the others are not segmented again for
@@ -267,7 +267,7 @@ class Recorder:
         """
         obstructed_scans = {}
         known: dict[str, TimePoint | None] = {}
-        for case in person.scans:
+        for case in participant.scans:
             obstructed = self._obstructed_entry(case)
             if obstructed is not None:
                 obstructed_scans[case.id] = obstructed
@@ -276,17 +276,17 @@ class Recorder:
             if entry is None or not entry.is_current(case, self.settings):
                 return False
             known[case.id] = entry.result.longitudinal
-        digests = {case.id: digest_of(*case.files) for case in person.scans}
-        for case, year in zip(person.scans, person.years, strict=True):
+        digests = {case.id: digest_of(*case.files) for case in participant.scans}
+        for case, year in zip(participant.scans, participant.years, strict=True):
             if case.id in obstructed_scans:
                 continue
             noted = known[case.id]
             if noted is None or noted.scans != digests:
                 return False
-            whose = (noted.person, noted.group, noted.year)
-            if whose != (person.name, person.group, year):
+            whose = (noted.participant, noted.group, noted.year)
+            if whose != (participant.name, participant.group, year):
                 return False
-        for case in person.scans:
+        for case in participant.scans:
             if case.id in obstructed_scans:
                 self.note(obstructed_scans[case.id])
             else:

@@ -38,6 +38,7 @@ from trinat.pipelines.predict.tables import (
 from trinat.pipelines.study.cases import Case, Found, Refusal, Work
 from trinat.pipelines.study.discovery import find_cases, suffix_of_results
 from trinat.pipelines.study.entry import Entry, most_doubtful
+from trinat.pipelines.study.grouping import participants_of, with_facts
 from trinat.pipelines.study.ledger import (
     Ledger,
     LedgerContents,
@@ -53,7 +54,6 @@ from trinat.pipelines.study.naming import (
     T1W,
     WORK,
 )
-from trinat.pipelines.study.persons import persons_of, with_facts
 from trinat.pipelines.study.record import EXCLUDED_GRADES
 from trinat.segmentation.errors import (
     ConfigError,
@@ -162,25 +162,27 @@ def predict(request: PredictRequest, callbacks: Listener | None = None) -> Outco
 
 
 def _check_for_fmriprep(suffix: str, found: Found) -> None:
-    """Raise if fMRIPrep cannot use the results; report persons with more scans than it accepts."""
+    """Raise if fMRIPrep cannot use the results; log participants with too many scans."""
     if found.bids_root is None or suffix != T1W:
         raise ConfigError(
             "--for fmriprep: the scans are no T1w scans of a BIDS dataset",
             remedy="give a BIDS dataset, or use --tissues",
         )
     scans = Counter(f"sub-{case.entities['sub']}" for case in found.cases)
-    several = [person for person in natsorted(scans) if scans[person] > 1]
+    several = [
+        participant for participant in natsorted(scans) if scans[participant] > 1
+    ]
     if several:
         _log.warning(
-            "fMRIPrep takes the results of one T1w scan a person: %s have several "
+            "fMRIPrep takes the results of one T1w scan a participant: %s have several "
             "(docs/fmriprep.md)",
             some(several),
         )
 
 
 def _with_facts(request: PredictRequest, found: Found) -> tuple[Case, ...]:
-    """Return the cases with age, sex and intracranial volume of their persons, for norms."""
-    table = request.people
+    """Return the cases with age, sex and intracranial volume of their participants, for norms."""
+    table = request.participants_table
     if table is None:
         if found.bids_root is None:
             raise ConfigError(
@@ -196,14 +198,14 @@ def _inputs_of_part(
 ) -> tuple[Sequence[Work], Sequence[Refusal]]:
     """Return the cases and refusals of the request's shard; the first shard reports all refusals.
 
-    With --longitudinal, the scans of a person are one case and belong to one shard.
+    With --longitudinal, the scans of a participant are one case and belong to one shard.
     """
     given: Sequence[Work] = found.cases
     if request.output.longitudinal:
-        persons = persons_of(
-            found.cases, found.bids_root, request.persons, strict=request.strict
+        participants = participants_of(
+            found.cases, found.bids_root, request.sessions_table, strict=request.strict
         )
-        given = [person.unit for person in persons]
+        given = [participant.unit for participant in participants]
     shard = request.shard
     if shard is None:
         return given, found.refusals

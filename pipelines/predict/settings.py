@@ -152,7 +152,7 @@ class OutputSettings:
     longitudinal: Annotated[
         bool,
         Option(
-            "Segment the scans of each person together; write changes.tsv and changes.html.",
+            "Segment the scans of each participant together; write changes.tsv and changes.html.",
             panel=SEGMENTATION,
         ),
     ] = False
@@ -407,8 +407,8 @@ class PredictRequest(WorkerOptions):
     - `timeout_s` is for one scan; 0 is no limit, None the default of `limit_s`.
     - `participants` and `sessions` select from a BIDS dataset; empty: all. `suffix` is the BIDS
       suffix of its scans.
-    - `people` is a table of participants, for `output.reference` if this contains norms.
-    - `persons` is a table that assigns scans to persons, for `output.longitudinal`. Results of the
+    - `participants_table` is a participants table, for `output.reference` if this contains norms.
+    - `sessions_table` assigns scans to participants, for `output.longitudinal`. Results of the
       `excluded` grades enter no change.
     - `found` are cases that were found already, in place of `inputs`.
     - `engine` creates an engine that replaces processes on this machine.
@@ -484,21 +484,22 @@ class PredictRequest(WorkerOptions):
             panel=INPUT,
         ),
     ] = T1W
-    people: Annotated[
+    participants_table: Annotated[
         Path | None,
         Option(
-            "Table with age and sex of each person, for the norms of --reference. Default: "
+            "Table with age and sex of each participant, for the norms of --reference. Default: "
             "participants.tsv of a BIDS dataset.",
             names=("--participants",),
             is_file=True,
             panel=INPUT,
         ),
     ] = None
-    persons: Annotated[
+    sessions_table: Annotated[
         Path | None,
         Option(
-            "Table (.tsv or .csv) with columns scan, person and date, for --longitudinal. "
+            "Table (.tsv or .csv) with columns scan, participant and date, for --longitudinal. "
             "Default: from BIDS, or from names such as OAS1_0001_MR2.",
+            names=("--sessions",),
             is_file=True,
             panel=INPUT,
         ),
@@ -506,7 +507,8 @@ class PredictRequest(WorkerOptions):
     strict: Annotated[
         bool,
         Option(
-            "Stop if anything in a table of persons is not understood (`trinat people TABLE`).",
+            "Stop if anything in a participants table is not understood (`trinat participants "
+            "TABLE`).",
             panel=INPUT,
         ),
     ] = False
@@ -533,19 +535,19 @@ class PredictRequest(WorkerOptions):
 
     def check(self) -> None:
         """Raise ConfigError for options that contradict or require each other."""
-        reads_persons = isinstance(self.output.reference, Norms)
+        reads_participants = isinstance(self.output.reference, Norms)
         if self.output.reference and not self.output.page:
             raise ConfigError(
                 "--reference has no effect without --page", remedy="give --page too"
             )
-        if self.people is not None and not reads_persons:
+        if self.participants_table is not None and not reads_participants:
             raise ConfigError(
                 "--participants has no effect without --reference",
                 remedy="give --reference with a table of trinat norms, or leave it out",
             )
-        if self.strict and not (self.output.longitudinal or reads_persons):
+        if self.strict and not (self.output.longitudinal or reads_participants):
             raise ConfigError(
-                "--strict is for --longitudinal and norms, which read tables of persons",
+                "--strict is for --longitudinal and norms, which read participants tables",
                 remedy="leave it out",
             )
         if self.output.thickness and not self.output.parcels:

@@ -235,14 +235,18 @@ def _with_facts(
     found: Sequence[Subject], table: Path, config: PrepareConfig
 ) -> tuple[Subject, ...]:
     """Add what a participants table says to subjects; its facts win over those that are there."""
-    names = [(subject.id, subject.person) for subject in found]
+    names = [(subject.id, subject.participant) for subject in found]
     is_given = table == config.participants
     matched = match_participants(table, names, strict=config.strict, is_given=is_given)
-    # A scan without a row has the facts of the person's other scan.
-    of_person = {person: facts for (_, person), facts in matched.facts.items()}
+    # A scan without a row has the facts of the participant's other scan.
+    of_participant = {
+        participant: facts for (_, participant), facts in matched.facts.items()
+    }
     subjects = []
     for name, subject in zip(names, found, strict=True):
-        facts = matched.facts.get(name) or of_person.get(subject.person, Facts())
+        facts = matched.facts.get(name) or of_participant.get(
+            subject.participant, Facts()
+        )
         age = subject.age if facts.age is None else facts.age
         family = facts.family or subject.family
         sex = facts.sex or subject.sex

@@ -101,7 +101,8 @@ class PrepareConfig(BaseModel):
     strict: Annotated[
         bool,
         Option(
-            "Stop if anything in a table of persons is not understood (`trinat people TABLE`).",
+            "Stop if anything in a participants table is not understood (`trinat participants "
+            "TABLE`).",
             names=("--strict",),
         ),
     ] = False

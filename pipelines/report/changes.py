@@ -1,7 +1,7 @@
 """Longitudinal changes of volumes, compared with scan-rescan noise, and their page.
 
-Changes are in per cent of the person's mean volume, so that neither scan is the reference: from 100
-to 90 is -10.53 %, and back is +10.53 % (symmetrised per cent change). Times are in years.
+Changes are in per cent of the participant's mean volume, so that neither scan is the reference:
+from 100 to 90 is -10.53 %, and back is +10.53 % (symmetrised per cent change). Times are in years.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ __all__ = [
 
 Values = NDArray[np.float64]
 
-# Columns with the facts of persons.
+# Columns with the facts of participants.
 _FACTS = ["group", "site", "sex", "age", "icv"]
-# Above this number of persons a table shows only the largest changes.
+# Above this number of participants a table shows only the largest changes.
 _MOST_ROWS = 1000
 # In years; a little less than a day, so that rounding does not split a day.
 _ONE_DAY = 1 / 366
@@ -62,13 +62,13 @@ _ONE_DAY = 1 / 366
 
 @dataclass(frozen=True)
 class Change:
-    """Change of the volume of one structure of one person.
+    """Change of the volume of one structure of one participant.
 
     - `percent` is the change from the first to the last scan.
     - `percent_per_year` is the slope; None if times are not known, or all scans are of one day.
     - `low` and `high` are the 95 % interval of the slope, with three or more scans.
     - `noise` is the limit that `percent_per_year` (without times: `percent`) stays within in 95 of
-      100 unchanged persons; None if it was not measured.
+      100 unchanged participants; None if it was not measured.
     """
 
     scans: int
@@ -81,7 +81,7 @@ class Change:
 
     @property
     def is_beyond_noise(self) -> bool | None:
-        """True if the change is larger than in unchanged persons; None if that is not known."""
+        """True if the change exceeds the noise of unchanged participants; None if not known."""
         if self.noise is None:
             return None
         value = self.percent_per_year
@@ -99,8 +99,8 @@ def change_of(
 
     Scans of one day have no change per year: their noise would be thousands of per cent.
 
-    `retest_percent` is the limit of the difference between two scans of an unchanged person in 95
-    of 100 cases.
+    `retest_percent` is the limit of the difference between two scans of an unchanged participant in
+    95 of 100 cases.
     """
     values = np.asarray(volumes, float)
     mean = values.mean()
@@ -159,7 +159,7 @@ def _slope(percents: Values, from_mean: Values) -> tuple[float, float | None]:
 
 @cache
 def retest_of(model: str) -> dict[str, float]:
-    """Return the scan-rescan difference of unchanged persons by structure, in per cent.
+    """Return the scan-rescan difference of unchanged participants by structure, in per cent.
 
     In 95 of 100 cases two scans differ by less. It holds for scans that were segmented together.
     With few measurements (`freedom` in the table) the standard deviation is uncertain: Student's t
@@ -177,12 +177,12 @@ def retest_of(model: str) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Course:
-    """Volumes of one structure of one person, or values of another measure, in the order of time.
+    """Volumes of a participant's structure, or another measure, in chronological order.
 
     `years` are None if times are not known; `retest_percent` is as for `change_of`.
     """
 
-    person: str
+    participant: str
     group: str
     structure: str
     cases: Sequence[str]
@@ -221,19 +221,19 @@ class Changes:
 
 def compare_changes(
     courses: Sequence[Course],
-    persons: pd.DataFrame,
+    participants: pd.DataFrame,
     covariates: Collection[str] | None = None,
 ) -> Changes:
     """Compare the change per year between groups, by the linear model of `fit_groups`.
 
-    A person's slope is one value of the model. Its weight grows with the number of visits and the
-    time between them, because slopes over a few weeks are mostly noise. Robust standard errors hold
-    whatever the weights. `persons` is a table as from `cohort.persons_of`, with the facts of all
-    persons, including persons with one scan.
+    A participant's slope is one value of the model. Its weight grows with the number of sessions
+    and the time between them, because slopes over a few weeks are mostly noise. Robust standard
+    errors hold whatever the weights. `participants` is a table as from `cohort.participants_of`,
+    with the facts of all participants, including participants with one scan.
     """
     slopes = pd.DataFrame(
         {
-            "subject": [course.person for course in courses],
+            "subject": [course.participant for course in courses],
             "structure": [course.structure for course in courses],
             "value": [course.change.percent_per_year for course in courses],
             "spread": [
@@ -241,16 +241,18 @@ def compare_changes(
             ],
         }
     ).astype({"value": float})
-    # Assumes that persons vary by as much as the noise of a slope over the usual visits.
+    # Assumes that participants vary by as much as the noise of a slope over the usual sessions.
     usual = slopes["spread"].median()
     slopes["weight"] = slopes["spread"] / (slopes["spread"] + usual)
     with_slope = set(slopes.dropna(subset="value")["subject"])
-    facts = persons.groupby("subject", sort=False)[_FACTS].first()
+    facts = participants.groupby("subject", sort=False)[_FACTS].first()
     notices = []
-    single = [person for person in facts.index if person not in with_slope]
+    single = [
+        participant for participant in facts.index if participant not in with_slope
+    ]
     if single:
         notices.append(
-            f"{count(len(single), 'person')} without a change per year, because it needs two "
+            f"{count(len(single), 'participant')} without a change per year, because it needs two "
             f"usable scans with dates: {some(single)}."
         )
     model = None
@@ -269,7 +271,7 @@ def changes_page(
 
     `left_out` has what is in no course: the scan, the structure ("" is all of the scan), and why.
     """
-    persons = {course.person for course in courses}
+    participants = {course.participant for course in courses}
     beyond = [course for course in courses if course.change.is_beyond_noise]
     structures = _structures_of(courses)
     # Changes per year and changes over any time are not drawn together and have no common mean.
@@ -277,7 +279,7 @@ def changes_page(
     untimed = [course for course in courses if not course.has_times]
     comparable = timed or courses
     cards = [
-        ("Persons", f"{len(persons):,}", "with two or more usable scans"),
+        ("Participants", f"{len(participants):,}", "with two or more usable scans"),
         ("Beyond noise", f"{len(beyond):,}", f"of {len(courses):,} changes"),
     ]
     rows_left_out = []
@@ -287,7 +289,7 @@ def changes_page(
     return render(
         "changes.html",
         title="Changes between scans",
-        lead=f"{count(len(persons), 'person')}, {len(structures)} structures.",
+        lead=f"{count(len(participants), 'participant')}, {len(structures)} structures.",
         notices=_notices(courses, left_out),
         cards=cards,
         plot=courses_plot(comparable) if comparable else None,
@@ -315,14 +317,15 @@ def _notices(
             "The table at the end has the reasons."
         )
     if not courses:
-        notices.append("No changes: no person has two usable scans.")
+        notices.append("No changes: no participant has two usable scans.")
         return notices
-    undated = {course.person for course in courses if not course.has_times}
-    dated = {course.person for course in courses if course.has_times}
+    undated = {course.participant for course in courses if not course.has_times}
+    dated = {course.participant for course in courses if course.has_times}
     if undated:
         notice = (
-            f"{count(len(undated), 'person')} without dates, or with all scans on one day: changes "
-            "are in per cent, not per year. Without dates, scans are in the order of their names."
+            f"{count(len(undated), 'participant')} without dates, or with all scans on one day: "
+            "changes are in per cent, not per year. Without dates, scans are in the order of "
+            "their names."
         )
         if dated:
             notice += " They are in a separate table, and not in the plots."
@@ -338,8 +341,9 @@ def _notices(
 def courses_plot(courses: Sequence[Course]) -> Drawing:
     """Draw the courses in small multiples, a panel for each structure, coloured by group.
 
-    Each person has a line. All courses have times, or none has. 95 of 100 scans of an unchanged
-    person are in the band, for persons with as few scans as those with the fewest.
+    Each participant has a line. All courses have times, or none has. 95 of 100 scans of an
+    unchanged participant are in the band, for participants with as few scans as those with the
+    fewest.
     """
     groups = natsorted({course.group for course in courses})
     structures = _structures_of(courses)
@@ -355,13 +359,15 @@ def courses_plot(courses: Sequence[Course]) -> Drawing:
         figure.supylabel("% from the mean")
         if len(groups) > 1:
             add_legend(figure, [group or "no group" for group in groups])
-    label = f"Volumes of {len(structures)} structures over time, one line per person"
+    label = (
+        f"Volumes of {len(structures)} structures over time, one line per participant"
+    )
     return Drawing(
         "courses",
         figure,
         label,
         marks,
-        caption="Band: 95 of 100 scans are inside if nothing changes, for persons with "
+        caption="Band: 95 of 100 scans are inside if nothing changes, for participants with "
         f"{_fewest_scans(courses)} scans.",
     )
 
@@ -416,11 +422,11 @@ def _draw_panel(
 
 
 def _groups(courses: Sequence[Course]) -> Table | None:
-    """Return mean and SD of the change of each structure by group; None for a single person.
+    """Return mean and SD of the change of each structure by group; None for a single participant.
 
     All courses have times, or none has.
     """
-    if len({course.person for course in courses}) < 2:
+    if len({course.participant for course in courses}) < 2:
         return None
     groups = natsorted({course.group for course in courses})
     unit = _unit(courses)
@@ -428,8 +434,8 @@ def _groups(courses: Sequence[Course]) -> Table | None:
     for group in groups:
         title = group or ("No group" if len(groups) > 1 else "All")
         columns.append(Column(f"{title}: mean ± SD ({unit})", 2, sign=True))
-    hint = "Median over persons of the noise: without a real change, 95 of 100 are within this"
-    columns.append(Column(f"Noise of a person ({unit})", 2, hint))
+    hint = "Median over participants of the noise: without a real change, 95 of 100 are within this"
+    columns.append(Column(f"Noise of a participant ({unit})", 2, hint))
     rows: list[list[Any]] = []
     for place, structure in enumerate(_structures_of(courses)):
         of_structure = [one for one in courses if one.structure == structure]
@@ -444,8 +450,8 @@ def _groups(courses: Sequence[Course]) -> Table | None:
             if len(values) > 1:
                 text += f" ± {np.std(values, ddof=1):.2f}"
             else:
-                text += " (1 person)"
-            cells.append(Cell(text, mean, hint=count(len(values), "person")))
+                text += " (1 participant)"
+            cells.append(Cell(text, mean, hint=count(len(values), "participant")))
         noises = [one.change.noise for one in of_structure if one.change.noise]
         cells.append(float(np.median(noises)) if noises else None)
         rows.append(cells)
@@ -463,7 +469,7 @@ def _value(course: Course) -> float:
 
 
 def _changes(courses: Sequence[Course]) -> Table:
-    """Return a table of the changes of each structure and person, the largest beyond noise first.
+    """Return a table of changes by structure and participant, the largest beyond noise first.
 
     The order is by the ratio to the noise. All courses have times, or none has: then there are no
     changes per year.
@@ -471,7 +477,7 @@ def _changes(courses: Sequence[Course]) -> Table:
     ranked = sorted(courses, key=_relative_to_noise, reverse=True)
     has_times = courses[0].has_times
     columns: Columns = [
-        "Person",
+        "Participant",
         "Structure",
         Column("Scans", 0),
         Column("Change (%)", 2, "From the first to the last scan", sign=True),
@@ -482,7 +488,7 @@ def _changes(courses: Sequence[Course]) -> Table:
             Column("Change a year (% a year)", 2, sign=True),
             "95 % interval (% a year)",
         ]
-    hint = "Without a real change, 95 of 100 persons are within this"
+    hint = "Without a real change, 95 of 100 participants are within this"
     columns += [Column(f"Noise ({_unit(courses)})", 2, hint), "Beyond noise"]
     rows = []
     for course in ranked[:_MOST_ROWS]:
@@ -492,7 +498,7 @@ def _changes(courses: Sequence[Course]) -> Table:
             of_slope = interval(change.low, change.high, 2)
         beyond = {None: "", True: "yes", False: "no"}[change.is_beyond_noise]
         row: list[Any] = [
-            course.person,
+            course.participant,
             short_name(course.structure),
             change.scans,
             change.percent,
@@ -504,10 +510,10 @@ def _changes(courses: Sequence[Course]) -> Table:
     if len(ranked) > _MOST_ROWS:
         note = f"The first {_MOST_ROWS}; changes.tsv has all."
     identity = "change-table"
-    caption = "Persons with dates, sorted by change per year relative to noise"
+    caption = "Participants with dates, sorted by change per year relative to noise"
     if not has_times:
         identity = "undated-table"
-        caption = "Persons without dates, sorted by change relative to noise"
+        caption = "Participants without dates, sorted by change relative to noise"
     return table(identity, caption, columns, rows, note=note)
 
 

@@ -9,8 +9,8 @@ Volumes may be adjusted for the size of the head, by the intracranial volume:
 
 Effects of sites may be removed by ComBat, from the adjusted volumes if there are any.
 
-Persons are compared by a linear model (`group_model`). A person's value is the mean over their
-scans: intervals count persons, not scans.
+Participants are compared by a linear model (`group_model`). A participant's value is the mean over
+their scans: intervals count participants, not scans.
 """
 
 from __future__ import annotations
@@ -52,16 +52,16 @@ _REMEDY = (
     "use a model that finds all fluid inside the skull on whole heads, or give a table of "
     "participants with a column eTIV"
 )
-# Percentiles of norms beyond these stand out: two volumes in a hundred of healthy persons.
+# Percentiles of norms beyond these stand out: two volumes in a hundred of healthy participants.
 _USUAL_PERCENTILES = (1, 99)
 
 
 @dataclass(frozen=True)
 class Scan:
-    """One label map: its person, its volumes in mm3 by structure, and their metadata.
+    """One label map: its participant, its volumes in mm3 by structure, and their metadata.
 
     `uncertainty` is, by structure, the CV of the volume over samples with dropout. `group` is the
-    study's name for the person's group. `intracranial_mm3` is None if it is not known.
+    study's name for the participant's group. `intracranial_mm3` is None if it is not known.
 
     `left_out` is the reason why the scan is in no number, "" if it is included;
     `structures_left_out` has the reasons for structures of an included scan: `volumes_mm3` lacks
@@ -91,7 +91,7 @@ class Scan:
 
 @dataclass(frozen=True)
 class Range:
-    """Expected volumes of a structure, for people of a sex and age if these are given.
+    """Expected volumes of a structure, for participants of a sex and age if these are given.
 
     Volumes in mm³, ages in years, both ends included. `sex` "" is for both sexes.
     """
@@ -110,10 +110,10 @@ class Range:
         return bool(self.sex or is_by_age)
 
     def fits(self, scan: Scan) -> bool:
-        """Return True if the range applies to this person.
+        """Return True if the range applies to this participant.
 
         If both sex and age are given, both must match. A range by age or sex does not apply to
-        persons whose age or sex is unknown.
+        participants whose age or sex is unknown.
         """
         if self.sex and self.sex != scan.sex:
             return False
@@ -191,9 +191,9 @@ class Cohort:
         return unit.replace("mm3", "mm³")
 
     @cached_property
-    def persons(self) -> pd.DataFrame:
-        """Persons with their mean values in the metric that is compared; see `persons_of`."""
-        return persons_of(self.frame, self.compared)
+    def participants(self) -> pd.DataFrame:
+        """Participants with their means of the compared metric; see `participants_of`."""
+        return participants_of(self.frame, self.compared)
 
     @cached_property
     def model(self) -> GroupModel | None:
@@ -206,11 +206,11 @@ class Cohort:
         if self.harmonisation is not None:
             needed.append("site")
         if self.adjustment is not None and self.adjustment.method == "proportion":
-            shares = persons_of(self.frame, ADJUSTED).assign(icv=np.nan)
+            shares = participants_of(self.frame, ADJUSTED).assign(icv=np.nan)
             return fit_groups(shares, "share", self.covariates, needed)
         if self.adjustment is not None:
             needed.append("icv")
-        measured = persons_of(self.frame, self.metric)
+        measured = participants_of(self.frame, self.metric)
         return fit_groups(measured, self.metric, self.covariates, needed)
 
     def outliers(self) -> pd.DataFrame:
@@ -415,12 +415,12 @@ def _places(
 ) -> pd.DataFrame:
     """Return the position of each volume in the norms, a row for each row of the frame.
 
-    Rows that the norms do not cover are NaN: all but measured volumes, and persons unlike the
+    Rows that the norms do not cover are NaN: all but measured volumes, and participants unlike the
     controls.
     """
     rows = []
     for row in frame.to_dict("records"):
-        z = percentile = persons = float("nan")
+        z = percentile = participants = float("nan")
         scan = scans[row["scan"]]
         if row["metric"] == metric and np.isfinite(row["value"]):
             with suppress(NormError):
@@ -431,9 +431,13 @@ def _places(
                     scan.age,
                     scan.intracranial_mm3,
                 )
-                z, percentile, persons = place.z, place.percentile, place.persons
-        rows.append((z, percentile, persons))
-    columns = ["norm_z", "percentile", "norm_persons"]
+                z, percentile, participants = (
+                    place.z,
+                    place.percentile,
+                    place.participants,
+                )
+        rows.append((z, percentile, participants))
+    columns = ["norm_z", "percentile", "norm_participants"]
     return pd.DataFrame(rows, frame.index, columns)
 
 
@@ -487,17 +491,17 @@ def _line(x: _Values, y: _Values) -> dict[str, float]:
     }
 
 
-def groups_of(persons: pd.DataFrame, fact: str) -> list[str]:
-    """Return the groups of persons by one fact, sorted; unknown facts are not a group."""
-    return sorted(set(persons[fact]) - {""})
+def groups_of(participants: pd.DataFrame, fact: str) -> list[str]:
+    """Return the groups of participants by one fact, sorted; unknown facts are not a group."""
+    return sorted(set(participants[fact]) - {""})
 
 
-def persons_of(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
-    """Return a row for each person and structure: means of `value`, `age` and `icv`, and facts.
+def participants_of(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
+    """Return a row per participant and structure: means of `value`, `age`, `icv`, and facts.
 
     The means are over scans. `frame` is the frame of a `Cohort`, and values are of one of its
-    metrics. Rows are in the order of the structures; persons without a value have NaN. A fact that
-    differs between a person's scans is "", like an unknown one.
+    metrics. Rows are in the order of the structures; participants without a value have NaN. A fact
+    that differs between a participant's scans is "", like an unknown one.
     """
     values = frame[frame["metric"] == metric]
     known = {fact: values[fact].where(values[fact] != "") for fact in FACTORS}
@@ -515,8 +519,8 @@ def persons_of(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
     return found.reset_index()
 
 
-def differing_persons(frame: pd.DataFrame, fact: str) -> list[str]:
-    """Return the persons whose scans differ by a fact, as patients who were controls before."""
+def differing_participants(frame: pd.DataFrame, fact: str) -> list[str]:
+    """Return the participants whose scans differ by a fact, such as the group."""
     known = frame[frame[fact] != ""]
     kinds = known.groupby("subject")[fact].nunique()
-    return [str(person) for person in kinds.index[kinds > 1]]
+    return [str(participant) for participant in kinds.index[kinds > 1]]

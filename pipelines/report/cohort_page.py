@@ -17,7 +17,7 @@ from trinat.pipelines.report.cohort import (
     OUTLIER_Z,
     Cohort,
     Section,
-    differing_persons,
+    differing_participants,
 )
 from trinat.pipelines.report.drawing import Drawing
 from trinat.pipelines.report.figures import Z_SCORES, z_score_plot
@@ -43,11 +43,11 @@ from trinat.pipelines.report.page import (
     short_name,
     table,
 )
-from trinat.pipelines.report.people import (
+from trinat.pipelines.report.participants import (
     DIGITS,
     SITES,
     adjustment_table,
-    people_plot,
+    participants_plot,
     site_plot,
     site_tables,
 )
@@ -63,18 +63,18 @@ CHANGES = "changes"
 def cohort_drawings(
     cohort: Cohort, sections: Sequence[Section] = (), changes: Changes | None = None
 ) -> list[Drawing]:
-    """Return the figures of the page: effects of groups, people, residuals, z-scores, sites.
+    """Return the figures of the page: effects of groups, participants, residuals, z-scores, sites.
 
     A figure is left out if there are no data for it. `sections` are the same scans with other
     measures, whose figures have the name of the section first; `changes` are the longitudinal
-    changes of persons with several scans.
+    changes of participants with several scans.
     """
     drawings = []
     if cohort.model is not None:
         drawings += forest_plots(cohort.model)
-    people = people_plot(cohort)
-    if people is not None:
-        drawings.append(people)
+    participants = participants_plot(cohort)
+    if participants is not None:
+        drawings.append(participants)
     if cohort.model is not None:
         residuals = residual_plot(cohort.model)
         if residuals is not None:
@@ -113,13 +113,12 @@ def cohort_page(
 
     `pictures` have title, text and PNG; `failures` are scans without volumes and the reasons.
     `sections` are the scans with other measures, each shown in a section of its own.
-    `remarks` are tables of persons, and remarks on how they were read. `provenance` is shown at the
-    end, as `page.provenance` returns it.
+    `remarks` are participants tables, and remarks on how they were read. `provenance` is shown at
+    the end, as `page.provenance` returns it.
     """
-    people = len({scan.subject for scan in cohort.scans})
-    noun = "person" if people == 1 else "people"
+    participants = len({scan.subject for scan in cohort.scans})
     lead = (
-        f"{count(len(cohort.scans), 'scan')} of {people:,} {noun}, "
+        f"{count(len(cohort.scans), 'scan')} of {count(participants, 'participant')}, "
         f"{len(cohort.structures)} structures, without a reference to compare with."
     )
     by_facts = [_by_group(cohort, key) for key in _GROUPS]
@@ -161,7 +160,7 @@ def cohort_page(
         ),
         remarks=table(
             "remark-table",
-            "How tables of persons were read",
+            "How participants tables were read",
             ["Table", "Remark"],
             remarks,
         ),
@@ -173,7 +172,7 @@ def cohort_page(
 
 def _is_of_groups(name: str) -> bool:
     """Return True for the name of a figure of the part on groups."""
-    return name == "people" or name.partition("-")[0] == FOREST
+    return name == "participants" or name.partition("-")[0] == FOREST
 
 
 def _of_model(cohort: Cohort) -> dict[str, Any]:
@@ -259,10 +258,10 @@ def _notices(cohort: Cohort, failures: Sequence[tuple[str, str]]) -> list[str]:
             "Too few scans to find outliers: eight are needed for robust z-scores."
         )
     for fact in ("group", "site"):
-        differing = differing_persons(cohort.frame, fact)
+        differing = differing_participants(cohort.frame, fact)
         if differing:
             notices.append(
-                f"{count(len(differing), 'person')} excluded from the comparison of {fact}s, "
+                f"{count(len(differing), 'participant')} excluded from the comparison of {fact}s, "
                 f"because their scans have more than one {fact}: {some(differing)}."
             )
     if cohort.adjustment is not None and cohort.adjustment.without:
@@ -290,7 +289,7 @@ def _notices(cohort: Cohort, failures: Sequence[tuple[str, str]]) -> list[str]:
     grades = [scan.grade for scan in cohort.scans]
     texts = {
         "reject": "rejected by quality control, but included in the numbers",
-        "look": "should be looked at by a person",
+        "look": "should be looked at by a participant",
     }
     for grade, text in texts.items():
         if grade in grades:

@@ -23,7 +23,10 @@ from trinat.pipelines.report.tables import digits_of
 from trinat.segmentation.io.files import spreadsheet_safe
 from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.metrics.definitions import HEADLINE, METRICS, PLOTTED, PRINTED
-from trinat.segmentation.metrics.statistics import FEWEST_PERSONS, fewest_persons_for
+from trinat.segmentation.metrics.statistics import (
+    FEWEST_PARTICIPANTS,
+    fewest_participants_for,
+)
 
 # Escapes of characters that LaTeX reads as commands.
 _LATEX = str.maketrans(
@@ -130,11 +133,11 @@ def evaluation_page(
     evaluation = evaluation.without_absent()
     frame = evaluation.frame
     scans = len(frame[["subject", "session"]].drop_duplicates())
-    persons = frame["subject"].nunique()
+    participants = frame["subject"].nunique()
     structures = len(measurements.structures_of(frame))
     lead = (
         f"{' and '.join(evaluation.models)} against the truth: {count(scans, 'scan')} of "
-        f"{count(persons, 'person')}, {structures} structures ({scheme.name})."
+        f"{count(participants, 'participant')}, {structures} structures ({scheme.name})."
     )
     # One table per model, by the metric's title.
     heat = {}
@@ -182,20 +185,21 @@ def _comparison_notices(compared: pd.DataFrame) -> list[str]:
         return []
     if compared["p"].isna().all():
         return [
-            f"Differences are not tested: fewer than {FEWEST_PERSONS} persons have both values."
+            f"Differences are not tested: fewer than {FEWEST_PARTICIPANTS} participants have both "
+            "values."
         ]
     structures = compared[~measurements.is_group(compared) & compared["p"].notna()]
     if structures.empty:
         return []
     tests = structures["structure"].nunique()
-    persons = int(structures["persons"].max())
-    needed = fewest_persons_for(tests)
-    if persons >= needed:
+    participants = int(structures["participants"].max())
+    needed = fewest_participants_for(tests)
+    if participants >= needed:
         return []
-    least = min(1.0, tests * 2 / 2**persons)
+    least = min(1.0, tests * 2 / 2**participants)
     return [
-        f"With {persons} persons and {tests} structures no single structure can be significant: "
-        f"p after Holm is at least {least:.2f}. It takes {needed} persons."
+        f"With {participants} participants and {tests} structures no single structure can be "
+        f"significant: p after Holm is at least {least:.2f}. It takes {needed} participants."
     ]
 
 
@@ -226,11 +230,11 @@ def _notices(evaluation: Evaluation) -> list[str]:
         )
     notices += _absent_structures(evaluation)
     notices += _different_means(evaluation)
-    persons = evaluation.frame["subject"].nunique()
-    if persons < FEWEST_PERSONS:
+    participants = evaluation.frame["subject"].nunique()
+    if participants < FEWEST_PARTICIPANTS:
         notices.append(
-            f"Only {count(persons, 'person')}: intervals are rough, and a test needs at least "
-            f"{FEWEST_PERSONS}."
+            f"Only {count(participants, 'participant')}: intervals are rough, and a test needs at "
+            f"least {FEWEST_PARTICIPANTS}."
         )
     # Steps that were needed to make files comparable.
     pairs = evaluation.pairs
@@ -325,7 +329,7 @@ def _cards_of(
         value = f"{found['mean']:.{digits}f}"
         if definition.unit:
             value += f" {definition.unit}"
-        more = "one person: no interval"
+        more = "one participant: no interval"
         if not np.isnan(found["low"]):
             low = f"{found['low']:.{digits}f}"
             high = f"{found['high']:.{digits}f}"
@@ -362,7 +366,7 @@ def printed(evaluation: Evaluation) -> pd.DataFrame:
             row = {
                 "model": model,
                 "structure": short_name(structure),
-                "persons": str(dice["persons"]),
+                "participants": str(dice["participants"]),
             }
             for metric in PRINTED:
                 statistic = evaluation.statistic(model, metric, structure)
@@ -388,7 +392,7 @@ def latex(table: pd.DataFrame) -> str:
     for model, rows in table.groupby("model", sort=False):
         names = [name.translate(_LATEX) for name in rows["structure"]]
         shown = pd.DataFrame(
-            {"Structure": names, "Persons": rows["persons"].to_numpy()}
+            {"Structure": names, "Participants": rows["participants"].to_numpy()}
         )
         for metric in PRINTED:
             title = METRICS[metric].title_with_unit.translate(_LATEX)
@@ -398,7 +402,7 @@ def latex(table: pd.DataFrame) -> str:
             ):
                 cells.append(rf"{mean} $\pm$ {sd}" if sd else mean)
             shown[title] = cells
-        caption = rf"{str(model).translate(_LATEX)}: mean $\pm$ SD over persons."
+        caption = rf"{str(model).translate(_LATEX)}: mean $\pm$ SD over participants."
         # Number of undefined values of single structures, by metric.
         of_all = rows[rows["structure"] == short_name("group:all")]
         undefined = []

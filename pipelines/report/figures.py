@@ -28,11 +28,11 @@ from trinat.pipelines.report.drawing import (
     panels,
 )
 from trinat.pipelines.report.measurements import (
-    by_person,
+    by_participant,
     by_scan,
     models_of,
     structures_of,
-    volumes_by_person,
+    volumes_by_participant,
     where,
 )
 from trinat.pipelines.report.page import short_name
@@ -40,7 +40,7 @@ from trinat.pipelines.report.summary import confusion
 from trinat.segmentation.metrics.definitions import METRICS
 from trinat.segmentation.metrics.statistics import bland_altman
 
-# For fewer persons, dots are more informative than a box.
+# For fewer participants, dots are more informative than a box.
 _FEWEST_FOR_BOX = 5
 _MOST_SCANS_OF_HEAT_MAP = 100
 _SIGNIFICANT = 0.05
@@ -54,14 +54,14 @@ Z_SCORES = "z-scores"
 
 
 def box_plot(frame: pd.DataFrame, metric: str) -> Drawing:
-    """Draw boxes over persons, a row for each structure and a dot for each person.
+    """Draw boxes over participants, a row for each structure and a dot for each participant.
 
     `frame` is that of metrics.csv. Several models are side by side in a row, each with its colour.
-    Structures without a value of any model are left out; few persons are shown as dots without a
-    box.
+    Structures without a value of any model are left out; few participants are shown as dots without
+    a box.
     """
     definition = METRICS[metric]
-    tables = {model: by_person(frame, model, metric) for model in models_of(frame)}
+    tables = {model: by_participant(frame, model, metric) for model in models_of(frame)}
     measured: set[str] = set()
     for table in tables.values():
         measured.update(table.columns)
@@ -80,11 +80,11 @@ def box_plot(frame: pd.DataFrame, metric: str) -> Drawing:
             names = []
             for place, structure in zip(places, structures, strict=True):
                 # No values for a structure that the table lacks.
-                persons = table.get(structure, missing).dropna()
-                rows.append((place, persons.to_numpy()))
+                participants = table.get(structure, missing).dropna()
+                rows.append((place, participants.to_numpy()))
                 shown = short_name(structure)
-                for person, value in persons.items():
-                    names.append(f"{person}, {shown}, {model}: {value:.3g}")
+                for participant, value in participants.items():
+                    names.append(f"{participant}, {shown}, {model}: {value:.3g}")
             boxed = [row for row in rows if len(row[1]) >= _FEWEST_FOR_BOX]
             gid = f"dots-{number}"
             draw_boxes(axis, boxed, band, model_color(number))
@@ -96,8 +96,8 @@ def box_plot(frame: pd.DataFrame, metric: str) -> Drawing:
     return Drawing(
         f"boxes-{metric}",
         figure,
-        f"{definition.title} of {len(structures)} structures, a box over persons and a dot a "
-        "person",
+        f"{definition.title} of {len(structures)} structures, a box over participants and a dot a "
+        "participant",
         marks,
         definition.title,
         definition.definition,
@@ -110,15 +110,16 @@ def bland_altman_plot(
     """Draw small multiples: difference of volumes over their mean, with bias and limits.
 
     `frame` is that of metrics.csv; volumes are shown in ml. A panel for each of `structures` that
-    the model predicted. Persons without one of the two volumes are left out.
+    the model predicted. Participants without one of the two volumes are left out.
     """
-    predicted, true = volumes_by_person(frame, model)
+    predicted, true = volumes_by_participant(frame, model)
     structures = [name for name in structures if name in predicted.columns]
     marks: dict[str, list[str]] = {}
     with panels(structures, 2.2) as (figure, axes):
         for number, structure in enumerate(structures):
-            gid = f"persons-{number}"
-            # Rounded to a thousandth of a mm³, because means over persons have meaningless digits.
+            gid = f"participants-{number}"
+            # Rounded to a thousandth of a mm³, because means over participants have meaningless
+            # digits.
             true_ml = true[structure].round(3) / 1000
             predicted_ml = predicted[structure].round(3) / 1000
             marks[gid] = _bland_altman_panel(axes[number], true_ml, predicted_ml, gid)
@@ -134,7 +135,7 @@ def _bland_altman_panel(
     predicted: pd.Series,
     gid: str,
 ) -> list[str]:
-    """Draw one structure's volumes (ml, by person); return the names of its dots."""
+    """Draw one structure's volumes (ml, by participant); return the names of its dots."""
     true_ml = true.to_numpy()
     predicted_ml = predicted.to_numpy()
     limits = bland_altman(true_ml, predicted_ml)
@@ -158,10 +159,10 @@ def _bland_altman_panel(
     margin = _MARGIN * max(high - low, _LEAST_ML)
     axis.set_ylim(low - margin, high + margin)
     names = []
-    for person, x, y in zip(true.index, true_ml, predicted_ml, strict=True):
+    for participant, x, y in zip(true.index, true_ml, predicted_ml, strict=True):
         # Only dots that are drawn have a name.
         if np.isfinite(x + y):
-            names.append(f"{person}: {x:.3g} ml true, {y:.3g} ml predicted")
+            names.append(f"{participant}: {x:.3g} ml true, {y:.3g} ml predicted")
     return names
 
 

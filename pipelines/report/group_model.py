@@ -32,10 +32,10 @@ __all__ = ["FACTORS", "GroupModel", "fit_groups"]
 Values = NDArray[np.float64]
 
 FACTORS = ("group", "site", "sex")
-# The order in which terms enter as long as the number of persons allows.
+# The order in which terms enter as long as the number of participants allows.
 _TERMS = ("group", "site", "age", "sex", "icv")
 _ORDER_IN_FORMULA = ("group", "age", "sex", "icv", "site")
-# A covariate that the user did not name enters if it is known for this share of persons ...
+# A covariate that the user did not name enters if it is known for this share of participants ...
 _LEAST_KNOWN = 0.8
 # ... and if at least this number of residual degrees of freedom remains.
 _FEWEST_RESIDUAL = 5
@@ -52,17 +52,18 @@ class GroupModel:
     """Results of one linear model for each structure.
 
     - `formula` is the model that was fitted, `terms` are its terms.
-    - `people` are the persons in it, a row each with their facts.
+    - `participants` are the participants in it, a row each with their facts.
     - `effects` has a row for each pair of levels of a factor and each structure, `slopes` a row for
       each structure with its change per year of age (empty where age is no term), and `means` the
       expected value of each group at the mean of the other terms.
-    - `residuals` has the fitted value and the studentised residual of each person and structure.
+    - `residuals` has the fitted value and the studentised residual of each participant and
+      structure.
     - `notices` say what a reader must know, such as terms that cannot be separated.
     """
 
     formula: str
     terms: tuple[str, ...]
-    people: pd.DataFrame
+    participants: pd.DataFrame
     effects: pd.DataFrame
     slopes: pd.DataFrame
     means: pd.DataFrame
@@ -79,24 +80,25 @@ class GroupModel:
 
 
 def fit_groups(
-    persons: pd.DataFrame,
+    means: pd.DataFrame,
     response: str,
     covariates: Collection[str] | None = None,
     needed: Collection[str] = (),
 ) -> GroupModel | None:
-    """Fit the model of each structure; None where persons differ in no group, site, sex or age.
+    """Fit the model of each structure; None if all have the same group, site, sex and age.
 
     Parameters
     ----------
-    persons
-        A row for each person and structure: `subject`, `structure`, `value`, and the facts `group`,
-        `site`, `sex` ("" if not known), `age` in years and `icv` in mm³ (NaN if not known). With a
-        column `weight`, rows count by it, and standard errors stay right whatever the weights.
+    means
+        A row for each participant and structure: `subject`, `structure`, `value`, and the facts
+        `group`, `site`, `sex` ("" if not known), `age` in years and `icv` in mm³ (NaN if not
+        known). With a column `weight`, rows count by it, and standard errors stay right whatever
+        the weights.
     response
         The name of the value in the formula.
     covariates
-        Of `COVARIATES`, those to take. None takes each that is known of most persons, as long as
-        the number of persons allows. Group and site are terms wherever they are known.
+        Of `COVARIATES`, those to take. None takes each that is known of most participants, as long
+        as the number of participants allows. Group and site are terms wherever they are known.
     needed
         Terms that must be in the model.
 
@@ -104,22 +106,22 @@ def fit_groups(
     ------
     EvaluationError
         If a covariate that was named, or a needed term, is not known or is the same for all, or if
-        there are too few persons for them.
+        there are too few participants for them.
     """
-    persons = persons.assign(
-        icv=persons["icv"] / 1e6,
-        **{fact: persons[fact].replace("", np.nan) for fact in FACTORS},
+    means = means.assign(
+        icv=means["icv"] / 1e6,
+        **{fact: means[fact].replace("", np.nan) for fact in FACTORS},
     )
-    with_value = persons.dropna(subset="value")
+    with_value = means.dropna(subset="value")
     if with_value.empty:
         return None
-    people = with_value.groupby("subject", sort=False)[list(_TERMS)].first()
-    terms, notices = _choose_terms(people, covariates, needed)
+    participants = with_value.groupby("subject", sort=False)[list(_TERMS)].first()
+    terms, notices = _choose_terms(participants, covariates, needed)
     if not set(terms) & {"age", *FACTORS}:
         return None
-    complete = people.dropna(subset=terms)
-    notices += _persons_without(people, terms)
-    notices += _confounding(complete, terms, people)
+    complete = participants.dropna(subset=terms)
+    notices += _participants_without(participants, terms)
+    notices += _confounding(complete, terms, participants)
 
     levels = {fact: _levels(complete[fact]) for fact in FACTORS if fact in terms}
     in_order = [term for term in _ORDER_IN_FORMULA if term in terms]
@@ -129,7 +131,7 @@ def fit_groups(
     return GroupModel(
         formula=formula,
         terms=tuple(terms),
-        people=complete,
+        participants=complete,
         effects=_effects(fits, levels).assign(**columns),
         slopes=_slopes(fits).assign(**columns) if "age" in terms else pd.DataFrame(),
         means=_means(fits, levels),
@@ -139,37 +141,38 @@ def fit_groups(
 
 
 def _choose_terms(
-    people: pd.DataFrame, asked: Collection[str] | None, needed: Collection[str]
+    participants: pd.DataFrame, asked: Collection[str] | None, needed: Collection[str]
 ) -> tuple[list[str], list[str]]:
     """Choose the terms of the model; also return a notice for each term that is not in it."""
     terms: list[str] = []
     left_out: dict[str, list[str]] = {}
     for term in _TERMS:
         is_named = term in needed or (asked is not None and term in asked)
-        if people[term].nunique() < 2:
+        if participants[term].nunique() < 2:
             if is_named:
                 raise EvaluationError(
-                    f"{term} cannot be in the model: it is not known, or the same for all persons",
-                    remedy="check the table of participants, or leave the option out",
+                    f"{term} cannot be in the model: it is not known, or the same for all "
+                    "participants",
+                    remedy="check the participants table, or leave the option out",
                 )
             continue
         if asked is not None and term in COVARIATES and not is_named:
             continue
-        complete = people.dropna(subset=[*terms, term])
+        complete = participants.dropna(subset=[*terms, term])
         freedom = Coding(complete, [*terms, term]).design.residual_freedom
         if is_named and freedom < 1:
             raise EvaluationError(
-                f"{len(complete)} persons are too few for the model "
+                f"{len(complete)} participants are too few for the model "
                 f"{' + '.join([*terms, term])}",
                 remedy="name fewer covariates",
             )
-        known = int(people[term].notna().sum())
+        known = int(participants[term].notna().sum())
         fewest = 1 if not terms or term == "site" else _FEWEST_RESIDUAL
-        if not is_named and terms and known < _LEAST_KNOWN * len(people):
-            reason = f"known of {known} of {len(people)} persons"
+        if not is_named and terms and known < _LEAST_KNOWN * len(participants):
+            reason = f"known of {known} of {len(participants)} participants"
             left_out.setdefault(reason, []).append(term)
         elif not is_named and freedom < fewest:
-            reason = "the persons are too few for more terms"
+            reason = "the participants are too few for more terms"
             left_out.setdefault(reason, []).append(term)
         else:
             terms.append(term)
@@ -183,21 +186,23 @@ def _choose_terms(
     return terms, notices
 
 
-def _persons_without(people: pd.DataFrame, terms: Iterable[str]) -> list[str]:
-    """Name the persons who are not in the model, by the term that is not known of them."""
+def _participants_without(
+    participants: pd.DataFrame, terms: Iterable[str]
+) -> list[str]:
+    """Name the participants who are not in the model, by the term that is not known of them."""
     notices = []
     for term in terms:
-        lacking = list(people.index[people[term].isna()])
+        lacking = list(participants.index[participants[term].isna()])
         if lacking:
             notices.append(
-                f"{count(len(lacking), 'person')} not in the model, because {term} is not known: "
-                f"{some(lacking)}."
+                f"{count(len(lacking), 'participant')} not in the model, because {term} is not "
+                f"known: {some(lacking)}."
             )
     return notices
 
 
 def _confounding(
-    complete: pd.DataFrame, terms: Sequence[str], people: pd.DataFrame
+    complete: pd.DataFrame, terms: Sequence[str], participants: pd.DataFrame
 ) -> list[str]:
     """Warn of groups that the model can hardly separate, or cannot, from another term."""
     fact = next((fact for fact in ("group", "sex") if fact in terms), "")
@@ -208,7 +213,7 @@ def _confounding(
     counts = complete[fact].value_counts()
     levels = [level for level in _levels(complete[fact]) if counts[level] > 1]
     notices += [
-        f"{fact} {level} has one person, and is not compared."
+        f"{fact} {level} has one participant, and is not compared."
         for level in counts.index[counts < 2]
     ]
     if len(levels) > _MOST_LEVELS:
@@ -228,7 +233,7 @@ def _confounding(
                     f"compared (variance inflation {inflation:.0f})."
                 )
         if "age" not in terms:
-            ages = people.groupby(fact)["age"]
+            ages = participants.groupby(fact)["age"]
             apart = abs(ages.mean()[first] - ages.mean()[second])
             spread = np.sqrt((ages.var()[first] + ages.var()[second]) / 2)
             if apart > _UNEVEN_AGES * spread:
@@ -258,38 +263,40 @@ def _levels(values: pd.Series) -> list[str]:
 
 
 class Coding:
-    """Design matrix of persons: intercept, a 0/1 column a level but the first, centred covariates.
+    """Design matrix: intercept, a 0/1 column for each level but the first, centred covariates.
 
-    `people` has a row for each person and a column for each of the `terms`.
+    `participants` has a row for each participant and a column for each of the `terms`.
     """
 
-    def __init__(self, people: pd.DataFrame, terms: Iterable[str]) -> None:
-        self._people = people
-        self._weights = np.ones(len(people))
-        if "weight" in people:
-            weights = np.asarray(people["weight"], float)
+    def __init__(self, participants: pd.DataFrame, terms: Iterable[str]) -> None:
+        self._participants = participants
+        self._weights = np.ones(len(participants))
+        if "weight" in participants:
+            weights = np.asarray(participants["weight"], float)
             self._weights = weights / weights.mean()
-        columns: dict[tuple[str, str], Values] = {("", ""): np.ones(len(people))}
+        columns: dict[tuple[str, str], Values] = {("", ""): np.ones(len(participants))}
         for term in terms:
-            of_persons = people[term]
+            of_participants = participants[term]
             if term in FACTORS:
-                for level in _levels(of_persons)[1:]:
-                    columns[term, level] = np.asarray(of_persons == level, float)
+                for level in _levels(of_participants)[1:]:
+                    columns[term, level] = np.asarray(of_participants == level, float)
             else:
-                values = np.asarray(of_persons, float)
+                values = np.asarray(of_participants, float)
                 columns[term, ""] = values - np.average(values, weights=self._weights)
         self._places = {name: place for place, name in enumerate(columns)}
         self.design = Design(np.stack(list(columns.values()), axis=1), self._weights)
 
     @cache  # noqa: B019 - a coding lives as long as its report
-    def persons_of(self, fact: str, level: str) -> int:
-        """Return the number of persons of a level."""
-        return int((self._people[fact] == level).sum())
+    def participants_of(self, fact: str, level: str) -> int:
+        """Return the number of participants of a level."""
+        return int((self._participants[fact] == level).sum())
 
     @cache  # noqa: B019
     def difference(self, fact: str, first: str, second: str) -> Contrast | None:
         """Return the contrast of two levels, first minus second; None if not determined."""
-        if not self.persons_of(fact, first) or not self.persons_of(fact, second):
+        if not self.participants_of(fact, first) or not self.participants_of(
+            fact, second
+        ):
             return None
         coefficients = np.zeros(len(self._places))
         for level, sign in ((first, 1.0), (second, -1.0)):
@@ -322,7 +329,7 @@ class Coding:
             return float("inf")
         alone = 0.0
         for level in (first, second):
-            alone += 1 / self._weights[self._people[fact] == level].sum()
+            alone += 1 / self._weights[self._participants[fact] == level].sum()
         return float(contrast.variance / alone)
 
     def inflation_of_slope(self, term: str) -> float:
@@ -336,7 +343,7 @@ class Coding:
 
 @dataclass(frozen=True)
 class _Fit:
-    """The model of one structure, and the persons in it."""
+    """The model of one structure, and the participants in it."""
 
     structure: str
     rows: pd.DataFrame
@@ -347,7 +354,7 @@ class _Fit:
     def facts(self) -> dict[str, float]:
         """Columns that say how good the fit is."""
         return {
-            "persons": len(self.rows),
+            "participants": len(self.rows),
             "residual_df": self.coding.design.residual_freedom,
             "r2": self.model.r2,
         }
@@ -356,7 +363,7 @@ class _Fit:
 def _fit_structures(
     rows: pd.DataFrame, terms: Sequence[str], levels: Mapping[str, Sequence[str]]
 ) -> list[_Fit]:
-    """Fit the model of each structure to the persons who have a value of it."""
+    """Fit the model of each structure to the participants who have a value of it."""
     fits = []
     codings: dict[tuple[str, ...], Coding] = {}
     for structure, of_structure in rows.groupby("structure", sort=False):
@@ -400,8 +407,8 @@ def _effects(fits: Sequence[_Fit], levels: Mapping[str, Sequence[str]]) -> pd.Da
                         "first_group": first,
                         "second_group": second,
                         "structure": fit.structure,
-                        "first": coding.persons_of(fact, first),
-                        "second": coding.persons_of(fact, second),
+                        "first": coding.participants_of(fact, first),
+                        "second": coding.participants_of(fact, second),
                         **_result(estimate, "difference"),
                         **fit.facts,
                         "vif": coding.inflation_of_difference(fact, first, second),
@@ -438,15 +445,15 @@ def _means(fits: Sequence[_Fit], levels: Mapping[str, Sequence[str]]) -> pd.Data
     rows = []
     for fit in fits:
         for level in levels.get("group", ()):
-            persons = fit.coding.persons_of("group", level)
-            if not persons:
+            participants = fit.coding.participants_of("group", level)
+            if not participants:
                 continue
             estimate = fit.model.estimate(fit.coding.mean("group", level))
             rows.append(
                 {
                     "structure": fit.structure,
                     "group": level,
-                    "persons": persons,
+                    "participants": participants,
                     "mean": estimate.value,
                     "low": estimate.low,
                     "high": estimate.high,
@@ -456,7 +463,7 @@ def _means(fits: Sequence[_Fit], levels: Mapping[str, Sequence[str]]) -> pd.Data
 
 
 def _residuals(fits: Sequence[_Fit]) -> pd.DataFrame:
-    """Return the fitted value and the studentised residual of each person and structure."""
+    """Return the fitted value and the studentised residual of each participant and structure."""
     tables = []
     for fit in fits:
         table = fit.rows[["structure", "subject"]].assign(

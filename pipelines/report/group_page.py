@@ -109,7 +109,7 @@ def effect_tables(model: GroupModel, unit: str, digits: int) -> list[Table]:
     """Make a table for each pair of levels that was compared, with a row for each structure."""
     columns: Columns = [
         "Structure",
-        Column("Persons", 0),
+        Column("Participants", 0),
         Column(
             f"Difference ({unit})", digits, "Where the covariates are equal", sign=True
         ),
@@ -127,11 +127,11 @@ def effect_tables(model: GroupModel, unit: str, digits: int) -> list[Table]:
     for place, ((fact, first, second), rows) in enumerate(pairs):
         cells = []
         for order, row in enumerate(rows.to_dict("records")):
-            persons = f"{row['first']} + {row['second']}"
+            participants = f"{row['first']} + {row['second']}"
             cells.append(
                 [
                     Cell(short_name(row["structure"]), order),
-                    Cell(persons, row["first"] + row["second"]),
+                    Cell(participants, row["first"] + row["second"]),
                     row["difference"],
                     interval(row["low"], row["high"], digits),
                     row["g"],
@@ -160,7 +160,7 @@ def slope_table(model: GroupModel, unit: str, digits: int) -> Table | None:
         return None
     columns: Columns = [
         "Structure",
-        Column("Persons", 0),
+        Column("Participants", 0),
         Column(f"Slope ({unit} a year)", digits, sign=True),
         "95 % interval",
         Column("% a year", 2, "Slope in percent of the mean volume", sign=True),
@@ -172,7 +172,7 @@ def slope_table(model: GroupModel, unit: str, digits: int) -> Table | None:
         rows.append(
             [
                 Cell(short_name(row["structure"]), place),
-                row["persons"],
+                row["participants"],
                 row["slope"],
                 interval(row["low"], row["high"], digits),
                 share,
@@ -205,8 +205,8 @@ def change_table(model: GroupModel) -> Table | None:
                 cells += [Cell(""), Cell("")]
                 continue
             row = by_group[group]
-            persons = count(row["persons"], "person")
-            cells.append(number(row["mean"], 2, sign=True, hint=persons))
+            participants = count(row["participants"], "participant")
+            cells.append(number(row["mean"], 2, sign=True, hint=participants))
             cells.append(interval(row["low"], row["high"], 2))
         rows.append(cells)
     return table(
@@ -231,7 +231,7 @@ def residual_plot(model: GroupModel) -> Drawing | None:
     chances = (np.arange(len(ordered)) + 0.5) / len(ordered)
     expected = stats.norm.ppf(chances)
     with canvas(7.2, 2.9, 1, 2) as (figure, (left, right)):
-        # Rasterised within the figure: for 1,000 persons there are 32,000 dots.
+        # Rasterised within the figure: for 1,000 participants there are 32,000 dots.
         marks = {"s": 6, "lw": 0, "alpha": 0.5, "color": MODEL_COLORS[0]}
         left.scatter(standard, residuals["residual"], rasterized=True, **marks)
         left.axhline(0, color=GRID, lw=1)
@@ -247,7 +247,8 @@ def residual_plot(model: GroupModel) -> Drawing | None:
         "Residuals of the linear models over fitted values, and their quantiles beside those of a "
         "normal distribution",
         caption="Left: a funnel would mean that variances differ, which the robust standard errors "
-        "allow for. Right: dots far off the line are persons whom the model does not describe.",
+        "allow for. Right: dots far off the line are participants whom the model does not "
+        "describe.",
     )
 
 
@@ -257,15 +258,16 @@ def methods_text(model: GroupModel, response: str, left_out: int) -> str:
     `response` says what the values are, `left_out` is how many scans were in no number.
     """
     structures = model.residuals["structure"].nunique()
-    persons = _persons_in(model)
+    participants = _participants_in(model)
     units = {"age": "age in years", "icv": "icv: intracranial volume in litres"}
     explained = [units[term] for term in model.terms if term in units]
     explanation = f"; {', '.join(explained)}" if explained else ""
     sentences = [
         f"Brain structures were segmented and measured with trinat {version('trinat')}.",
-        f"{response} of {structures} structures were analysed in {persons} with a linear model for "
-        f"each structure ({model.formula}{explanation}), fitted by ordinary least squares with "
-        f"statsmodels {version('statsmodels')}. Repeated scans of a person were averaged.",
+        f"{response} of {structures} structures were analysed in {participants} with a linear "
+        f"model for each structure ({model.formula}{explanation}), fitted by ordinary least "
+        f"squares with statsmodels {version('statsmodels')}. Repeated scans of a participant were "
+        "averaged.",
         "Standard errors are heteroscedasticity-consistent (HC2), and the t distribution has Bell "
         "and McCaffrey's degrees of freedom (Imbens and Kolesár, 2016).",
         "Standardised differences are Hedges' g with intervals from the noncentral t distribution.",
@@ -281,20 +283,20 @@ def change_methods_text(model: GroupModel) -> str:
     """Return a description of the analysis of changes, as a continuation of `methods_text`."""
     structures = model.residuals["structure"].nunique()
     return (
-        f"Changes per year of {structures} structures were compared in {_persons_in(model)} with "
-        "two or more dated scans. The slope of a line through the volumes of a person, in percent "
-        f"of their mean, is one value of the linear model ({model.formula}). It is weighted by "
-        "s / (s + median of s), where s is the sum of squared deviations of the person's times "
-        "from their mean. Standard errors, degrees of freedom, and correction for the number of "
-        "structures are as above."
+        f"Changes per year of {structures} structures were compared in {_participants_in(model)} "
+        "with two or more dated scans. The slope of a line through the volumes of a participant, "
+        f"in percent of their mean, is one value of the linear model ({model.formula}). It is "
+        "weighted by s / (s + median of s), where s is the sum of squared deviations of the "
+        "participant's times from their mean. Standard errors, degrees of freedom, and correction "
+        "for the number of structures are as above."
     )
 
 
-def _persons_in(model: GroupModel) -> str:
-    """Return the number of persons in a model, in all and by group."""
-    persons = count(len(model.people), "person")
+def _participants_in(model: GroupModel) -> str:
+    """Return the number of participants in a model, in all and by group."""
+    participants = count(len(model.participants), "participant")
     if "group" not in model.terms:
-        return persons
-    counts = model.people["group"].value_counts().sort_index()
+        return participants
+    counts = model.participants["group"].value_counts().sort_index()
     by_group = ", ".join(f"{level}: {number}" for level, number in counts.items())
-    return f"{persons} ({by_group})"
+    return f"{participants} ({by_group})"

@@ -25,15 +25,15 @@ from trinat.segmentation.errors import EvaluationError
 Values = NDArray[np.float64]
 Sites = NDArray[np.int64]
 
-# A site's shift is known to 2 / sqrt(persons) standard deviations: with fewer persons it is
-# useless.
+# A site's shift is known to 2 / sqrt(participants) standard deviations: with fewer participants it
+# is useless.
 FEWEST_AT_SITE = 10
 # Tolerance at which the iteration of shift and scale ends, in standard deviations: far below any
 # rounding.
 _SETTLED = 1e-10
 _MOST_STEPS = 10_000
 
-# Facts whose effects are kept, if persons differ by them.
+# Facts whose effects are kept, if participants differ by them.
 _KEPT_FACTS = ("age", "sex", "group")
 
 
@@ -41,11 +41,11 @@ _KEPT_FACTS = ("age", "sex", "group")
 class Harmonisation:
     """Result of removing the effects of sites from the values of a `metric`.
 
-    `kept` are the facts of persons whose effects are kept, `persons` the number at each site, and
-    `without` the number of scans that lack a site or one of these facts: they have no harmonised
-    volume.
+    `kept` are the facts of participants whose effects are kept, `participants` the number at each
+    site, and `without` the number of scans that lack a site or one of these facts: they have no
+    harmonised volume.
 
-    `effects` has a row for each structure and site: `persons`, and their `mean_before` and
+    `effects` has a row for each structure and site: `participants`, and their `mean_before` and
     `mean_after`; the difference of the site from all sites for equal kept facts, in percent of the
     structure's mean (`percent_before` and `percent_after`); and what ComBat removed, `shift` in
     standard deviations and the factor `scale`. NaN if a structure was not harmonised.
@@ -53,7 +53,7 @@ class Harmonisation:
 
     metric: str
     kept: tuple[str, ...]
-    persons: Mapping[str, int]
+    participants: Mapping[str, int]
     without: int
     effects: pd.DataFrame
 
@@ -63,9 +63,9 @@ def harmonise(
 ) -> tuple[dict[str, Values], Harmonisation]:
     """Remove the effects of sites from one metric; return values (N,) by structure, and how.
 
-    `frame` is the frame of a `Cohort`. Effects are estimated from persons, who count once at a
+    `frame` is the frame of a `Cohort`. Effects are estimated from participants, who count once at a
     site, and removed from each scan. EvaluationError with fewer than two sites, with too few
-    persons at a site, and if the sites' effects cannot be separated from the effects to keep.
+    participants at a site, and if the sites' effects cannot be separated from the effects to keep.
     """
     rows = frame[frame["metric"] == metric]
     values = rows.pivot(index="scan", columns="structure", values="value")
@@ -74,16 +74,16 @@ def harmonise(
     design = refuse_unharmonisable(facts)
     kept, of_scans, is_known = design.kept, design.of_scans, design.is_known
     known = facts[is_known]
-    of_persons = [known["subject"], known["site"]]
-    means = values[is_known].groupby(of_persons).mean()
+    of_participants = [known["subject"], known["site"]]
+    means = values[is_known].groupby(of_participants).mean()
     numbers, names = design.sites, design.names
-    facts_of_persons = design.of_persons
+    facts_of_participants = design.of_participants
     at_site = dict(zip(names, np.bincount(numbers), strict=True))
 
     before = means.to_numpy(float)
-    effects = site_effects(before, numbers, facts_of_persons)
-    after = effects.remove_site_effects(before, numbers, facts_of_persons)
-    remaining = site_effects(after, numbers, facts_of_persons)
+    effects = site_effects(before, numbers, facts_of_participants)
+    after = effects.remove_site_effects(before, numbers, facts_of_participants)
+    remaining = site_effects(after, numbers, facts_of_participants)
     sites_of_scans = pd.Index(names).get_indexer(known["site"])
     harmonised = np.full(values.shape, np.nan)
     harmonised[is_known.to_numpy()] = effects.remove_site_effects(
@@ -92,10 +92,10 @@ def harmonise(
         of_scans[is_known].to_numpy(float),
     )
 
-    # Relative to the expected volume of these persons: `mean` alone is that at age 0.
-    percent = 100 * effects.sd / effects.expected(facts_of_persons).mean(0)
+    # Relative to the expected volume of these participants: `mean` alone is that at age 0.
+    percent = 100 * effects.sd / effects.expected(facts_of_participants).mean(0)
     percent_remaining = (
-        100 * remaining.sd / remaining.expected(facts_of_persons).mean(0)
+        100 * remaining.sd / remaining.expected(facts_of_participants).mean(0)
     )
     table = []
     for place, structure in enumerate(values.columns):
@@ -105,7 +105,7 @@ def harmonise(
                 {
                     "structure": structure,
                     "site": name,
-                    "persons": int(np.isfinite(before[here, place]).sum()),
+                    "participants": int(np.isfinite(before[here, place]).sum()),
                     "mean_before": _mean(before[here, place]),
                     "mean_after": _mean(after[here, place]),
                     "percent_before": effects.shift_alone[site, place] * percent[place],
@@ -126,16 +126,16 @@ def harmonise(
 
 @dataclass(frozen=True)
 class _Design:
-    """Facts to keep: their names, their columns for scans (N, P) and for persons (M, P).
+    """Facts to keep: their names, their columns for scans (N, P) and for participants (M, P).
 
-    `is_known` marks the scans with a site and all facts. `sites` are the numbers of the persons'
-    sites in `names`.
+    `is_known` marks the scans with a site and all facts. `sites` are the numbers of the
+    participants' sites in `names`.
     """
 
     kept: tuple[str, ...]
     of_scans: pd.DataFrame
     is_known: pd.Series
-    of_persons: Values
+    of_participants: Values
     sites: Sites
     names: pd.Index
 
@@ -148,18 +148,20 @@ def refuse_unharmonisable(facts: pd.DataFrame) -> _Design:
     kept, of_scans = _kept_facts(facts)
     is_known = (facts["site"] != "") & of_scans.notna().all(axis=1)
     known = facts[is_known]
-    # A person counts once at each site.
-    with_site = of_scans[is_known].assign(persons=1.0)
-    of_persons = with_site.groupby([known["subject"], known["site"]]).mean()
-    sites, names = pd.factorize(of_persons.index.get_level_values("site"), sort=True)
-    columns = of_persons.drop(columns="persons").to_numpy(float)
+    # A participant counts once at each site.
+    with_site = of_scans[is_known].assign(participants=1.0)
+    of_participants = with_site.groupby([known["subject"], known["site"]]).mean()
+    sites, names = pd.factorize(
+        of_participants.index.get_level_values("site"), sort=True
+    )
+    columns = of_participants.drop(columns="participants").to_numpy(float)
     at_site = dict(zip(names, np.bincount(sites), strict=True))
     _check_sites(at_site, facts["site"], kept)
     for place, name in enumerate(of_scans.columns, start=1):
         if not tells_apart(sites, columns[:, :place]):
             raise EvaluationError(
                 f"the effect of {name} cannot be told from those of sites",
-                remedy="harmonise sites that each have persons of several kinds",
+                remedy="harmonise sites that each have participants of several kinds",
             )
     return _Design(kept, of_scans, is_known, columns, sites, names)
 
@@ -194,13 +196,13 @@ def _kept_facts(facts: pd.DataFrame) -> tuple[tuple[str, ...], pd.DataFrame]:
 
 
 def _check_sites(
-    persons: Mapping[str, int], sites: pd.Series, kept: Sequence[str]
+    participants: Mapping[str, int], sites: pd.Series, kept: Sequence[str]
 ) -> None:
-    """Raise EvaluationError unless there are two or more sites, each with enough persons."""
+    """Raise EvaluationError unless there are two or more sites, each with enough participants."""
     names = sorted(set(sites) - {""})
     if len(names) < 2:
         raise EvaluationError(
-            f"{count(len(names), 'site')} in the table of participants, and two are needed to "
+            f"{count(len(names), 'site')} in the participants table, and two are needed to "
             "harmonise",
             remedy="give --participants with a column site, or leave --harmonise out",
         )
@@ -208,11 +210,11 @@ def _check_sites(
     if kept:
         with_facts = f" of known {' and '.join(kept)}"
     for name in names:
-        number = persons.get(name, 0)
+        number = participants.get(name, 0)
         if number < FEWEST_AT_SITE:
             raise EvaluationError(
-                f"site {name} has {count(number, 'person')}{with_facts}, and {FEWEST_AT_SITE} are "
-                "needed to harmonise",
+                f"site {name} has {count(number, 'participant')}{with_facts}, and "
+                f"{FEWEST_AT_SITE} are needed to harmonise",
                 remedy="leave the site's scans out, or join sites with one scanner and protocol",
             )
 
@@ -246,7 +248,7 @@ class SiteEffects:
     def remove_site_effects(
         self, values: Values, sites: Sites, facts: Values
     ) -> Values:
-        """Return measurements (N, K) of persons at `sites` (N,) with the site effects removed."""
+        """Return measurements (N, K) taken at `sites` (N,) with the site effects removed."""
         expected = self.expected(facts)
         residuals = (values - expected) / self.sd
         restored = (residuals - self.shift[sites]) / self.scale[sites]
@@ -254,7 +256,7 @@ class SiteEffects:
 
 
 def site_effects(values: Values, sites: Sites, facts: Values) -> SiteEffects:
-    """Estimate the effects of each site on measurements (N, K) of N persons.
+    """Estimate the effects of each site on measurements (N, K) of N participants.
 
     `sites` (N,) counts from 0, and `facts` (N, P) are kept: numbers, and 0 or 1 for categories.
     Values may be NaN. Facts may not, and must not follow from sites (see `tells_apart`). Effects on
@@ -277,7 +279,7 @@ def site_effects(values: Values, sites: Sites, facts: Values) -> SiteEffects:
             continue
         found, *_ = np.linalg.lstsq(design[known], values[known, place], rcond=None)
         residuals = values[known, place] - design[known] @ found
-        # The sites' means are weighted by their numbers of persons.
+        # The sites' means are weighted by their numbers of participants.
         mean[place] = of_sites @ found[:count] / of_sites.sum()
         slopes[:, place] = found[count:]
         spread = float(np.sqrt((residuals**2).mean()))
@@ -293,7 +295,7 @@ def site_effects(values: Values, sites: Sites, facts: Values) -> SiteEffects:
         raise EvaluationError(
             f"fewer than two structures have {FEWEST_AT_SITE} volumes at each site, and what a "
             "site does to one is learnt from the others",
-            remedy="leave out sites with few persons, or do not harmonise",
+            remedy="leave out sites with few participants, or do not harmonise",
         )
     for site in range(count):
         alone, drawn, squared = _drawn_together(standard[sites == site][:, usable])

@@ -1,6 +1,7 @@
 """Table of measurements, metrics.csv: one measurement a row, the source of all else in a report.
 
-The module makes and writes it, and reads it by models, structures and groups, persons and scans.
+The module makes and writes it, and reads it by models, structures and groups, participants and
+scans.
 """
 
 from __future__ import annotations
@@ -115,8 +116,8 @@ def _in_order(table: pd.DataFrame, frame: pd.DataFrame) -> pd.DataFrame:
     return table[[name for name in names if name in table.columns]]
 
 
-def by_person(frame: pd.DataFrame, model: str, metric: str) -> pd.DataFrame:
-    """Return persons x structures and groups, averaged over a person's scans.
+def by_participant(frame: pd.DataFrame, model: str, metric: str) -> pd.DataFrame:
+    """Return participants x structures and groups, averaged over a participant's scans.
 
     Undefined values are left out.
     """
@@ -135,10 +136,10 @@ def by_scan(frame: pd.DataFrame, model: str, metric: str) -> pd.DataFrame:
     return _in_order(values.unstack(), frame)
 
 
-def volumes_by_person(
+def volumes_by_participant(
     frame: pd.DataFrame, model: str
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return predicted and true volumes, persons x structures and groups, averaged over scans.
+    """Return predicted and true volumes, participants x structures and groups, averaged over scans.
 
     Scans in which a structure was not measured count in neither.
     """

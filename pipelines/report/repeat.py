@@ -1,4 +1,4 @@
-"""Page of scan-rescan agreement: labels of two scans of a person, and predictions."""
+"""Page of scan-rescan agreement: labels of two scans of a participant, and predictions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from trinat.pipelines.report.page import (
 from trinat.segmentation.labels.scheme import LOBES, LabelScheme
 from trinat.segmentation.metrics.counted import ALL_STRUCTURES, members_of_groups
 
-__all__ = ["LABELS", "OTHER_LABELS", "PREDICTIONS", "over_persons", "repeat_page"]
+__all__ = ["LABELS", "OTHER_LABELS", "PREDICTIONS", "over_participants", "repeat_page"]
 
 # Names of comparisons in the tables.
 LABELS = "labels with labels"
@@ -44,7 +44,7 @@ _COLUMNS = (
     "fs_id",
     "model",
     "comparison",
-    "persons",
+    "participants",
     "dice",
     "absolute_difference_percent",
 )
@@ -52,22 +52,24 @@ _COLUMNS = (
 Kind = tuple[str, str]
 
 
-def over_persons(frame: pd.DataFrame, scheme: LabelScheme) -> pd.DataFrame:
-    """Compute means over persons by structure and comparison, and of all structures and parcels.
+def over_participants(frame: pd.DataFrame, scheme: LabelScheme) -> pd.DataFrame:
+    """Compute means over participants: by structure and comparison, and of all structures.
 
-    `frame` is that of repeat.csv. Pairs of scans of one person are averaged first. To be
+    `frame` is that of repeat.csv. Pairs of scans of one participant are averaged first. To be
     comparable, the means of all structures (`group:structures`) and of all parcels
-    (`group:parcels`) only include those that every comparison has for a person, without CSF.
+    (`group:parcels`) only include those that every comparison has for a participant, without CSF.
     """
     frame = frame.assign(absolute=frame["difference_percent"].abs())
     keys = ["model", "comparison", "structure", "fs_id"]
-    of_person = frame.groupby(["person", *keys], sort=False)[["dice", "absolute"]]
-    by_person = of_person.mean().dropna(subset="dice").reset_index()
+    of_participant = frame.groupby(["participant", *keys], sort=False)[
+        ["dice", "absolute"]
+    ]
+    by_participant = of_participant.mean().dropna(subset="dice").reset_index()
 
     kind = ["model", "comparison"]
-    kinds = len(by_person[kind].drop_duplicates())
-    of_structure = by_person.groupby(["person", "structure"])["dice"]
-    in_all = by_person[of_structure.transform("size") == kinds]
+    kinds = len(by_participant[kind].drop_duplicates())
+    of_structure = by_participant.groupby(["participant", "structure"])["dice"]
+    in_all = by_participant[of_structure.transform("size") == kinds]
     members: dict[str, list[str]] = {_OF_STRUCTURES: [], _OF_PARCELS: []}
     for label in members_of_groups(scheme)[ALL_STRUCTURES]:
         group = _OF_PARCELS if label.group in LOBES else _OF_STRUCTURES
@@ -75,14 +77,14 @@ def over_persons(frame: pd.DataFrame, scheme: LabelScheme) -> pd.DataFrame:
     parts = []
     for name, names in members.items():
         rows = in_all[in_all["structure"].isin(names)]
-        grouped = rows.groupby(["person", *kind], sort=False)
+        grouped = rows.groupby(["participant", *kind], sort=False)
         means = grouped[["dice", "absolute"]].mean().reset_index()
         means["structure"] = name
         parts.append(means)
-    every = pd.concat([*parts, by_person])
+    every = pd.concat([*parts, by_participant])
     grouped = every.groupby(keys, sort=False, dropna=False)
     found = grouped.agg(
-        persons=("person", "nunique"),
+        participants=("participant", "nunique"),
         dice=("dice", "mean"),
         absolute_difference_percent=("absolute", "mean"),
     ).reset_index()
@@ -98,17 +100,18 @@ def repeat_page(
 ) -> str:
     """Return the HTML page: the limit beside the results, by structure and by pair of scans.
 
-    `means` are those of `over_persons`, `frame` is that of repeat.csv, `pairs` that of pairs.csv.
+    `means` are those of `over_participants`, `frame` is that of repeat.csv, `pairs` that of
+    pairs.csv.
     """
     kinds = _kinds(means)
-    persons = frame["person"].nunique()
+    participants = frame["participant"].nunique()
     measured = int((pairs["status"] == "measured").sum())
     return render(
         "repeat.html",
         title="How far labels repeat",
-        lead=f"{count(measured, 'pair')} of scans of {count(persons, 'person')} "
+        lead=f"{count(measured, 'pair')} of scans of {count(participants, 'participant')} "
         f"({scheme.name}).",
-        notices=_notices(kinds, pairs, persons),
+        notices=_notices(kinds, pairs, participants),
         cards=_cards(means, kinds),
         headline=_headline(means, kinds),
         plot=dice_plot(means, scheme),
@@ -138,13 +141,13 @@ def _title(kind: Kind) -> str:
     return f"{model} with the other scan's labels"
 
 
-def _notices(kinds: list[Kind], pairs: pd.DataFrame, persons: int) -> list[str]:
+def _notices(kinds: list[Kind], pairs: pd.DataFrame, participants: int) -> list[str]:
     """Return warnings to read before the numbers."""
     notices = []
     comparisons = {comparison for comparison, _ in kinds}
     if LABELS not in comparisons:
         notices.append(
-            "No person has label maps of two scans: there is no limit to compare with."
+            "No participant has label maps of two scans: there is no limit to compare with."
         )
     failed = int((pairs["status"] == "failed").sum())
     if failed:
@@ -157,8 +160,10 @@ def _notices(kinds: list[Kind], pairs: pd.DataFrame, persons: int) -> list[str]:
         f"{abs(row['stretch_percent']):.1f} % along one axis. Check the voxel sizes."
         for row in stretched.to_dict("records")
     ]
-    if persons < 5:
-        notices.append(f"Only {count(persons, 'person')}: take the means as rough.")
+    if participants < 5:
+        notices.append(
+            f"Only {count(participants, 'participant')}: take the means as rough."
+        )
     return notices
 
 
@@ -169,7 +174,7 @@ def _cards(means: pd.DataFrame, kinds: list[Kind]) -> list[tuple[str, str, str]]
         for kind in kinds:
             row = _row(means, group, kind)
             if row is not None:
-                more = f"Dice, {title.lower()}, {count(int(row['persons']), 'person')}"
+                more = f"Dice, {title.lower()}, {count(int(row['participants']), 'participant')}"
                 cards.append((_title(kind), f"{row['dice']:.3f}", more))
     return cards
 
@@ -212,7 +217,7 @@ def _headline(means: pd.DataFrame, kinds: list[Kind]) -> Table:
     ]
     return table(
         "means",
-        "Means over persons",
+        "Means over participants",
         _columns("Mean of", kinds),
         rows,
         note="Of the structures and parcels that every comparison has, without CSF.",
@@ -227,7 +232,7 @@ def _structures(means: pd.DataFrame, kinds: list[Kind]) -> Table:
         rows.append([Cell(short_name(name), place), *_cells(means, name, kinds)])
     return table(
         "structures-table",
-        "By structure: means over persons",
+        "By structure: means over participants",
         _columns("Structure", kinds),
         rows,
     )
@@ -236,7 +241,7 @@ def _structures(means: pd.DataFrame, kinds: list[Kind]) -> Table:
 def _pairs(pairs: pd.DataFrame) -> Table:
     """Return a row for each two scans: their registration, and what was not compared."""
     columns: Columns = [
-        "Person",
+        "Participant",
         "First scan",
         "Second scan",
         "Status",
@@ -245,7 +250,7 @@ def _pairs(pairs: pd.DataFrame) -> Table:
         Column("Shifted (mm)", 1, "The middle of the first scan's field"),
         "Note",
     ]
-    names = ("person", "first", "second", "status")
+    names = ("participant", "first", "second", "status")
     facts = ("likeness", "turned_deg", "shifted_mm")
     rows = []
     for row in pairs.to_dict("records"):
@@ -300,8 +305,8 @@ def dice_plot(means: pd.DataFrame, scheme: LabelScheme) -> Drawing:
     return Drawing(
         "repeat",
         figure,
-        f"Dice of {len(structures)} structures over two scans of a person, by comparison",
+        f"Dice of {len(structures)} structures over two scans of a participant, by comparison",
         marks,
-        caption="Means of both sides over persons. A model that comes near the bar is as good as "
-        "labels are.",
+        caption="Means of both sides over participants. A model that comes near the bar is as "
+        "good as labels are.",
     )

@@ -57,14 +57,15 @@ def scan_page(
     *,
     title: str,
     reference: Sequence[NormalRange] | Norms = (),
-    person: Facts | None = None,
+    participant: Facts | None = None,
 ) -> str:
     """Return the page as HTML, which prints on two A4 pages without further outputs.
 
     `facts` describe how the result was made. Volumes are compared with the ranges or norms of
-    `reference`, with norms by the facts of the `person`; without a reference they are shown alone.
+    `reference`, with norms by the facts of the `participant`; without a reference they are shown
+    alone.
     """
-    compared = _compare_with_reference(result, reference, person or Facts())
+    compared = _compare_with_reference(result, reference, participant or Facts())
     return render(
         "scan.html",
         script="",
@@ -174,7 +175,7 @@ class _Compared:
 def _compare_with_reference(
     result: ScanResult,
     reference: Sequence[NormalRange] | Norms,
-    person: Facts,
+    participant: Facts,
 ) -> _Compared:
     """Compare the volumes with ranges or norms."""
     volumes_mm3 = result.volumes_mm3
@@ -193,30 +194,30 @@ def _compare_with_reference(
         )
     intracranial_mm3 = result.intracranial_mm3
     if intracranial_mm3 is None:
-        intracranial_mm3 = person.intracranial_mm3
+        intracranial_mm3 = participant.intracranial_mm3
     cells = {}
-    persons = []
+    participants = []
     why = ""
     for name, volume_mm3 in volumes_mm3.items():
         try:
             place = reference.place(
-                name, volume_mm3, person.sex, person.age, intracranial_mm3
+                name, volume_mm3, participant.sex, participant.age, intracranial_mm3
             )
         except NormError as error:
             why = why or str(error)
             continue
         cells[name] = _percentile_cell(volume_mm3, place)
-        persons.append(place.persons)
+        participants.append(place.participants)
     if not cells:
         return _Compared(note=f"No percentiles: {why}.")
-    of_persons = f"{min(persons)}"
-    if max(persons) > min(persons):
-        of_persons += f" to {max(persons)}"
+    of_participants = f"{min(participants)}"
+    if max(participants) > min(participants):
+        of_participants += f" to {max(participants)}"
     note = (
-        "Percentile: how many in a hundred healthy persons of this sex, age and intracranial "
+        "Percentile: how many in a hundred healthy participants of this sex, age and intracranial "
         "volume have less, and z, for the left side or the only one, then for the right side; by "
-        f"the norms that were given, of {of_persons} persons. The bar reaches from the 5th "
-        "percentile to the 95th, the dot is this scan."
+        f"the norms that were given, of {of_participants} participants. The bar reaches from the "
+        "5th percentile to the 95th, the dot is this scan."
     )
     return _Compared("Percentile", note, cells)
 
@@ -356,7 +357,7 @@ def _in_range(volume_mm3: float, low: float, high: float) -> Cell:
 
 
 def _percentile_cell(volume_mm3: float, place: NormPosition) -> Cell:
-    """Return the percentile of a volume in the norms for this person."""
+    """Return the percentile of a volume in the norms for this participant."""
     shown = f"{place.percentile:.0f}"
     if place.percentile < 1:
         shown = "<1"
@@ -366,7 +367,7 @@ def _percentile_cell(volume_mm3: float, place: NormPosition) -> Cell:
         f"{shown} (z {number(place.z, 1, sign=True).text})",
         place.z,
         hint=f"5th to 95th percentile: {place.low_mm3:,.0f} to {place.high_mm3:,.0f} mm³; "
-        f"{place.persons} persons",
+        f"{place.participants} participants",
         place=_strip(volume_mm3, place.low_mm3, place.median_mm3, place.high_mm3),
     )
 

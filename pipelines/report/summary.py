@@ -1,7 +1,8 @@
 """Statistics of an evaluation, computed from metrics.csv alone, without reading label maps.
 
-The unit is the person: `measurements.by_person` averages a person's scans first. Everything else is
-a reduction of its tables, so the whole report can be recomputed from metrics.csv.
+The unit is the participant: `measurements.by_participant` averages a participant's scans first.
+Everything else is a reduction of its tables, so the whole report can be recomputed from
+metrics.csv.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ import pandas as pd
 from natsort import index_natsorted
 
 from trinat.pipelines.report.measurements import (
-    by_person,
+    by_participant,
     by_scan,
     groups_of,
     is_group,
     models_of,
     structures_of,
-    volumes_by_person,
+    volumes_by_participant,
     where,
     without_side,
 )
@@ -46,14 +47,14 @@ from trinat.segmentation.metrics.statistics import (
 # The structures of each group, by its name in the tables.
 Members = Mapping[str, Sequence[str]]
 # Columns of `structure_statistics`.
-_STATISTICS = ["persons", "undefined", "mean", "median", "sd", "low", "high"]
+_STATISTICS = ["participants", "undefined", "mean", "median", "sd", "low", "high"]
 
 
 def structure_statistics(frame: pd.DataFrame, members: Members) -> pd.DataFrame:
     """Return a row for each model, metric and structure or group.
 
-    Mean, median, SD and 95 % interval of the mean over persons, in the metric's unit; the number of
-    persons; and the number of undefined values.
+    Mean, median, SD and 95 % interval of the mean over participants, in the metric's unit; the
+    number of participants; and the number of undefined values.
     """
     metrics = [metric for metric in frame["metric"].unique() if metric in METRICS]
     tables = []
@@ -72,15 +73,15 @@ def _statistics(
     members: Members,
 ) -> pd.DataFrame:
     """Return the rows of one model and metric; intervals are limited to the metric's range."""
-    persons = by_person(frame, model, metric)
+    participants = by_participant(frame, model, metric)
     definition = METRICS[metric]
     low, high = mean_interval(
-        persons.to_numpy(float), definition.least, definition.most
+        participants.to_numpy(float), definition.least, definition.most
     )
     # Number of undefined values, one per structure and scan; a group's are those of its structures.
     of_each = by_scan(frame, model, metric).isna().sum()
     undefined = []
-    for name in persons.columns:
+    for name in participants.columns:
         parts = [part for part in members.get(name, ()) if part in of_each]
         if not parts:  # a structure, or a number of the whole scan
             parts = [name]
@@ -89,12 +90,12 @@ def _statistics(
         {
             "model": model,
             "metric": metric,
-            "structure": persons.columns,
-            "persons": persons.notna().sum().to_numpy(),
+            "structure": participants.columns,
+            "participants": participants.notna().sum().to_numpy(),
             "undefined": undefined,
-            "mean": persons.mean().to_numpy(),
-            "median": persons.median().to_numpy(),
-            "sd": persons.std(ddof=1).to_numpy(),
+            "mean": participants.mean().to_numpy(),
+            "median": participants.median().to_numpy(),
+            "sd": participants.std(ddof=1).to_numpy(),
             "low": low,
             "high": high,
         }
@@ -102,7 +103,7 @@ def _statistics(
 
 
 def comparisons(frame: pd.DataFrame, members: Members) -> pd.DataFrame:
-    """Compare every two models on the persons that both have, with Holm's correction.
+    """Compare every two models on the participants that both have, with Holm's correction.
 
     It corrects within metric and pair of models. Only values that both models have, for one
     structure in one scan, are compared: a structure that one misses has no distance, and must not
@@ -157,15 +158,15 @@ def _comparison(
         of_second[group] = of_second[parts].mean(axis=1)
         left_out[group] = left_out[parts].sum()
         names.append(group)
-    persons_of_first = of_first[names].groupby(level="subject").mean()
-    persons_of_second = of_second[names].groupby(level="subject").mean()
-    return _test_each(persons_of_first, persons_of_second, left_out)
+    participants_of_first = of_first[names].groupby(level="subject").mean()
+    participants_of_second = of_second[names].groupby(level="subject").mean()
+    return _test_each(participants_of_first, participants_of_second, left_out)
 
 
 def _test_each(
     first: pd.DataFrame, second: pd.DataFrame, left_out: pd.Series
 ) -> pd.DataFrame:
-    """Test each column of two models' tables (persons x structures and groups), a row for each.
+    """Test each column of two models' tables (participants x structures); one row each.
 
     A row has the fields of `PairedTest`, `left_out` as given for the column, and the 95 % interval
     of the mean difference (`low`, `high`).
@@ -186,12 +187,12 @@ def _test_each(
 def agreement(frame: pd.DataFrame) -> pd.DataFrame:
     """Compare predicted with true volumes by Bland-Altman in mm3 and ICC(2,1), for each structure.
 
-    Persons with several scans count once, with their mean. ICC is the two-way, single-measure one
-    for absolute agreement. Empty without predicted volumes.
+    Participants with several scans count once, with their mean. ICC is the two-way, single-measure
+    one for absolute agreement. Empty without predicted volumes.
     """
     rows = []
     for model in models_of(frame):
-        predicted, true = volumes_by_person(frame, model)
+        predicted, true = volumes_by_participant(frame, model)
         for structure in predicted.columns:
             true_mm3 = true[structure].to_numpy()
             predicted_mm3 = predicted[structure].to_numpy()
@@ -212,20 +213,22 @@ def retest(frame: pd.DataFrame) -> pd.DataFrame:
     for model in models_of(frame):
         for metric in ("volume", "truth_volume"):
             scans = by_scan(frame, model, metric)
-            # Natural order: the second visit before the tenth.
-            visits = scans.index.get_level_values("session")
-            scans = scans.iloc[index_natsorted(visits)]
+            # Natural order: the second session before the tenth.
+            sessions = scans.index.get_level_values("session")
+            scans = scans.iloc[index_natsorted(sessions)]
             for structure in scans.columns:
-                persons = scans[structure].dropna().groupby(level="subject")
+                participants = scans[structure].dropna().groupby(level="subject")
                 first_two = [
-                    values.to_numpy()[:2] for _, values in persons if len(values) > 1
+                    values.to_numpy()[:2]
+                    for _, values in participants
+                    if len(values) > 1
                 ]
                 pairs = np.array(first_two)
                 if not len(pairs):
                     continue
                 cv = within_subject_cv_percent(pairs[:, 0], pairs[:, 1])
                 rows.append((model, metric, structure, len(pairs), cv, icc_2_1(pairs)))
-    columns = ["model", "metric", "structure", "persons", "cv_percent", "icc"]
+    columns = ["model", "metric", "structure", "participants", "cv_percent", "icc"]
     return pd.DataFrame(rows, columns=columns)
 
 
@@ -338,7 +341,7 @@ class Evaluation:
         if len(absent) == len(structures_of(self.frame)):
             return self
         dice = where(self.statistics, metric="dice")
-        measured = dice.loc[dice["persons"] > 0, "structure"].unique()
+        measured = dice.loc[dice["participants"] > 0, "structure"].unique()
         absent.update(set(groups_of(self.frame)) - set(measured))
 
         def present(table: pd.DataFrame) -> pd.DataFrame:

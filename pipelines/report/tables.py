@@ -48,13 +48,15 @@ def headline(evaluation: Evaluation) -> Table:
     """
     rows = []
     for model in evaluation.models:
-        persons = evaluation.statistic(model, "dice", "group:all").get("persons")
+        participants = evaluation.statistic(model, "dice", "group:all").get(
+            "participants"
+        )
         intervals = [
             _mean_with_interval(evaluation, model, metric) for metric in HEADLINE
         ]
-        rows.append([model, persons, *intervals])
-    columns: Columns = ["Model", Column("Persons", 0), *_HEADLINE_COLUMNS]
-    caption = "All structures: mean over persons, with its 95 % interval"
+        rows.append([model, participants, *intervals])
+    columns: Columns = ["Model", Column("Participants", 0), *_HEADLINE_COLUMNS]
+    caption = "All structures: mean over participants, with its 95 % interval"
     return table("headline", caption, columns, rows, kind="intervals")
 
 
@@ -93,7 +95,7 @@ def groups(evaluation: Evaluation) -> Table:
             ]
             rows.append([short_name(group), model, *intervals])
     columns: Columns = ["Group", Column("Model", pick=True), *_HEADLINE_COLUMNS]
-    caption = "Groups of structures: mean over persons, with its 95 % interval"
+    caption = "Groups of structures: mean over participants, with its 95 % interval"
     return table("groups", caption, columns, rows, kind="intervals")
 
 
@@ -103,12 +105,12 @@ def structures(evaluation: Evaluation) -> Table:
     Sorted by metric, then by structure in the order of the label scheme. Readers filter it by
     metric.
     """
-    interval = "Interval of the mean over persons"
+    interval = "Interval of the mean over participants"
     columns: Columns = [
         "Structure",
         Column("Metric", pick=True),
         "Model",
-        Column("Persons", 0, "Persons with a value"),
+        Column("Participants", 0, "Participants with a value"),
         Column("Undefined", 0, _UNDEFINED),
         Column("Mean", 0),
         Column("95 % low", 0, interval),
@@ -129,7 +131,7 @@ def structures(evaluation: Evaluation) -> Table:
             Cell(short_name(row["structure"]), place[row["structure"]]),
             METRICS[row["metric"]].title_with_unit,
             row["model"],
-            row["persons"],
+            row["participants"],
             row["undefined"],
         ]
         cells += _numbers_of(row, "mean", "low", "high", "median", "sd")
@@ -194,8 +196,8 @@ def comparison(evaluation: Evaluation) -> Table:
         "Structure",
         Column("Metric", pick=True),
         Column("Models", pick=True),
-        Column("Persons", 0),
-        Column("Difference", 0, "Mean of second minus first over persons"),
+        Column("Participants", 0),
+        Column("Difference", 0, "Mean of second minus first over participants"),
         Column("95 % low", 0),
         Column("95 % high", 0),
         Column("Effect", 2, "Matched-pairs rank-biserial correlation", sign=True),
@@ -212,7 +214,7 @@ def comparison(evaluation: Evaluation) -> Table:
             short_name(row["structure"]),
             METRICS[row["metric"]].title,
             f"{row['second']} − {row['first']}",
-            row["persons"],
+            row["participants"],
             *_numbers_of(row, "mean_difference", "low", "high", sign=True),
             row["effect"],
             row["left_out"],
@@ -232,7 +234,7 @@ def agreement(evaluation: Evaluation) -> Table:
     columns = {
         "structure": Column("Structure"),
         "model": Column("Model", pick=True),
-        "persons": Column("Persons", 0),
+        "participants": Column("Participants", 0),
         "bias": Column("Bias (mm³)", 0, "Mean of predicted minus true", sign=True),
         "sd": Column("SD (mm³)", 0),
         "lower": Column("Lower limit", 0, "Bias − 1.96 SD", sign=True),
@@ -244,7 +246,7 @@ def agreement(evaluation: Evaluation) -> Table:
 
 
 def retest(evaluation: Evaluation) -> Table | None:
-    """Return the agreement of volumes of two scans of a person; None if nobody has two.
+    """Return the agreement of volumes of two scans of a participant; None if nobody has two.
 
     Predicted and true volumes have a row each, to show what the network adds to the difference
     between scans.
@@ -255,13 +257,15 @@ def retest(evaluation: Evaluation) -> Table | None:
         "structure": Column("Structure"),
         "metric": Column("Volume", pick=True),
         "model": Column("Model", pick=True),
-        "persons": Column("Persons", 0),
+        "participants": Column("Participants", 0),
         "cv_percent": Column("Within-subject CV (%)", 2),
         "icc": Column("ICC(2,1)", 3),
     }
     titles = {"volume": "predicted", "truth_volume": "true"}
     shown = evaluation.retest.assign(metric=evaluation.retest["metric"].map(titles))
-    return _records("retest-table", "Volumes of two scans of a person", columns, shown)
+    return _records(
+        "retest-table", "Volumes of two scans of a participant", columns, shown
+    )
 
 
 def confusions(frame: pd.DataFrame) -> Table:

@@ -69,7 +69,7 @@ _SWEEP_S = 60.0
 _STOP_S = 10
 
 # AUTOINCREMENT never reuses the number of a deleted scan. `age` (years), `sex` (M or F) and the
-# endings of file names are all that is kept of a person.
+# endings of file names are all that is kept of a participant.
 _TABLE = """
 CREATE TABLE IF NOT EXISTS jobs (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -311,14 +311,14 @@ class Queue:
                 shutil.rmtree(self._place(id), ignore_errors=True)
 
     def accept(
-        self, scan: Path, outputs: list[str], person: Facts | None = None
+        self, scan: Path, outputs: list[str], participant: Facts | None = None
     ) -> Submission:
         """Accept a file scan.ENDING in the folder of an upload; from now on it is not lost.
 
-        Only the age and sex of the `person` are kept.
+        Only the age and sex of the `participant` are kept.
         """
-        if person is None:
-            person = Facts()
+        if participant is None:
+            participant = Facts()
         for path in (scan, scan.parent, scan.parent.parent):
             sync(path)
         id = scan.parent.name
@@ -329,8 +329,8 @@ class Queue:
                 id=id,
                 ending=scan.name.removeprefix("scan"),
                 outputs=json.dumps(outputs),
-                age=person.age,
-                sex=person.sex,
+                age=participant.age,
+                sex=participant.sex,
                 now=time.time(),
             )
             self._uploading.remove(id)
@@ -340,7 +340,7 @@ class Queue:
     def next(self) -> Case | None:
         """Return the next scan for the engine; None while none waits or the disk is full.
 
-        The paths of a case are below the queue and name no person.
+        The paths of a case are below the queue and name no participant.
         """
         if shutil.disk_usage(self.folder).free < MIN_FREE_BYTES:
             return None

@@ -260,7 +260,7 @@ async def accept(
 ) -> Segmentation:
     """Queue a scan: form field `file`; `outputs` names the optional results to make.
 
-    If the service has norms, `age` and `sex` of the person are accepted too.
+    If the service has norms, `age` and `sex` of the participant are accepted too.
     """
     content_type = request.headers.get("content-type", "")
     if not content_type.startswith("multipart/form-data"):

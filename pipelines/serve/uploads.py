@@ -32,7 +32,7 @@ from trinat.segmentation.io.streams import SCAN_SUFFIXES, ScanStream, has_checks
 _COPIED_BYTES = 1 << 20  # bytes copied at a time
 # A header without its image, or an image without its header, is no scan.
 _HALVES = (".hdr", ".img")
-# Parsers of the fields about the person.
+# Parsers of the fields about the participant.
 _READERS: dict[str, Callable[[str], float | str]] = {"age": age_in, "sex": sex_in}
 _ENDINGS = (*(suffix for suffix in SCAN_SUFFIXES if suffix not in _HALVES), ".zip")
 
@@ -70,9 +70,9 @@ async def receive(request: Request, queue: Queue, client: str) -> Segmentation:
 
 def _take(queue: Queue, form: FormData, folder: Path) -> Segmentation:
     """Check the header of a form's scan and put the scan into the queue."""
-    upload, outputs, person = _fields(form)
+    upload, outputs, participant = _fields(form)
     is_compared = queue.has_norms and "page" in outputs
-    if person != Facts() and not is_compared:
+    if participant != Facts() and not is_compared:
         raise InputError(
             "age and sex are for norms",
             remedy="leave them out, or send outputs=page to a service with norms",
@@ -88,7 +88,7 @@ def _take(queue: Queue, form: FormData, folder: Path) -> Segmentation:
     if ending == ".zip":
         if find_spec("highdicom") is None:
             raise InputError("DICOM needs more packages", remedy=extra_remedy("dicom"))
-        return queue.accept(scan, outputs, person).seen()
+        return queue.accept(scan, outputs, participant).seen()
     if "dicom-seg" in outputs:
         raise InputError("dicom-seg requires DICOM input: send the files as a zip")
     # Refuses a header that is broken or announces too much data.
@@ -97,17 +97,17 @@ def _take(queue: Queue, form: FormData, folder: Path) -> Segmentation:
             read_mgh(source)
         else:
             read_nifti(source)
-    return queue.accept(scan, outputs, person).seen()
+    return queue.accept(scan, outputs, participant).seen()
 
 
 def _fields(form: FormData) -> tuple[UploadFile, list[str], Facts]:
-    """Return a form's file, its requested outputs without duplicates, and its person's facts.
+    """Return a form's file, its requested outputs without duplicates, and its participant's facts.
 
     Anything else is refused. An empty age or sex is unknown.
     """
     files: list[UploadFile] = []
     words: list[str] = []
-    person: dict[str, Any] = {}
+    participant: dict[str, Any] = {}
     for name, part in form.multi_items():
         if name == "file" and isinstance(part, UploadFile):
             files.append(part)
@@ -118,7 +118,7 @@ def _fields(form: FormData) -> tuple[UploadFile, list[str], Facts]:
             if not text:
                 continue
             try:
-                person[name] = _READERS[name](text)
+                participant[name] = _READERS[name](text)
             except ValueError as error:
                 raise InputError(f"{name} {error}") from None
         else:
@@ -128,7 +128,7 @@ def _fields(form: FormData) -> tuple[UploadFile, list[str], Facts]:
     outputs = list(dict.fromkeys(word for word in words if word))
     if not OUTPUTS.keys() >= set(outputs):
         raise InputError(f"unknown outputs: choose from {', '.join(OUTPUTS)}")
-    return files[0], outputs, Facts(**person)
+    return files[0], outputs, Facts(**participant)
 
 
 def _not_the_form() -> InputError:

@@ -1,5 +1,5 @@
 """Scans, label maps and results of a study: discovery, names, ledgers, pairing, participants.
 
-`naming` defines the names of results, `participants` reads tables of persons, and `ratings` holds
+`naming` defines the names of results, `participants` reads participants tables, and `ratings` holds
 the verdicts of raters on results.
 """

@@ -35,7 +35,9 @@ class Case:
     also: tuple[str, ...] = ()  # settings of additional outputs of this case
     # DICOM files of the scan, in the folder or zip `path`.
     series: tuple[str, ...] = ()
-    facts: Facts | None = None  # facts about the person, if a result depends on them
+    facts: Facts | None = (
+        None  # facts about the participant, if a result depends on them
+    )
 
     @property
     def stem(self) -> str:
@@ -52,7 +54,7 @@ class Case:
 
     @property
     def scans(self) -> tuple[Case, ...]:
-        """The scan itself, for compatibility with `Person`."""
+        """The scan itself, for compatibility with `Participant`."""
         return (self,)
 
     @property
@@ -80,11 +82,11 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Person:
-    """Several scans of a person, which are segmented together.
+class Participant:
+    """Several scans of a participant, which are segmented together.
 
     `years` is the time of each scan, in years from any start; None if it is not known. `group` is
-    the person's group in a study; "" if it is not known.
+    the participant's group in a study; "" if it is not known.
     """
 
     name: str
@@ -99,7 +101,7 @@ class Person:
 
     @property
     def shown(self) -> str:
-        """Name of the person, for messages."""
+        """Name of the participant, for messages."""
         return self.name
 
     @property
@@ -119,21 +121,21 @@ class Person:
 
     @property
     def unit(self) -> Work:
-        """Work for an engine: the only scan of a person is segmented by itself."""
+        """Work for an engine: the only scan of a participant is segmented by itself."""
         return self if len(self.scans) > 1 else self.scans[0]
 
-    def only(self, keep: Callable[[Case], bool]) -> Person | None:
-        """Return the person with only the scans to keep; None if there are none."""
+    def only(self, keep: Callable[[Case], bool]) -> Participant | None:
+        """Return the participant with only the scans to keep; None if there are none."""
         kept = [number for number, scan in enumerate(self.scans) if keep(scan)]
         if not kept:
             return None
         scans = tuple(self.scans[number] for number in kept)
         years = tuple(self.years[number] for number in kept)
-        return Person(self.name, scans, years, self.group)
+        return Participant(self.name, scans, years, self.group)
 
 
 # Unit of work that is segmented at once.
-Work = Case | Person
+Work = Case | Participant
 
 
 @dataclass(frozen=True)

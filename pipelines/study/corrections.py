@@ -5,8 +5,8 @@ unchanged:
 
 - `NAME_desc-corrected_dseg.nii.gz`, the whole label map after the correction, on the same grid and
   with the same numbers. In a BIDS dataset `desc-corrected` replaces `desc-trinat`.
-- `NAME_desc-corrected_mask.nii.gz`, 1 where a person changed the label. It remains valid when a
-  later run replaces the result.
+- `NAME_desc-corrected_mask.nii.gz`, 1 where a rater changed the label. It remains valid when
+  a later run replaces the result.
 - `NAME_desc-corrected_dseg.json`: who, when, how long, what was changed, and in which result.
 
 A label map of this name alone, from another program, is a correction, too. The JSON applies only to
@@ -186,7 +186,7 @@ class Correction:
         return _on_grid_of(result, Volume.read(self.path, labels=True), self.path)
 
     def changed(self) -> NDArray[np.bool_]:
-        """Return the voxels whose label a person changed (X, Y, Z), in the axes of the result.
+        """Return the voxels whose label a rater changed (X, Y, Z), in the axes of the result.
 
         They are read from the mask beside the map; without JSON they are the voxels that differ
         from the result.

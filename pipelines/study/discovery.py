@@ -92,7 +92,7 @@ def walk(
     on_closed: Callable[[OSError], None] = _fail,
     wanted: Callable[[Path], bool] = is_scan,
 ) -> Iterator[Path]:
-    """Yield the `wanted` files below a folder; follow links to folders, but visit no folder twice.
+    """Yield the `wanted` files below a folder; follow links to folders, but enter no folder twice.
 
     `exclude` is not searched; `on_closed` is called for each folder that cannot be read.
     """
@@ -146,8 +146,8 @@ def find_cases(
         if is_subjects_dir(root):
             return find_subjects(absolute(root))
     else:
-        # The layout of a dataset assigns scans to persons, which a walk through all files cannot
-        # do.
+        # The layout of a dataset assigns scans to participants, which a walk through all files
+        # cannot do.
         for given in map(Path, inputs):
             if is_bids(given) or is_subjects_dir(given):
                 what = "a BIDS dataset or SUBJECTS_DIR is given alone"
@@ -417,12 +417,12 @@ def find_bids(
     """Return the scans with a suffix in a BIDS dataset, of some or all participants and sessions.
 
     Labels may have their prefix or not (01, sub-01). Folders that cannot be read, images whose
-    names and folders name different persons, and participants without such a scan are refused.
+    names and folders name different participants, and participants without such a scan are refused.
     InputError is raised if the whole dataset has no such scan. Results of scans other than T1w have
     the suffix in their names, as in BIDS.
     """
     wanted = {label.removeprefix("sub-") for label in participants}
-    visits = {label.removeprefix("ses-") for label in sessions}
+    wanted_sessions = {label.removeprefix("ses-") for label in sessions}
     refusals: list[Refusal] = []
     for pattern in _BIDS_FOLDERS:
         closed = filter(is_closed, root.glob(pattern))
@@ -440,7 +440,7 @@ def find_bids(
         present.add(facts["sub"])
         if wanted and facts["sub"] not in wanted:
             continue
-        if visits and facts.get("ses") not in visits:
+        if wanted_sessions and facts.get("ses") not in wanted_sessions:
             continue
         # Results have these two entities of their own.
         for added in ("space", "desc"):
@@ -453,7 +453,7 @@ def find_bids(
         Refusal(f"sub-{label}", f"no such participant with a {suffix} scan")
         for label in natsorted(wanted - present)
     ]
-    if not cases and not refusals and not visits:
+    if not cases and not refusals and not wanted_sessions:
         raise InputError(
             f"no sub-*/[ses-*/]anat/*_{suffix}.nii[.gz] in this BIDS dataset",
             where=root,

@@ -57,7 +57,7 @@ class Entry:
     Four fields are for the run alone and never in the file. `staged` is the folder where outputs
     wait until they are moved into place. `spent` is where the time of the worker's process went
     since its entry before. `no_room` says that the case failed because the disk is full. `of_scans`
-    are the entries of a person's scans, where the case is a person.
+    are the entries of a participant's scans, where the case is a participant.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")

@@ -45,7 +45,7 @@ from trinat.segmentation.data.sources.freesurfer import (
     find_image,
     find_labels,
     find_parcels,
-    person_and_session,
+    participant_and_session,
     why_no_subject,
 )
 from trinat.segmentation.data.sources.pairs import image_files
@@ -74,8 +74,8 @@ _AGAIN = "put it back, or run `trinat prepare` again with its new place"
 class ScanFile:
     """A label map or image, with the subject and scan that its name says.
 
-    `subject` and `session` are used to find pairs of files. `person` is the person counted in
-    tables, and `visit` distinguishes the scans of a person.
+    `subject` and `session` are used to find pairs of files. `participant` is the participant
+    counted in tables, and `table_session` distinguishes the scans of a participant.
     """
 
     name: str
@@ -95,8 +95,8 @@ class ScanFile:
     sha256: str = ""
     numbers: Mapping[int, int] = field(default_factory=dict)
     fold: FoldingTable | None = None
-    person: str = ""
-    visit: str = ""
+    participant: str = ""
+    table_session: str = ""
 
     @property
     def result(self) -> Path:
@@ -110,9 +110,9 @@ class ScanFile:
 
     @property
     def scan(self) -> str:
-        """Name of the person's scan, such as "ses-1_run-2"; empty if the file name has none.
+        """Name of the participant's scan, such as "ses-1_run-2"; empty if the file name has none.
 
-        It distinguishes two scans of one person.
+        It distinguishes two scans of one participant.
         """
         rest = dict(self.identity)
         rest.pop("sub", None)
@@ -144,7 +144,7 @@ def find_files(
             raise EvaluationError(
                 "not a known kind of scan", where=place, remedy=remedy_for_format(place)
             )
-        return _with_persons(
+        return _with_participants(
             [replace(_identify_by_name(place), is_given=True)], place.parent
         )
     if not place.is_dir():
@@ -154,7 +154,7 @@ def find_files(
         _files_below(place, suffix, parcels=parcels), corrected=corrected
     )
     if found:
-        files = _apart(_with_persons(found, place))
+        files = _apart(_with_participants(found, place))
         return sorted(
             files, key=lambda file: (natural_order(file.name), str(file.path))
         )
@@ -284,13 +284,13 @@ def _of_subjects_dir(root: Path, find: Callable[[Path], Path | None]) -> list[Sc
         path = find(folder)
         if path is None:
             continue
-        person, session = person_and_session(folder.name)
+        participant, session = participant_and_session(folder.name)
         facts: dict[str, str] = {}
         if folder.name.startswith("sub-"):
             facts = entities(folder.name)
         identity = tuple(sorted(facts.items()))
-        file = ScanFile(folder.name, path, person, session or "", identity)
-        files.append(replace(file, person=person, visit=file.scan))
+        file = ScanFile(folder.name, path, participant, session or "", identity)
+        files.append(replace(file, participant=participant, table_session=file.scan))
     return files
 
 
@@ -327,7 +327,7 @@ def _with_parcels(place: Path, structures: Sequence[Path]) -> list[Path]:
 
 
 def _apart(files: Sequence[ScanFile]) -> Iterator[ScanFile]:
-    """Add the names of folders to files of the same name: a/T1 and b/T1 are of two persons.
+    """Add the names of folders to files of the same name: a/T1 and b/T1 are of two participants.
 
     Their names become a_T1 and b_T1. If two of these would be equal (a_b/c and a/b_c), the names
     become a_b/c and a/b_c.
@@ -350,18 +350,18 @@ def _apart(files: Sequence[ScanFile]) -> Iterator[ScanFile]:
         yield replace(file, name=distinct, subject=distinct)
 
 
-def _with_persons(files: Sequence[ScanFile], place: Path) -> list[ScanFile]:
-    """Return the files with their persons and visits.
+def _with_participants(files: Sequence[ScanFile], place: Path) -> list[ScanFile]:
+    """Return the files with their participants and sessions.
 
-    A name that contains no person counts as a person by itself. Files with BIDS names that occur in
-    several folders get the names of their folders.
+    A name that contains no participant counts as a participant by itself. Files with BIDS names
+    that occur in several folders get the names of their folders.
     """
     identities = []
     for file in files:
         folders = file.path.parent.relative_to(place).parts
         identity = identity_alone(Named(file.name, folders))
-        if file.person:
-            identity = Identity(file.person, scan=file.visit)
+        if file.participant:
+            identity = Identity(file.participant, scan=file.table_session)
         elif file.identity:
             # BIDS scans are distinguished by entities only, not by the suffix or the kind of file.
             identity = replace(identity, scan=file.scan)
@@ -369,10 +369,15 @@ def _with_persons(files: Sequence[ScanFile], place: Path) -> list[ScanFile]:
     named = []
     for file, identity in zip(files, disambiguate(identities), strict=True):
         folders = file.folders
-        if file.identity and identity.person != file.subject:
+        if file.identity and identity.participant != file.subject:
             folders = identity.site
         named.append(
-            replace(file, person=identity.person, visit=identity.scan, folders=folders)
+            replace(
+                file,
+                participant=identity.participant,
+                table_session=identity.scan,
+                folders=folders,
+            )
         )
     return named
 
@@ -401,13 +406,13 @@ def two_maps_of_a_scan(files: Iterable[ScanFile]) -> str:
     """Return a sentence on two label maps of one scan, counted as two; "" if there are none."""
     seen: dict[tuple[str, str], ScanFile] = {}
     for file in files:
-        other = seen.setdefault((file.person, file.visit), file)
+        other = seen.setdefault((file.participant, file.table_session), file)
         if other is not file:
             both = f"{other.shown} and {file.shown}"
             if other.shown == file.shown:
                 # In a SUBJECTS_DIR all files have the same name.
                 both = f"{other.name} and {file.name}"
-            return f"{both} are both of {file.person} {file.visit}".strip()
+            return f"{both} are both of {file.participant} {file.table_session}".strip()
     return ""
 
 
@@ -439,17 +444,17 @@ def as_scan(file: ScanFile, scan: Path) -> ScanFile:
     The path stays the path of the label map.
     """
     named = _identify_by_name(scan)
-    person = file.person
-    if person == file.subject:
+    participant = file.participant
+    if participant == file.subject:
         identity = identity_of(named.name)
-        person = named.subject if identity is None else identity.person
+        participant = named.subject if identity is None else identity.participant
     return replace(
         file,
         name=named.name,
         subject=named.subject,
         session=named.session,
         identity=named.identity,
-        person=person,
+        participant=participant,
     )
 
 
@@ -487,13 +492,13 @@ def stored_cases(store: Store, subjects: Iterable[str]) -> Found:
 
 
 def stored_files(store: Store, subjects: Iterable[str], kind: str) -> list[ScanFile]:
-    """Return the label maps of subjects (or with kind "image" their scans), with their persons.
+    """Return subjects' label maps (or with kind "image" their scans), with their participants.
 
     They are in the order of `subjects`, with the store's own label numbers and axes, so that they
     are read as `trinat prepare` read them. No map is opened.
     """
-    people = {
-        participant.subject: participant.person for participant in store.participants
+    participant_of = {
+        metadata.subject: metadata.participant for metadata in store.metadata
     }
     files = []
     for name in subjects:
@@ -513,9 +518,9 @@ def stored_files(store: Store, subjects: Iterable[str], kind: str) -> list[ScanF
         # Use the name of trinat's prediction for this scan.
         file = as_scan(file, Path(f"{name}_dseg.nii.gz"))
         if not file.identity:
-            session = name.removeprefix(people[name]).strip("_-")
-            file = replace(file, subject=people[name], session=session)
-        files.append(replace(file, person=file.subject, visit=file.scan))
+            session = name.removeprefix(participant_of[name]).strip("_-")
+            file = replace(file, subject=participant_of[name], session=session)
+        files.append(replace(file, participant=file.subject, table_session=file.scan))
     return files
 
 

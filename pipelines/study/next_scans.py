@@ -39,7 +39,7 @@ class Next:
     """A scan to correct; `share` is the part of all doubt that its correction should cover."""
 
     scan: str
-    person: str
+    participant: str
     grade: str
     agreement: float | None
     share: float
@@ -73,7 +73,7 @@ def next_of(
     proposals = propose(
         likeness(features_of(compared)),
         doubts_of(compared),
-        [item.person for item in compared],
+        [item.participant for item in compared],
         range(len(was_corrected)),
         most,
     )
@@ -83,7 +83,7 @@ def next_of(
         found.append(
             Next(
                 scan=item.name,
-                person=item.person,
+                participant=item.participant,
                 grade=item.entry.grade,
                 agreement=item.agreement,
                 share=round(proposal.share, 4),
@@ -149,23 +149,27 @@ def likeness(features: Values) -> Values:
 def propose(
     alike: Values,
     doubts: Values,
-    persons: Sequence[str],
+    participants: Sequence[str],
     corrected: Sequence[int],
     most: int,
 ) -> list[Proposal]:
-    """Return the scans to correct next in order of priority, at most `most` and one per person.
+    """Return the scans to correct next by priority, at most `most` and one per participant.
 
-    `alike` (N, N) is from `likeness`, `doubts` (N,) are 0 or more. Persons with a `corrected` scan
-    are skipped, and scans that are similar to a corrected scan count as covered.
+    `alike` (N, N) is from `likeness`, `doubts` (N,) are 0 or more. Participants with a `corrected`
+    scan are skipped, and scans that are similar to a corrected scan count as covered.
     """
     total = float(doubts.sum())
-    done = {persons[scan] for scan in corrected}
+    done = {participants[scan] for scan in corrected}
     taught = np.zeros(len(doubts))
     if corrected:
         taught = alike[list(corrected)].max(0)
     proposals: list[Proposal] = []
     while len(proposals) < most:
-        free = [scan for scan, person in enumerate(persons) if person not in done]
+        free = [
+            scan
+            for scan, participant in enumerate(participants)
+            if participant not in done
+        ]
         if not free:
             break
         # Doubt that each scan would cover beyond what is covered already.
@@ -174,6 +178,6 @@ def propose(
         scan = free[best]
         share = float(more[best]) / total if total > 0 else 0.0
         proposals.append(Proposal(scan, share))
-        done.add(persons[scan])
+        done.add(participants[scan])
         taught = np.maximum(taught, alike[scan])
     return proposals

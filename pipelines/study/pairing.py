@@ -115,8 +115,8 @@ def pair_files(
     unique. Looser readings of names are tried if no stricter reading has found a pair. With `guess`
     they include the remaining parts of names whose beginnings and endings differ.
 
-    Two files whose names or folders say that they are of two sessions or persons are never paired,
-    by any rule.
+    Two files whose names or folders say that they are of two sessions or participants are never
+    paired, by any rule.
     """
     matching = _Matching(list(truths), list(predictions))
     for how, key in _RULES:
@@ -175,7 +175,7 @@ class _Matching:
         is_guess: bool = False,
     ) -> None:
         """Pair files that match only each other; remember why other files do not."""
-        # Matches whose names do not say that they are of two scans or persons.
+        # Matches whose names do not say that they are of two scans or participants.
         possible = []
         for truth, prediction in matches:
             if not _same_scan(truth, prediction):
@@ -353,7 +353,7 @@ def _safe_folders(file: ScanFile) -> list[str]:
 
 
 def _folders_differ(one: ScanFile, other: ScanFile) -> bool:
-    """Return True if both files are in subfolders of two persons: p1/T1 is not p2/T1.
+    """Return True if both files are in subfolders of two participants: p1/T1 is not p2/T1.
 
     One folder may be deeper: disc1/p1/T1 can be p1/T1.
     """

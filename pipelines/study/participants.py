@@ -1,6 +1,6 @@
 """Facts about participants, and which row of a participants table belongs to which scan.
 
-A row is never given to the scan of another person. Ambiguous names are reported as doubts.
+A row is never given to the scan of another participant. Ambiguous names are reported as doubts.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 # Covariates that a linear model of groups may have beside group and site.
 COVARIATES = ("age", "sex", "icv")
-# Persons named in a message; the rest is counted.
+# Participants named in a message; the rest is counted.
 _MOST_NAMED = 5
 
 
 @dataclass(frozen=True)
 class Facts:
-    """Age in years, sex (M or F), family, site, group and intracranial volume of a person.
+    """Age in years, sex (M or F), family, site, group and intracranial volume of a participant.
 
     Relatives share a `family`. Unknown facts are None; an unknown site or group is "".
     """
@@ -31,7 +31,7 @@ class Facts:
     intracranial_mm3: float | None = None
 
 
-# Name of a scan and name of its person.
+# Name of a scan and name of its participant.
 Named = tuple[str, str]
 
 
@@ -39,21 +39,21 @@ Named = tuple[str, str]
 class Matched:
     """Rows of a table that belong to scans: `rows` and `facts`, by the scans' names.
 
-    Scans without a row are in neither. `persons` counts the persons of all scans, and `absent`
+    Scans without a row are in neither. `participants` counts the participants of all scans, and `absent`
     names those without a row. `notes` are those of the table; `doubts` are those of the table, and
     which names fit several rows.
     """
 
     rows: Mapping[Named, str]
     facts: Mapping[Named, Facts]
-    persons: int
+    participants: int
     absent: tuple[str, ...]
     notes: tuple[str, ...]
     doubts: tuple[str, ...]
 
-    def of(self, scan: str, person: str) -> Facts:
-        """Return the facts about a scan's person, empty if the table does not have them."""
-        return self.facts.get((scan, person), Facts())
+    def of(self, scan: str, participant: str) -> Facts:
+        """Return the facts about a scan's participant, empty if the table does not have them."""
+        return self.facts.get((scan, participant), Facts())
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -67,13 +67,13 @@ class Matched:
         more = len(self.absent) - _MOST_NAMED
         if more > 0:
             named = f"{named} and {more} more"
-        count = f"{len(self.absent)} of {self.persons} persons are not in the table"
+        count = f"{len(self.absent)} of {self.participants} participants are not in the table"
         return (*self.doubts, f"{count}: {named}")
 
 
 @dataclass(frozen=True)
-class Participants:
-    """Content of a participants table: facts by the names of persons (or sessions, as in OASIS).
+class ParticipantsTable:
+    """Content of a participants table: facts by participant (or by session, as in OASIS).
 
     `columns` has the title of the column that each fact was read from. `notes` say how values were
     read, `doubts` which cells were not understood, and `problems` why the table is refused.
@@ -86,11 +86,11 @@ class Participants:
     problems: tuple[str, ...] = ()
 
     def match(self, scans: Iterable[Named]) -> Matched:
-        """Find the rows of scans by the names of the scans and of their persons.
+        """Find the rows of scans by the names of the scans and of their participants.
 
-        A row belongs to the scan or person of its name, and to those whose names begin with it:
-        IXI002 to IXI002-Guys-0828-T1. The longest name wins. Case, `sub-` and leading zeros (1,
-        01, SUB-01) are ignored where exactly one row and one person remain.
+        A row belongs to the scan or participant of its name, and to those whose names begin with
+        it: IXI002 to IXI002-Guys-0828-T1. The longest name wins. Case, `sub-` and leading zeros (1,
+        01, SUB-01) are ignored where exactly one row and one participant remain.
         """
         every = list(dict.fromkeys(scans))
         rows: dict[Named, str] = {}
@@ -99,24 +99,24 @@ class Participants:
             if exact:
                 rows[names] = exact[0]
         doubts = self._match_loosely(every, rows)
-        # A row that fits several persons may mean that they are one.
-        persons_of: dict[str, dict[str, None]] = defaultdict(dict)
-        for (_, person), row in rows.items():
-            persons_of[row][person] = None
-        for row, sharing in persons_of.items():
+        # A row that fits several participants may mean that they are one.
+        participants_of: dict[str, dict[str, None]] = defaultdict(dict)
+        for (_, participant), row in rows.items():
+            participants_of[row][participant] = None
+        for row, sharing in participants_of.items():
             if len(sharing) > 1:
                 named = ", ".join(list(sharing)[:_MOST_NAMED])
                 doubts.append(
-                    f"{row} in the table is the row of {len(sharing)} persons: {named}"
+                    f"{row} in the table is the row of {len(sharing)} participants: {named}"
                 )
-        persons = dict.fromkeys(person for _, person in every)
-        present = {person for _, person in rows}
+        participants = dict.fromkeys(participant for _, participant in every)
+        present = {participant for _, participant in rows}
         absent: tuple[str, ...] = ()
         if self.facts:
-            absent = tuple(person for person in persons if person not in present)
+            absent = tuple(participant for participant in participants if participant not in present)
         facts = {names: self.facts[row] for names, row in rows.items()}
         return Matched(
-            rows, facts, len(persons), absent, self.notes, (*self.doubts, *doubts)
+            rows, facts, len(participants), absent, self.notes, (*self.doubts, *doubts)
         )
 
     def _match_loosely(
@@ -151,19 +151,19 @@ class Participants:
         return list(doubts)
 
 
-def _names_of(scan: str, person: str, *, with_folder: bool = True) -> list[str]:
+def _names_of(scan: str, participant: str, *, with_folder: bool = True) -> list[str]:
     """Return the names that a row of this scan may have, the longest first.
 
-    The row of a person in a folder (A/sub-01) is named with the folder, A/sub-01 or A_sub-01,
+    The row of a participant in a folder (A/sub-01) is named with the folder, A/sub-01 or A_sub-01,
     without it, or by the folder alone.
     """
-    folder, _, person_alone = person.rpartition("/")
+    folder, _, participant_alone = participant.rpartition("/")
     names: dict[str, None] = {}
-    for text in (scan.rpartition("/")[2], person_alone):
+    for text in (scan.rpartition("/")[2], participant_alone):
         ends = [found.start() for found in re.finditer(r"[-_.]|$", text)]
         names.update(dict.fromkeys(text[:end] for end in reversed(ends) if end))
     if not with_folder:
-        # The folder of T1 in anna/T1 may be the person's.
+        # The folder of T1 in anna/T1 may be the participant's.
         return [*names, *([folder] if folder else [])]
     if not folder:
         return list(names)

@@ -1,6 +1,6 @@
 """Messages about participants tables: what was understood, and what was not.
 
-Commands log a few lines or raise; `trinat people` prints everything.
+Commands log a few lines or raise; `trinat participants` prints everything.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from trinat.pipelines.study.participants import Facts, Matched, Named, Participants
+from trinat.pipelines.study.participants import Facts, Matched, Named, ParticipantsTable
 from trinat.pipelines.study.participants_table import (
     inspect_participants,
     read_participants,
@@ -29,7 +29,7 @@ _COLUMNS = ("age", "sex", "family", "site", "group", "intracranial_cm3")
 _MM3_PER_CM3 = 1000
 
 
-def read_given(table: Path) -> Participants:
+def read_given(table: Path) -> ParticipantsTable:
     """Read the table that a user named; ConfigError if it is not there."""
     if not table.is_file():
         raise ConfigError("no such table", where=table)
@@ -53,45 +53,53 @@ def report_table(
     lines += [(logging.WARNING, doubt) for doubt in doubts]
     if len(lines) > _MOST_LINES:
         more = len(lines) - _MOST_LINES + 1
-        shows_all = f"{more} more: `trinat people {table.name}` shows all"
+        shows_all = f"{more} more: `trinat participants {table.name}` shows all"
         level = logging.WARNING if doubts else logging.INFO
         lines = [*lines[: _MOST_LINES - 1], (level, shows_all)]
     for level, line in lines:
         _log.log(level, "%s: %s", table.name, line)
 
 
-def refuse_strangers(table: Path, people: Participants, matched: Matched) -> None:
+def refuse_strangers(
+    table: Path, participants_table: ParticipantsTable, matched: Matched
+) -> None:
     """Raise if no scan has a row in a table that was given for them."""
-    if matched.rows or not matched.persons:
+    if matched.rows or not matched.participants:
         return
     remedy = "it has no rows"
-    if people.facts:
-        named = ", ".join(list(people.facts)[:3])
+    if participants_table.facts:
+        named = ", ".join(list(participants_table.facts)[:3])
         absent = ", ".join(matched.absent[:3])
         remedy = f"it has {named} ..., and scans are of {absent} ..."
     raise DatasetError(
-        f"0 of {matched.persons} persons are in the table", where=table, remedy=remedy
+        f"0 of {matched.participants} participants are in the table",
+        where=table,
+        remedy=remedy,
     )
 
 
-def refuse_merged_persons(table: Path, people: Participants, matched: Matched) -> None:
-    """Raise if the scans that are taken for one person's have rows of several persons.
+def refuse_merged_participants(
+    table: Path, participants_table: ParticipantsTable, matched: Matched
+) -> None:
+    """Raise if the scans that are taken for one participant's have rows of several participants.
 
-    Rows of several sessions of a person (OAS2_0001_MR1, OAS2_0001_MR2) are of one.
+    Rows of several sessions of a participant (OAS2_0001_MR1, OAS2_0001_MR2) are of one.
     """
     rows_of: dict[str, dict[str, None]] = defaultdict(dict)
-    for (_, person), row in matched.rows.items():
-        rows_of[person][row] = None
-    for person, rows in rows_of.items():
-        persons = {scan.person for scan in identify([NamedScan(row) for row in rows])}
-        sexes = {people.facts[row].sex for row in rows} - {None}
-        if len(persons) == 1 and len(sexes) < 2:
+    for (_, participant), row in matched.rows.items():
+        rows_of[participant][row] = None
+    for participant, rows in rows_of.items():
+        participants = {
+            scan.participant for scan in identify([NamedScan(row) for row in rows])
+        }
+        sexes = {participants_table.facts[row].sex for row in rows} - {None}
+        if len(participants) == 1 and len(sexes) < 2:
             continue
         named = " and ".join(list(rows)[:2])
         raise DatasetError(
-            f"the scans of {person} have several rows in the table: {named}",
+            f"the scans of {participant} have several rows in the table: {named}",
             where=table,
-            remedy="rename the scans, so that each person's begin with the name of its row",
+            remedy="rename the scans, so that each participant's begin with the name of its row",
         )
 
 
@@ -108,11 +116,11 @@ def match_participants(
     ConfigError for a given table that is not there, DatasetError for one that has none of the
     scans, and with `strict` for anything that is not understood.
     """
-    people = read_given(table) if is_given else read_participants(table)
-    matched = people.match(names)
+    participants_table = read_given(table) if is_given else read_participants(table)
+    matched = participants_table.match(names)
     if is_given:
-        refuse_strangers(table, people, matched)
-    refuse_merged_persons(table, people, matched)
+        refuse_strangers(table, participants_table, matched)
+    refuse_merged_participants(table, participants_table, matched)
     report_table(table, matched.notes, matched.remarks, strict=strict)
     return matched
 
@@ -129,39 +137,43 @@ def describe_table(
     """
     if not table.is_file():
         raise ConfigError("no such table", where=table)
-    people = inspect_participants(table)
-    for kind, title in people.columns.items():
+    participants_table = inspect_participants(table)
+    for kind, title in participants_table.columns.items():
         yield f"# {kind}: the column {title!r}"
-    for note in people.notes:
+    for note in participants_table.notes:
         yield f"# {note}"
-    doubts = list(people.doubts)
+    doubts = list(participants_table.doubts)
     if results is None:
-        yield "\t".join(("person", *_COLUMNS))
-        for name, facts in people.facts.items():
+        yield "\t".join(("participant", *_COLUMNS))
+        for name, facts in participants_table.facts.items():
             yield _row(name, *_cells(facts))
     else:
         files = Results(results).find()
-        matched = people.match((file.name, file.person) for file in files)
-        refuse_strangers(table, people, matched)
-        refuse_merged_persons(table, people, matched)
-        yield "\t".join(("scan", "person", "visit", "row", *_COLUMNS))
+        matched = participants_table.match(
+            (file.name, file.participant) for file in files
+        )
+        refuse_strangers(table, participants_table, matched)
+        refuse_merged_participants(table, participants_table, matched)
+        yield "\t".join(("scan", "participant", "session", "row", *_COLUMNS))
         for file in files:
-            row = matched.rows.get((file.name, file.person), "")
-            facts = matched.of(file.name, file.person)
-            yield _row(file.name, file.person, file.visit, row, *_cells(facts))
+            row = matched.rows.get((file.name, file.participant), "")
+            facts = matched.of(file.name, file.participant)
+            yield _row(
+                file.name, file.participant, file.table_session, row, *_cells(facts)
+            )
         used = set(matched.rows.values())
-        without = [name for name in people.facts if name not in used]
+        without = [name for name in participants_table.facts if name not in used]
         if without:
             yield f"# rows without a scan: {', '.join(without)}"
         doubts = list(matched.remarks)
-        clash = clash_among(file.person for file in files)
+        clash = clash_among(file.participant for file in files)
         if clash:
             doubts.append(clash)
-    for problem in people.problems:
+    for problem in participants_table.problems:
         yield one_line(f"# refused: {problem}")
     for doubt in doubts:
         yield one_line(f"# not understood: {doubt}")
-    refuse_problems(table, people)
+    refuse_problems(table, participants_table)
     if strict and doubts:
         raise _doubtful(table, doubts, "mend the table")
 
@@ -180,7 +192,7 @@ def _row(*cells: str) -> str:
 
 
 def _cells(facts: Facts) -> list[str]:
-    """Write the facts about a person as text, empty where they are not known."""
+    """Write the facts about a participant as text, empty where they are not known."""
     intracranial_cm3 = None
     if facts.intracranial_mm3 is not None:
         intracranial_cm3 = facts.intracranial_mm3 / _MM3_PER_CM3

@@ -1,8 +1,8 @@
 """Reader of participants tables: BIDS' participants.tsv, tables of IXI and OASIS, and custom ones.
 
 A cell that is not understood is reported by row and column and left out (`doubts`). Anything that
-could assign wrong facts to a person makes the table invalid (`problems`); all problems are reported
-together.
+could assign wrong facts to a participant makes the table invalid (`problems`); all problems are
+reported together.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from trinat.pipelines.study.participants import Facts, Participants
+from trinat.pipelines.study.participants import Facts, ParticipantsTable
 from trinat.segmentation.errors import DatasetError, summarise
 from trinat.segmentation.io.cells import (
     MISSING,
@@ -112,34 +112,34 @@ class _Column:
     missing: frozenset[str] = NO_NAME
 
 
-def read_participants(path: Path) -> Participants:
+def read_participants(path: Path) -> ParticipantsTable:
     """Read a table; a missing file has no participants.
 
     DatasetError, with all problems, for a table that contradicts itself: two columns of one kind
-    or two rows of one person that differ, volumes in several units.
+    or two rows of one participant that differ, volumes in several units.
     """
     participants = inspect_participants(path)
     refuse_problems(path, participants)
     return participants
 
 
-def refuse_problems(path: Path, participants: Participants) -> None:
+def refuse_problems(path: Path, participants: ParticipantsTable) -> None:
     """Raise a DatasetError if a table has problems."""
     if participants.problems:
         raise DatasetError(
             summarise(participants.problems),
             where=path,
-            remedy=f"correct the table; `trinat people {path.name}` shows all of it",
+            remedy=f"correct the table; `trinat participants {path.name}` shows all of it",
         )
 
 
-def inspect_participants(path: Path) -> Participants:
+def inspect_participants(path: Path) -> ParticipantsTable:
     """Read a table with its `problems`.
 
-    DatasetError for a file that is no table, and for one without a column that names persons.
+    DatasetError for a file that is no table, and for one without a column that names participants.
     """
     if not path.exists():
-        return Participants({}, {})
+        return ParticipantsTable({}, {})
     return _Reader(path, read_table(path), _sidecar(path)).participants()
 
 
@@ -178,20 +178,20 @@ class _Reader:
         self._doubts: list[str] = []
         self._problems: list[str] = []
 
-    def participants(self) -> Participants:
-        """Read all rows; rows of one person are joined, as IXI has some without an age."""
+    def participants(self) -> ParticipantsTable:
+        """Read all rows; rows of one participant are joined, as IXI has some without an age."""
         columns = self._find_columns()
         values = {kind: self._values(kind, columns[kind]) for kind in columns}
         for kind in _NAMES:
             if kind in values:
                 values[kind] = self._with_one_spelling(kind, values[kind])
-        persons = values.pop("person")
+        participants = values.pop("participant")
         facts: dict[str, dict[str, Any]] = {}
         first_row: dict[str, int] = {}
         for row in self._rows:
-            name = persons.get(row.number)
+            name = participants.get(row.number)
             if name is None:
-                self._doubts.append(f"row {row.number}: names no person")
+                self._doubts.append(f"row {row.number}: names no participant")
                 continue
             known = facts.setdefault(name, {})
             first = first_row.setdefault(name, row.number)
@@ -202,10 +202,10 @@ class _Reader:
                 ):
                     self._problems.append(
                         f"rows {first} and {row.number}: {name} has {_called(kind)} "
-                        f"{known[kind]} and {value} (keep one row of each person, or name "
+                        f"{known[kind]} and {value} (keep one row of each participant, or name "
                         "scans: sub-01_ses-1)"
                     )
-        return Participants(
+        return ParticipantsTable(
             {name: Facts(**known) for name, known in facts.items()},
             {kind: of_kind[0].title for kind, of_kind in columns.items()},
             tuple(self._notes),
@@ -215,7 +215,7 @@ class _Reader:
 
     def _find_columns(self) -> dict[str, list[_Column]]:
         """Find the columns of each kind of fact, and report those that look like one."""
-        found = {"person": self._key_columns()}
+        found = {"participant": self._key_columns()}
         for kind, words in _NAMES.items():
             named = [
                 _Column(place, title.text)
@@ -225,7 +225,7 @@ class _Reader:
             ]
             if named:
                 found[kind] = self._first_title(kind, named)
-        is_ixi = self._titles[found["person"][0].place].key == _IXI_KEY
+        is_ixi = self._titles[found["participant"][0].place].key == _IXI_KEY
         why_unread: dict[int, str] = {}
         for place, title in enumerate(self._titles):
             described = self._sidecar.get(title.text.lower(), {})
@@ -250,7 +250,7 @@ class _Reader:
         return found
 
     def _key_columns(self) -> list[_Column]:
-        """Find the column that names the persons."""
+        """Find the column that names the participants."""
         places = {
             key: [place for place, title in enumerate(self._titles) if title.key == key]
             for key in _KEYS
@@ -262,13 +262,13 @@ class _Reader:
             raise DatasetError(
                 "has no column 'participant_id'",
                 where=self._path,
-                remedy="call the column of the persons' names so (Subject ID, PTID, ID and IXI_ID "
+                remedy="rename the column with the names (Subject ID, PTID, ID and IXI_ID "
                 "are read, too)",
             )
         if len(keys) > 1:
             named = [self._titles[places[key][0]].text for key in keys]
             raise DatasetError(
-                f"the columns {_listed(named)} could each name the persons",
+                f"the columns {_listed(named)} could each name the participants",
                 where=self._path,
                 remedy="call one of them participant_id",
             )
@@ -343,7 +343,7 @@ class _Reader:
             rows = f"row {numbers[0]}"
             if len(numbers) > 1:
                 rows = f"{rows} and {len(numbers) - 1} more"
-            messages = self._problems if kind == "person" else self._doubts
+            messages = self._problems if kind == "participant" else self._doubts
             messages.append(f"{rows}, {what}")
         return values
 

@@ -260,7 +260,7 @@ FURTHER: dict[str, type[FurtherResult]] = {
 
 
 class TimePoint(_Record):
-    """Data of a scan in the joint segmentation of several scans of a person.
+    """Data of a scan in the joint segmentation of several scans of a participant.
 
     - `year` is the time of the scan in years from any start; None if it is not known.
     - `scans` maps the cases that were segmented together to the SHA-256 of their scans.
@@ -269,7 +269,7 @@ class TimePoint(_Record):
     - `views` are the views that were requested; empty for all views of the model.
     """
 
-    person: str
+    participant: str
     group: str = ""
     year: FiniteFloat | None = None
     scans: dict[str, str] = {}

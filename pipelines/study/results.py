@@ -64,8 +64,8 @@ class Results:
         """Return the label maps as `find_files` does.
 
         Label maps whose file names had to be made safe get the names of their scans back. Scans
-        that were segmented together are of the person whose scans they were then, whatever their
-        names say.
+        that were segmented together are of the participant whose scans they were then, whatever
+        their names say.
         """
         files = []
         for file in find_files(self.place, parcels=parcels, corrected=corrected):
@@ -78,7 +78,7 @@ class Results:
     def result_of(self, file: ScanFile) -> ScanResult:
         """Return the result that a label map is of; an empty one if no ledger has it.
 
-        It describes the prediction, also if a person has corrected the label map since.
+        It describes the prediction, also if a rater has corrected the label map since.
         """
         entry = self._entries.get(absolute(file.result))
         return ScanResult() if entry is None else entry.result
@@ -143,14 +143,16 @@ class Results:
 
 
 def as_in_ledger(file: ScanFile, entry: Entry) -> ScanFile:
-    """Return a label map with the name and the person that its entry has."""
+    """Return a label map with the name and the participant that its entry has."""
     scan = Path(entry.input)
     if scan.name and safe_component(without_suffix(scan)) == file.name:
         file = as_scan(file, scan)
     together = entry.result.longitudinal
-    if together is not None and together.person != file.person:
-        visit = file.visit or file.name
-        file = replace(file, person=together.person, visit=visit)
+    if together is not None and together.participant != file.participant:
+        table_session = file.table_session or file.name
+        file = replace(
+            file, participant=together.participant, table_session=table_session
+        )
     return file
 
 

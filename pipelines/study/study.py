@@ -72,12 +72,12 @@ class Structure:
 class Item:
     """A scan of the list: its ledger entry, its label map and its maps of other `LAYERS`.
 
-    `person` is the person of the scan. `folder` is the output folder of its ledger: the study's own
-    folder, or that of a fold.
+    `participant` is the participant of the scan. `folder` is the output folder of its ledger: the
+    study's own folder, or that of a fold.
     """
 
     name: str
-    person: str
+    participant: str
     folder: Path
     entry: Entry
     labels: Path | None
@@ -157,13 +157,13 @@ class Study:
                 if path is not None:
                     layers[layer] = path
             items.append(Item(name, name, folder, entry, labels, layers))
-        items = _with_persons(items)
+        items = _with_participants(items)
         if not items:
             # These are label maps of another origin.
             for file in find_files(self.folder, corrected=False):
                 entry = Entry(file.name, "done")
                 items.append(
-                    Item(file.name, file.person, self.folder, entry, file.path)
+                    Item(file.name, file.participant, self.folder, entry, file.path)
                 )
         return sorted(
             items, key=lambda item: (item.entry.doubt, natural_order(item.name))
@@ -361,14 +361,14 @@ class Study:
         return _files_of_items(self.items, find_files(self.against))
 
 
-def _with_persons(items: Sequence[Item]) -> list[Item]:
-    """Return scans with their persons: those of joint segmentations, else by names and folders."""
+def _with_participants(items: Sequence[Item]) -> list[Item]:
+    """Return scans with participants: those of joint segmentations, else by names and folders."""
     identities = identify([Named.of_path(item.name) for item in items])
     found = []
     for item, identity in zip(items, identities, strict=True):
         together = item.entry.result.longitudinal
-        person = identity.person if together is None else together.person
-        found.append(replace(item, person=person))
+        participant = identity.participant if together is None else together.participant
+        found.append(replace(item, participant=participant))
     return found
 
 

@@ -161,7 +161,7 @@ def _open_store(
     )
 
     def scans(view: View) -> Iterator[ValidationScan]:
-        """Read the scans of the persons for validation; none if the stage does not validate."""
+        """Read the scans for validation; none if the stage does not validate."""
         if stage.validation is None:
             return iter(())
         return store_scans(

@@ -175,7 +175,7 @@ def validation_slices(job: Job, seed: int) -> float:
         if stage.data.store is not None:
             pixels += _pixels_scored(stage.data.store, validation, view, seed)
         elif stage.data.synthetic is not None:
-            heads = validation.persons or stage.data.synthetic.held_out or 1
+            heads = validation.participants or stage.data.synthetic.held_out or 1
             pixels += heads * math.prod(_HEAD)
     return times * _FORWARD * pixels / size
 
@@ -186,10 +186,10 @@ def _pixels_scored(
     """Return the number of pixels that one validation on a store scores in a view."""
     store = Store(config.path)
     subjects = store.part("validation", config.split)
-    person_of = {entry.subject: entry.person for entry in store.participants}
-    persons = [person_of[subject] for subject in subjects]
+    participant_of = {entry.subject: entry.participant for entry in store.metadata}
+    participants = [participant_of[subject] for subject in subjects]
     pixels = 0
-    for place in validation.choose(persons, seed):
+    for place in validation.choose(participants, seed):
         file = store.file(subjects[place])
         slice_ = file.labels(view, 0, 1)[0]
         pixels += file.slice_count(view) * slice_.size

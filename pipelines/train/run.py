@@ -107,7 +107,7 @@ def adapt_to_store(recipe: Recipe, root: Path, split: Path | None = None) -> Rec
     """Adapt a recipe to a store: its slices and split, its classes and views.
 
     What the recipe says of a store (its augmentation) stays; a recipe that knows none is trained on
-    the store alone, and its weights are chosen by the persons for validation.
+    the store alone, and its weights are chosen by the participants for validation.
     """
     store = Store(root)
     views = tuple(view for view in recipe.views if view in store.views)

@@ -48,7 +48,7 @@ _SUFFIXES = (".nii.gz", ".nii", ".NII.GZ", ".mgz")
 
 
 def pairing(attempt: Try) -> None:
-    """Pair files of people with similar names, some missing: no file goes to another person."""
+    """Pair files with similar names, some missing: no file goes to another participant."""
     chance = attempt.chance
     stems = list(chance.choice(_STEMS))
     chance.shuffle(stems)
@@ -68,7 +68,7 @@ def pairing(attempt: Try) -> None:
     found = pair_files(*map(find_files, sides), guess=guess)
     for pair in found.pairs:
         whose = owners[pair.truth.path], owners[pair.prediction.path]
-        if not _same_person(*whose) and not pair.is_guess:
+        if not _same_participant(*whose) and not pair.is_guess:
             raise wrong(
                 f"{' is paired with '.join(whose)} by {pair.how}, without a word"
             )
@@ -83,7 +83,7 @@ def pairing(attempt: Try) -> None:
         )
 
 
-def _same_person(one: str, other: str) -> bool:
+def _same_participant(one: str, other: str) -> bool:
     """Return True for equal names.
 
     P1/T1 may be called p1_T1 elsewhere, but p1/x_T1 is not p1_x/T1.
@@ -101,21 +101,21 @@ def _write_side(
     chance: random.Random,
     owners: dict[Path, str],
 ) -> None:
-    """Write empty files of some of the persons, all in one style of naming."""
+    """Write empty files of some of the participants, all in one style of naming."""
     beginning, ending = style
     share_missing = chance.choice((0.1, 0.3, 0.6))
     marked = (
         "_dseg" if happens(chance, 0.5) or any("/" in name for name in people) else ""
     )
-    for person in people:
+    for participant in people:
         if happens(chance, share_missing):
             continue
-        place, _, stem = person.rpartition("/")
+        place, _, stem = participant.rpartition("/")
         name = f"{beginning}{stem}{ending}{marked}{chance.choice(_SUFFIXES)}"
         path = folder / place / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
-        owners[path] = person
+        owners[path] = participant
 
 
 # Attempts -----------------------------------------------------------------------------------

@@ -45,7 +45,7 @@ from helpers.miniatures import (
     write_nifti,
 )
 from helpers.overfitted import overfitted_model, random_model
-from helpers.visits import head_of, pose_of, visit_of
+from helpers.sessions import head_of, pose_of, session_of
 
 from trinat.pipelines.cli import app
 from trinat.pipelines.common.exits import Exit
@@ -61,8 +61,8 @@ views           trinat predict scans --model random --out views --views coronal,
                 --format index --no-pictures --no-brain-mask --workers 2
 fast            trinat predict scans/scan1.nii.gz --model fast --out fast --quiet
 dicom           trinat predict dicom --model known --out from-dicom --dicom-seg
-visits          trinat predict visits --model known --out visited --longitudinal \
-                --persons visits.tsv --include-rejected
+sessions          trinat predict sessions --model known --out visited --longitudinal \
+                --sessions sessions.tsv --include-rejected
 shard-1         trinat predict scans --model known --out shards --shard 1/2
 shard-2         trinat predict scans --model known --out shards --shard 2/2
 merge           trinat merge shards --include-rejected
@@ -72,9 +72,9 @@ evaluate        trinat evaluate --truth truth --pred predicted --pred shards --m
                 --model-name again --images scans --out evaluated --jobs 1 --latex --csv
 report          trinat report predicted --participants participants.tsv --include-rejected \
                 --images scans --adjust proportion --out reported --jobs 1
-people          trinat people participants.tsv predicted
+participants    trinat participants participants.tsv predicted
 prepare         trinat prepare --source freesurfer --root subjects --out store \
-                --participants persons.tsv
+                --participants participants.tsv
 prepare-oasis   trinat prepare --source oasis1 --root oasis --labels tissue4 --out tissues
 prepare-scans   trinat prepare --source ixi --root ixi --label-with known --out labelled
 split           trinat split store --ratios 2 1 1 --seed 3
@@ -290,8 +290,8 @@ def make_inputs(folder: Path) -> None:
         )
         write_nifti(folder / f"truth/scan{number}.nii.gz", labels, axes)
     (folder / "broken.nii.gz").write_bytes(b"no scan")
-    persons = [f"{folder}scan{n}" for folder in ("", "scans_") for n in range(3)]
-    write_persons(folder / "participants.tsv", persons)
+    participants = [f"{folder}scan{n}" for folder in ("", "scans_") for n in range(3)]
+    write_participants(folder / "participants.tsv", participants)
 
     image, affine = turned(head_image(head_labels()), "LPS")
     write_classic(folder / "dicom", Volume(image, affine))
@@ -301,26 +301,26 @@ def make_inputs(folder: Path) -> None:
     description = '{"Name": "small", "BIDSVersion": "1.10.0"}\n'
     (folder / "bids/dataset_description.json").write_text(description)
 
-    (folder / "visits").mkdir()
+    (folder / "sessions").mkdir()
     for number, pose in enumerate((np.eye(4), pose_of(4, 1)), 1):
-        scan = visit_of(head_of(), pose, seed=number)
-        scan.write(folder / f"visits/anna-{number}.nii.gz")
-    (folder / "visits.tsv").write_text(
-        "scan\tperson\tdate\nanna-1.nii.gz\tanna\t2021-03-01\n"
+        scan = session_of(head_of(), pose, seed=number)
+        scan.write(folder / f"sessions/anna-{number}.nii.gz")
+    (folder / "sessions.tsv").write_text(
+        "scan\tparticipant\tdate\nanna-1.nii.gz\tanna\t2021-03-01\n"
         "anna-2.nii.gz\tanna\t2023-03-09\n"
     )
     for number in range(1, 5):
         freesurfer_subject(folder / "subjects", f"sub-0{number}", shift=number % 3)
         oasis_session(folder / "oasis/disc1", f"OAS1_000{number}_MR1", age=60 + number)
-    write_persons(folder / "persons.tsv", [f"sub-0{n}" for n in range(1, 5)])
+    write_participants(folder / "participants.tsv", [f"sub-0{n}" for n in range(1, 5)])
     ixi_scan(folder / "ixi", "IXI002-Guys-0828")
     shutil.copytree(overfitted_model(), folder / "known")
     shutil.copytree(random_model(), folder / "random")
 
 
-def write_persons(path: Path, persons: list[str]) -> None:
+def write_participants(path: Path, participants: list[str]) -> None:
     rows = [
-        f"{person}\t{30 + n}\t{'FM'[n % 2]}\t{1500 + 10 * n}\n"
-        for n, person in enumerate(persons)
+        f"{participant}\t{30 + n}\t{'FM'[n % 2]}\t{1500 + 10 * n}\n"
+        for n, participant in enumerate(participants)
     ]
     path.write_text("participant_id\tage\tsex\teTIV\n" + "".join(rows))

@@ -2,7 +2,7 @@
 
 `scripts/bench callosum SUBJECTS_DIR [SCAN SCAN ...]` segments the subjects and compares their
 callosum with 251 to 255 of FreeSurfer's `aseg.mgz`. Optional SCANs are pairs, each of one
-person. The environment variables MODEL and KEPT are those of `_kept.py`.
+participant. The environment variables MODEL and KEPT are those of `_kept.py`.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def run(folder: str, *pairs: str) -> None:
     for text, taken in (("all", volumes > 0), ("of usual size", true_volumes < _LARGE)):
         r = np.corrcoef(volumes[taken], true_volumes[taken])[0, 1]
         print(
-            f"{text}, {taken.sum()} persons: Dice {whole[taken].mean():.3f}, of parts "
+            f"{text}, {taken.sum()} participants: Dice {whole[taken].mean():.3f}, of parts "
             f"{parts[taken].mean():.3f}, r of volumes {r:.2f}, share of FreeSurfer's volume "
             f"{(volumes[taken] / true_volumes[taken]).mean():.2f}"
         )

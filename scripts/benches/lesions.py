@@ -1,11 +1,11 @@
 """Training and accuracy of the network for lesions, for docs/lesions.md.
 
-`scripts/bench lesions MODEL PAINTED MASKS OUT SCAN:MASK:PERSON ...` trains on the scans of PAINTED
-(of `scripts/bench paint_lesions`) and on scans with masks. MODEL finds their structures, and MASKS
-has lesions in MNI space, from which follows how often lesions lie at a place. For each PERSON it
-prints the Dice, lesions found, missed and invented, and the volumes, of a network that learnt from
-all others; masks of these names in MASKS are left out. The network that learnt from all is written
-to the file OUT.
+`scripts/bench lesions MODEL PAINTED MASKS OUT SCAN:MASK:PARTICIPANT ...` trains on the scans of
+PAINTED (of `scripts/bench paint_lesions`) and on scans with masks. MODEL finds their structures,
+and MASKS has lesions in MNI space, from which follows how often lesions lie at a place. For each
+PARTICIPANT it prints the Dice, lesions found, missed and invented, and the volumes, of a network
+that learnt from all others; masks of these names in MASKS are left out. The network that learnt
+from all is written to the file OUT.
 """
 
 from __future__ import annotations
@@ -51,18 +51,18 @@ class _Scan:
     """Features of a scan, and its lesions on the working grid (X, Y, Z)."""
 
     name: str
-    person: str
+    participant: str
     features: VoxelFeatures
     lesions: NDArray[np.bool_]
 
 
 def run(model: str, painted: str, masks: str, out: str, *pairs: str) -> None:
-    """Print the accuracy in each person, and write the network of all."""
+    """Print the accuracy in each participant, and write the network of all."""
     predictor = Predictor(model)
     rng = np.random.default_rng(0)
-    # Features have the prior in them, so one prior without any of the persons serves all.
-    persons = sorted({pair.rpartition(":")[2] for pair in pairs})
-    prior = _prior(Path(masks), persons)
+    # Features have the prior in them, so one prior without any of the participants serves all.
+    participants = sorted({pair.rpartition(":")[2] for pair in pairs})
+    prior = _prior(Path(masks), participants)
     samples = []
     for name in sorted(Path(painted, "images").glob("*.nii.gz")):
         labels = Path(painted, "labels", name.name)
@@ -73,15 +73,15 @@ def run(model: str, painted: str, masks: str, out: str, *pairs: str) -> None:
     every = [
         sample_voxels(scan.features, scan.lesions, rng, _REAL_WEIGHT) for scan in scans
     ]
-    for person in persons:
+    for participant in participants:
         others = [
             sample
             for scan, sample in zip(scans, every, strict=True)
-            if scan.person != person
+            if scan.participant != participant
         ]
         network = _fit(samples + others, prior)
         for scan in scans:
-            if scan.person == person:
+            if scan.participant == participant:
                 print(_row(scan, network))
     save_file(_fit(samples + every, prior).state_dict(), out)
 
@@ -91,7 +91,7 @@ def _fit(samples: Sequence[VoxelSample], prior: Image) -> LesionNetwork:
 
 
 def _prior(masks: Path, without: Collection[str]) -> Image:
-    """Return how often lesions lie at a place, without the masks of some persons."""
+    """Return how often lesions lie at a place, without the masks of some participants."""
     read = []
     for path in sorted(masks.glob("*.nii.gz")):
         if path.name.removesuffix(".nii.gz") not in without:
@@ -103,14 +103,14 @@ def _prior(masks: Path, without: Collection[str]) -> Image:
 def _real(predictor: Predictor, pairs: Sequence[str], prior: Image) -> Iterator[_Scan]:
     """Read the scans with masks; those in which no brain is found are left out."""
     for pair in pairs:
-        image, mask, person = pair.split(":")
-        scan = _read(predictor, Path(image), Path(mask), person, prior)
+        image, mask, participant = pair.split(":")
+        scan = _read(predictor, Path(image), Path(mask), participant, prior)
         if scan is not None:
             yield scan
 
 
 def _read(
-    predictor: Predictor, image: Path, labels: Path, person: str, prior: Image
+    predictor: Predictor, image: Path, labels: Path, participant: str, prior: Image
 ) -> _Scan | None:
     """Read a scan and find its structures; None if its features cannot be computed."""
     volume = Volume.read(image)
@@ -133,10 +133,10 @@ def _read(
         return None
     numbers = Volume.read(labels, labels=True)
     # Painted label maps have structures, too.
-    is_lesion = numbers.data == LESION if not person else numbers.data > 0
+    is_lesion = numbers.data == LESION if not participant else numbers.data > 0
     mask = Volume(is_lesion.astype(np.uint8), volume.affine)
     on_grid = conform(mask, labels=True, plan=found.plan).volume.data > 0
-    return _Scan(f"{image.parent.name}/{image.name}", person, features, on_grid)
+    return _Scan(f"{image.parent.name}/{image.name}", participant, features, on_grid)
 
 
 def _row(scan: _Scan, network: LesionNetwork) -> str:

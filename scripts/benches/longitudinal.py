@@ -1,12 +1,12 @@
 """Simulated and repeated scans with known changes, to validate predict --longitudinal.
 
-    scripts/bench longitudinal visits SUBJECTS_DIR OUT hippocampus
-    trinat predict OUT --longitudinal --persons OUT/visits.tsv --out RESULT
+    scripts/bench longitudinal sessions SUBJECTS_DIR OUT hippocampus
+    trinat predict OUT --longitudinal --sessions OUT/sessions.tsv --out RESULT
     scripts/bench longitudinal found OUT RESULT
 
-`visits` writes five scans of each head of a SUBJECTS_DIR: two without change, and three in
+`sessions` writes five scans of each head of a SUBJECTS_DIR: two without change, and three in
 which the hippocampus, the ventricles or the cortex changed by 1, 2 and 3 %. Each scan has its
-own rotation, shift, shading and noise. `visits SUBJECTS_DIR OUT cortex 2 0,0,2` writes three
+own rotation, shift, shading and noise. `sessions SUBJECTS_DIR OUT cortex 2 0,0,2` writes three
 scans of each of the first two heads, with these changes; `... cortex 2 0,0 1,1.2` writes two of
 each, the second with voxels of 1.2 mm. `found` compares the true changes with those that were
 found.
@@ -16,13 +16,13 @@ For people who were scanned twice, with one output or more (for example with and
 
     scripts/bench longitudinal retest TABLE OUTPUT ...
 
-TABLE is the table given to --persons. It prints the mean absolute difference in per cent of
+TABLE is the table given to --sessions. It prints the mean absolute difference in per cent of
 each structure, and of each parcel where an output has parcels. The measurement noise that the
 page of changes shows is written from an output with --longitudinal by
 
     scripts/bench longitudinal noise TABLE OUTPUT > configs/retest/MODEL.tsv
 
-The ICC of each structure with its 95 % interval, from the first two scans of each person in
+The ICC of each structure with its 95 % interval, from the first two scans of each participant in
 several outputs with --longitudinal:
 
     scripts/bench longitudinal icc OUTPUT ...
@@ -37,7 +37,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from benches._visits import Protocol, deformation, visit
+from benches._sessions import Protocol, deformation, session
 from trinat.pipelines.study.record import FURTHER, unit_of
 from trinat.segmentation.data.sources.freesurfer import find_image, find_labels
 from trinat.segmentation.io.volume import Volume
@@ -59,12 +59,12 @@ _NAMES = {
     "cortex": ("Left-Cerebral-Cortex", "Right-Cerebral-Cortex"),
 }
 _PERCENTS = "0,0,1,2,3"
-_TABLE = "visits.tsv"
+_TABLE = "sessions.tsv"
 
 
 def run(what: str = "", *arguments: str) -> None:
     commands = {
-        "visits": _write_visits,
+        "sessions": _write_sessions,
         "found": _print_found,
         "retest": _print_retest,
         "noise": _print_noise,
@@ -75,7 +75,7 @@ def run(what: str = "", *arguments: str) -> None:
     commands[what](*arguments)
 
 
-def _write_visits(
+def _write_sessions(
     subjects_dir: str,
     out: str,
     structure: str,
@@ -109,11 +109,11 @@ def _write_visits(
             # Voxel sizes are used in rotation.
             size = sizes[(number - 1) % len(sizes)]
             protocol = Protocol(spacing_mm=(size, size, size))
-            visit(conformed.volume, field, protocol, draw).write(folder / name)
+            session(conformed.volume, field, protocol, draw).write(folder / name)
             change = sign * percent if percent else 0.0
             rows.append((name, mri.parent.name, number, change, structure))
             print(folder / name, flush=True)
-    columns = ["scan", "person", "date", "percent", "structure"]
+    columns = ["scan", "participant", "date", "percent", "structure"]
     frame = pd.DataFrame(rows, columns=columns)
     frame.to_csv(folder / _TABLE, sep="\t", index=False)
 
@@ -121,14 +121,14 @@ def _write_visits(
 def _print_found(out: str, result: str) -> None:
     table = pd.read_csv(Path(out) / _TABLE, sep="\t")
     points = _volumes(Path(result))
-    for person, visits in table.groupby("person"):
-        for name in _NAMES[visits["structure"].iloc[0]]:
-            cases = visits["scan"].str.removesuffix(".nii.gz")
+    for participant, sessions in table.groupby("participant"):
+        for name in _NAMES[sessions["structure"].iloc[0]]:
+            cases = sessions["scan"].str.removesuffix(".nii.gz")
             volumes = points.loc[cases, name].to_numpy()
             found = 100 * (volumes / volumes[0] - 1)
-            slope = slope_of(visits["percent"].to_numpy(float), found)
+            slope = slope_of(sessions["percent"].to_numpy(float), found)
             text = " ".join(f"{value:+.2f}" for value in found)
-            print(f"{person} {name}: {text}, slope {slope:.2f}")
+            print(f"{participant} {name}: {text}, slope {slope:.2f}")
 
 
 def slope_of(true: np.ndarray, found: np.ndarray) -> float:
@@ -137,8 +137,10 @@ def slope_of(true: np.ndarray, found: np.ndarray) -> float:
 
 
 def _print_retest(table: str, *outputs: str) -> None:
-    persons = pd.read_csv(table, sep="\t")
-    found = {output: differences(persons, _volumes(Path(output))) for output in outputs}
+    participants = pd.read_csv(table, sep="\t")
+    found = {
+        output: differences(participants, _volumes(Path(output))) for output in outputs
+    }
     for output, all_structures in found.items():
         frame = all_structures.drop(index="CSF", errors="ignore")
         both = frame.loc[["Left-Hippocampus", "Right-Hippocampus"]]
@@ -150,7 +152,7 @@ def _print_retest(table: str, *outputs: str) -> None:
     for output in outputs:
         path = Path(output) / "parcels.tsv"
         if path.exists():
-            means = differences(persons, _parcels(path))["mean"]
+            means = differences(participants, _parcels(path))["mean"]
             print(
                 f"{output}: {len(means)} parcels, mean {means.mean():.2f} %, median "
                 f"{means.median():.2f} %, largest {means.max():.2f} % {means.idxmax()}"
@@ -159,10 +161,10 @@ def _print_retest(table: str, *outputs: str) -> None:
 
 
 def _print_noise(table: str, output: str) -> None:
-    persons = pd.read_csv(table, sep="\t")
+    participants = pd.read_csv(table, sep="\t")
     tables = [_volumes(Path(output)), *_further(Path(output))]
-    frame = pd.concat([differences(persons, each) for each in tables])
-    count = persons["person"].nunique()
+    frame = pd.concat([differences(participants, each) for each in tables])
+    count = participants["participant"].nunique()
     print("structure\tsd_percent\tfreedom")
     for name, sd, freedom in pooled(frame["sd"], count):
         print(f"{name}\t{sd:.3f}\t{freedom}")
@@ -175,10 +177,10 @@ def _print_icc(*outputs: str) -> None:
         # Read case names as text, also where all of them are digits.
         points = pd.read_csv(path, sep="\t", dtype={"case": str})
         volumes = _volumes(Path(output))
-        for _, of_person in points.groupby("person"):
-            cases = of_person["case"].iloc[:2]
+        for _, of_participant in points.groupby("participant"):
+            cases = of_participant["case"].iloc[:2]
             pairs.append(volumes.loc[cases])
-    print(f"{len(pairs)} persons")
+    print(f"{len(pairs)} participants")
     print("structure\ticc\tlow\thigh")
     for name in pairs[0]:
         measured = np.stack([pair[name].to_numpy() for pair in pairs])
@@ -192,7 +194,7 @@ def icc_interval(measured: np.ndarray) -> tuple[float, float]:
     Follows McGraw and Wong (1996, table 7, ICC(A,1)). No value may be NaN.
     """
     n, k = measured.shape
-    of_persons, of_raters, of_rest = mean_squares(measured)
+    of_participants, of_raters, of_rest = mean_squares(measured)
     icc = icc_2_1(measured)
     # Both are n (1 - icc) times the paper's a and b, which leaves the degrees of freedom
     # unchanged.
@@ -202,12 +204,20 @@ def icc_interval(measured: np.ndarray) -> tuple[float, float]:
     noise = k * of_raters + (k * n - k - n) * of_rest
     upper_f = stats.f.ppf(0.975, n - 1, freedom)
     lower_f = stats.f.ppf(0.975, freedom, n - 1)
-    low = n * (of_persons - upper_f * of_rest) / (upper_f * noise + n * of_persons)
-    high = n * (lower_f * of_persons - of_rest) / (noise + n * lower_f * of_persons)
+    low = (
+        n
+        * (of_participants - upper_f * of_rest)
+        / (upper_f * noise + n * of_participants)
+    )
+    high = (
+        n
+        * (lower_f * of_participants - of_rest)
+        / (noise + n * lower_f * of_participants)
+    )
     return float(low), float(high)
 
 
-def pooled(sds: pd.Series, persons: int) -> list[tuple[str, float, int]]:
+def pooled(sds: pd.Series, participants: int) -> list[tuple[str, float, int]]:
     """Return (structure, SD pooled over both sides, number of differences) for each structure."""
     rows = []
     for name in sds.index:
@@ -218,7 +228,7 @@ def pooled(sds: pd.Series, persons: int) -> list[tuple[str, float, int]]:
                 sides = [side for side in (left + plain, right + plain) if side in sds]
         values = sds[sides or [name]]
         sd = float(np.sqrt((values**2).mean()))
-        rows.append((str(name), sd, persons * len(values)))
+        rows.append((str(name), sd, participants * len(values)))
     return rows
 
 
@@ -257,14 +267,14 @@ def _parcels(path: Path) -> pd.DataFrame:
     return table.pivot(index="case", columns="parcel", values="mm3")
 
 
-def differences(persons: pd.DataFrame, volumes: pd.DataFrame) -> pd.DataFrame:
-    """Return by structure the mean |difference| in %, SD and ICC of each person's first two scans.
+def differences(participants: pd.DataFrame, volumes: pd.DataFrame) -> pd.DataFrame:
+    """Return by structure the mean |difference| in %, SD and ICC of the first two scans.
 
     The SD is that of differences whose mean is taken as 0.
     """
     pairs = []
-    for _, visits in persons.groupby("person"):
-        cases = visits["scan"].str.removesuffix(".nii.gz").iloc[:2]
+    for _, sessions in participants.groupby("participant"):
+        cases = sessions["scan"].str.removesuffix(".nii.gz").iloc[:2]
         pairs.append(volumes.loc[cases].to_numpy())
     measured = np.stack(pairs)
     first, second = measured[:, 0], measured[:, 1]

@@ -55,7 +55,8 @@ WEIGHTS = (
 )
 # Sources that store structures and parcels in separate files.
 _LABEL_MAPS = {"freesurfer": "aparc+aseg.mgz"}
-# Fits odds in this many steps and this far only: going all the way costs Dice in other persons.
+# Fits odds in this many steps and this far only: going all the way costs Dice in other
+# participants.
 _STEPS = 20
 _SHARE = 0.5
 _VIEWS = (View.CORONAL, View.AXIAL, View.SAGITTAL)

@@ -2,7 +2,7 @@
 
 `scripts/bench thickness SUBJECTS_DIR [SCAN SCAN ...]` segments the subjects that have
 `stats/?h.aparc.stats`, and compares `ThickAvg` of each parcel. Nothing is fitted. Optional
-SCANs are pairs, each of one person. The environment variables MODEL and KEPT are those of
+SCANs are pairs, each of one participant. The environment variables MODEL and KEPT are those of
 `_kept.py`.
 """
 
@@ -85,19 +85,19 @@ def _read_stats(folder: Path) -> dict[str, float]:
 
 def _print_agreement(found: NDArray[np.float64], truth: NDArray[np.float64]) -> None:
     """Print the figures over subjects; both are thickness in mm, (subjects, parcels)."""
-    # Deviations from the mean of each parcel are differences between persons.
+    # Deviations from the mean of each parcel are differences between participants.
     of_found = found - found.mean(0)
     of_truth = truth - truth.mean(0)
     products = (of_found * of_truth).sum(0)
     norms = np.sqrt((of_found**2).sum(0) * (of_truth**2).sum(0))
-    persons = np.corrcoef(found.mean(1), truth.mean(1))[0, 1]
+    participants = np.corrcoef(found.mean(1), truth.mean(1))[0, 1]
     left_out = []
     for number in range(len(found)):
         others = np.arange(len(found)) != number
         offset = (found - truth)[others].mean(0)
         left_out.append(np.abs(found[number] - offset - truth[number]).mean())
-    print(f"r by parcel over persons, median: {np.median(products / norms):.3f}")
-    print(f"r of the persons' means: {persons:.3f}")
+    print(f"r by parcel over participants, median: {np.median(products / norms):.3f}")
+    print(f"r of the participants' means: {participants:.3f}")
     print(f"slope of deviations: {products.sum() / (of_truth**2).sum():.3f}")
     print(f"level: {(found - truth).mean():+.3f} mm")
     print(f"difference: {np.abs(found - truth).mean():.3f} mm")

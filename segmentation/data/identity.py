@@ -1,6 +1,6 @@
-"""Person and visit of each scan, from its name and the folders that it is in.
+"""Participant and session of each scan, from its name and the folders that it is in.
 
-| name, or folder | person | visit |
+| name, or folder | participant | session |
 |---|---|---|
 | sub-01_ses-2_run-1_T1w | sub-01 | ses-2 |
 | OAS1_0001_MR2, OASIS_OAS1_0001_MR2 | OAS1_0001 | MR2 |
@@ -16,10 +16,10 @@ Folders, the nearest first, supply what the name lacks: sub-01/ses-2/T1 is a sca
 
 `identify` looks at all scans of a study together, since one name is not always enough:
 
-- Equal names of persons below two folders (A/sub-01, B/sub-01) are two persons, because sites often
-  use the same numbers. Exceptions are folders that are visits (baseline, V2) and globally unique
-  identifiers (OASIS, IXI, ADNI, HCP, UK Biobank).
-- In TRIAL_V1_000, TRIAL_V1_001, ... the number after the visit is that of the person.
+- Equal names of participants below two folders (A/sub-01, B/sub-01) are two participants, because
+  sites often use the same numbers. Exceptions are folders that are sessions (baseline, V2) and
+  globally unique identifiers (OASIS, IXI, ADNI, HCP, UK Biobank).
+- In TRIAL_V1_000, TRIAL_V1_001, ... the number after the session is that of the participant.
 """
 
 from __future__ import annotations
@@ -32,49 +32,49 @@ from dataclasses import dataclass, replace
 from natsort import natsorted
 
 # OASIS-1 and -2, OASIS-3, BIDS, and the time points of FreeSurfer's users.
-_VISIT = (
+_SESSION = (
     r"ses-[A-Za-z0-9+]+|MR(?:_d\d+|\d{1,2})|V\d{1,2}|tp\d{1,2}"
     r"|(?:visit|session|wave|timepoint)[-_]?\d{1,2}|baseline|follow[-_]?up\d{0,2}"
 )
-_BIDS = re.compile(r"(?P<person>sub-[A-Za-z0-9+]+)(?:[_.](?P<rest>.*))?")
-_IXI = re.compile(r"(?P<person>IXI\d{3})-(?P<rest>[A-Za-z]+-\d+(?:[-_].*)?)")
-_ADNI = re.compile(r"(?:ADNI_)?(?P<person>\d{3}_S_\d{4,5})(?:[-_.](?P<rest>.*))?")
-_HCP = re.compile(r"(?P<person>\d{6})_(?P<rest>[37]T_.*)")
-# Number of the data field, the visit, and the index of one of several files.
-_UK_BIOBANK = re.compile(r"(?P<person>\d{7})_(?P<rest>\d{5}_\d_\d(?:[_.].*)?)")
+_BIDS = re.compile(r"(?P<participant>sub-[A-Za-z0-9+]+)(?:[_.](?P<rest>.*))?")
+_IXI = re.compile(r"(?P<participant>IXI\d{3})-(?P<rest>[A-Za-z]+-\d+(?:[-_].*)?)")
+_ADNI = re.compile(r"(?:ADNI_)?(?P<participant>\d{3}_S_\d{4,5})(?:[-_.](?P<rest>.*))?")
+_HCP = re.compile(r"(?P<participant>\d{6})_(?P<rest>[37]T_.*)")
+# Number of the data field, the session, and the index of one of several files.
+_UK_BIOBANK = re.compile(r"(?P<participant>\d{7})_(?P<rest>\d{5}_\d_\d(?:[_.].*)?)")
 _OASIS = re.compile(
-    rf"(?:OASIS_)?(?P<person>OAS[12]_\d{{4}}|OAS3\d{{4}})_(?P<rest>(?:{_VISIT})(?:[_.].*)?)"
+    rf"(?:OASIS_)?(?P<participant>OAS[12]_\d{{4}}|OAS3\d{{4}})_(?P<rest>(?:{_SESSION})(?:[_.].*)?)"
 )
 _OTHER = re.compile(
-    rf"(?P<person>.+?)_(?P<rest>(?:{_VISIT})(?:[_.].*)?)", re.IGNORECASE
+    rf"(?P<participant>.+?)_(?P<rest>(?:{_SESSION})(?:[_.].*)?)", re.IGNORECASE
 )
-# Globally unique identifiers: each belongs to one person in every folder.
+# Globally unique identifiers: each belongs to one participant in every folder.
 _UNIQUE = (_IXI, _ADNI, _HCP, _UK_BIOBANK, _OASIS)
 _NAMES = (_BIDS, *_UNIQUE, _OTHER)
-_FIRST = re.compile(rf"({_VISIT}|\d{{5}}_\d(?=_\d))(?:[_.]|$)", re.IGNORECASE)
-# What may number a person behind a visit: 000 and P01, but not T1 and run-01.
+_FIRST = re.compile(rf"({_SESSION}|\d{{5}}_\d(?=_\d))(?:[_.]|$)", re.IGNORECASE)
+# What may number a participant behind a session: 000 and P01, but not T1 and run-01.
 _NUMBER = re.compile(
     r"(\d+|(?!t[12]|pd|mpr|run|echo|acq|scan|rep|anat)[a-z]{1,8}-?\d+)(?=_|$)",
     re.IGNORECASE,
 )
-# A folder that is a visit, with any number of persons in it.
-_VISIT_FOLDER = re.compile(
-    rf"{_VISIT}|(?:visit|session|wave|timepoint)[-_]?\w{{1,8}}|follow[-_]?up\w*",
+# A folder that is a session, with any number of participants in it.
+_SESSION_FOLDER = re.compile(
+    rf"{_SESSION}|(?:visit|session|wave|timepoint)[-_]?\w{{1,8}}|follow[-_]?up\w*",
     re.IGNORECASE,
 )
 
 
 @dataclass(frozen=True)
 class Identity:
-    """Person of a scan, and the parts of its name that distinguish it from their other scans.
+    """Participant of a scan, and the parts of its name that distinguish it from their other scans.
 
-    `scan` is everything that distinguishes it, including the `visit`; "" for nothing. `site`
-    are the folders above those of the person. `is_unique` is True for a globally unique
+    `scan` is everything that distinguishes it, including the `session`; "" for nothing. `site`
+    are the folders above those of the participant. `is_unique` is True for a globally unique
     identifier.
     """
 
-    person: str
-    visit: str = ""
+    participant: str
+    session: str = ""
     scan: str = ""
     site: tuple[str, ...] = ()
     is_unique: bool = False
@@ -102,7 +102,7 @@ def identify(scans: Sequence[Named]) -> list[Identity]:
 def identity_alone(scan: Named) -> Identity:
     """Return the identity by a scan's own name and folders, whatever other scans there are.
 
-    If neither says anything, the scan has the name of its person.
+    If neither says anything, the scan has the name of its participant.
     """
     identity = identity_of(scan.name, scan.folders)
     if identity is not None:
@@ -125,36 +125,36 @@ def identity_of(name: str, folders: Sequence[str] = ()) -> Identity | None:
         match = next((found for found in matches if found), None)
         if match is not None:
             scan = "_".join(text for text in (match["rest"] or "", inside) if text)
-            visit = _FIRST.match(scan)
-            site = _above(match["person"], folders[:depth])
+            session = _FIRST.match(scan)
+            site = _above(match["participant"], folders[:depth])
             is_unique = match.re in _UNIQUE
-            named_visit = visit[1] if visit else ""
-            return Identity(match["person"], named_visit, scan, site, is_unique)
+            named_session = session[1] if session else ""
+            return Identity(match["participant"], named_session, scan, site, is_unique)
         inside = "_".join(text for text in (part, inside) if text)
     return Identity(name) if is_long else None
 
 
-def _above(person: str, folders: Sequence[str]) -> tuple[str, ...]:
-    """Return the folders above the person's own: A of A/sub-01/anat."""
+def _above(participant: str, folders: Sequence[str]) -> tuple[str, ...]:
+    """Return the folders above the participant's own: A of A/sub-01/anat."""
     for depth, folder in enumerate(folders):
         own = identity_of(folder)
-        if own is not None and own.person == person:
+        if own is not None and own.participant == participant:
             return tuple(folders[:depth])
     return tuple(folders)
 
 
 def disambiguate(scans: Sequence[Identity]) -> list[Identity]:
-    """Prefix persons with their folders if the same name occurs below several folders.
+    """Prefix participants with their folders if the same name occurs below several folders.
 
-    All persons in these folders then get the prefix, as in A/sub-01. A unique identifier counts
-    as two persons only if two folders have the same scan of it. Folders that are visits are
-    ignored.
+    All participants in these folders then get the prefix, as in A/sub-01. A unique identifier
+    counts as two participants only if two folders have the same scan of it. Folders that are
+    sessions are ignored.
     """
-    placed = [_with_visit_of_folder(scan) for scan in _with_numbers(scans)]
+    placed = [_with_session_of_folder(scan) for scan in _with_numbers(scans)]
     sites: dict[tuple[str, str], set[tuple[str, ...]]] = defaultdict(set)
     for scan in placed:
         same = scan.scan if scan.is_unique else ""
-        sites[scan.person, same].add(scan.site)
+        sites[scan.participant, same].add(scan.site)
     clashing: set[tuple[str, ...]] = set()
     for places in sites.values():
         if len(places) > 1:
@@ -162,58 +162,58 @@ def disambiguate(scans: Sequence[Identity]) -> list[Identity]:
     apart = []
     for scan in placed:
         if scan.site in clashing and scan.site:
-            scan = replace(scan, person="/".join((*scan.site, scan.person)))
+            scan = replace(scan, participant="/".join((*scan.site, scan.participant)))
         apart.append(scan)
     return apart
 
 
-def clash_among(persons: Iterable[str]) -> str:
-    """Return a sentence on persons who are told apart by their folders; "" if there are none."""
-    apart = {person for person in persons if "/" in person}
+def clash_among(participants: Iterable[str]) -> str:
+    """Return a sentence on participants distinguished by folder only; "" if there are none."""
+    apart = {participant for participant in participants if "/" in participant}
     if not apart:
         return ""
     named = ", ".join(natsorted(apart)[:2])
-    return f"persons of one name in several folders are taken as several: {named}, ..."
+    return f"participants of one name in several folders are taken as several: {named}, ..."
 
 
-def _with_visit_of_folder(scan: Identity) -> Identity:
-    """Use a folder above the person that is a visit as the visit, instead of as a site."""
-    visits = [folder for folder in scan.site if _VISIT_FOLDER.fullmatch(folder)]
-    if not visits or scan.visit:
+def _with_session_of_folder(scan: Identity) -> Identity:
+    """Use a folder above the participant that is a session as the session, instead of as a site."""
+    sessions = [folder for folder in scan.site if _SESSION_FOLDER.fullmatch(folder)]
+    if not sessions or scan.session:
         return scan
-    site = tuple(folder for folder in scan.site if folder not in visits)
-    named = "_".join((*visits, scan.scan)) if scan.scan else "_".join(visits)
-    return replace(scan, visit=visits[0], scan=named, site=site)
+    site = tuple(folder for folder in scan.site if folder not in sessions)
+    named = "_".join((*sessions, scan.scan)) if scan.scan else "_".join(sessions)
+    return replace(scan, session=sessions[0], scan=named, site=site)
 
 
 def _with_numbers(scans: Sequence[Identity]) -> list[Identity]:
-    """Append the numbers after visits to the persons' names where these identify persons.
+    """Append numbers after sessions to participants' names where they identify participants.
 
     TRIAL_V1_000 and TRIAL_V1_001 belong to TRIAL_000 and TRIAL_001. If there are as many
-    persons as numbers (07_V1_1, 08_V1_1), the numbers are runs.
+    participants as numbers (07_V1_1, 08_V1_1), the numbers are runs.
     """
     numbers: dict[str, set[str]] = defaultdict(set)
     for scan in scans:
-        number = _number_behind_visit(scan)
+        number = _number_behind_session(scan)
         if number:
-            numbers[scan.person].add(number)
+            numbers[scan.participant].add(number)
     renamed = []
     for scan in scans:
-        number = _number_behind_visit(scan)
-        if number and len(numbers[scan.person]) > len(numbers):
+        number = _number_behind_session(scan)
+        if number and len(numbers[scan.participant]) > len(numbers):
             scan = replace(
                 scan,
-                person=f"{scan.person}_{number}",
+                participant=f"{scan.participant}_{number}",
                 scan=scan.scan.replace(f"_{number}", "", 1),
             )
         renamed.append(scan)
     return renamed
 
 
-def _number_behind_visit(scan: Identity) -> str:
-    """Return 000 of TRIAL_V1_000; "" if there is no number, or the person's name is unique."""
-    if scan.is_unique or not scan.visit or scan.person.startswith("sub-"):
+def _number_behind_session(scan: Identity) -> str:
+    """Return 000 of TRIAL_V1_000; "" if there is no number, or the participant's name is unique."""
+    if scan.is_unique or not scan.session or scan.participant.startswith("sub-"):
         return ""
-    _, _, rest = scan.scan.partition(f"{scan.visit}_")
+    _, _, rest = scan.scan.partition(f"{scan.session}_")
     number = _NUMBER.match(rest)
     return number[0] if number else ""

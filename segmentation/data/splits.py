@@ -1,4 +1,4 @@
-"""Splits into training, validation and test subjects; persons and families are never divided."""
+"""Training, validation and test splits; participants and families are never divided."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ _AGE_BINS = 5
 
 
 @dataclass(frozen=True)
-class Participant:
-    """One subject of a store: a session of a person, who may belong to a family (twins).
+class SubjectMetadata:
+    """Metadata of one subject of a store: a session of a participant, who may have twins.
 
-    `age` in years. `scan` is the SHA-256 of the file that the subject was made from. Persons of one
-    family, or with the same scan, are never divided among parts.
+    `age` in years. `scan` is the SHA-256 of the file that the subject was made from. Participants
+    of one family, or with the same scan, are never divided among parts.
     """
 
     subject: str
-    person: str
+    participant: str
     family: str | None = None
     age: float | None = None
     sex: str | None = None
@@ -74,14 +74,14 @@ class Split(BaseModel):
 
     def check(
         self,
-        participants: Sequence[Participant],
+        entries: Sequence[SubjectMetadata],
         store: str,
         *,
         where: str = "",
     ) -> None:
-        """Raise DatasetError if the split belongs to another store or divides a person.
+        """Raise DatasetError if the split belongs to another store or divides a participant.
 
-        `participants` are the participants of the store, `store` is its fingerprint, and `where`
+        `entries` are the entries of the store, `store` is its fingerprint, and `where`
         the location of the split, for messages.
         """
         if self.store != store:
@@ -94,28 +94,28 @@ class Split(BaseModel):
         if len(set(placed)) < len(placed):
             twice = next(subject for subject in placed if placed.count(subject) > 1)
             raise DatasetError(f"subject {twice} is listed twice", where=where)
-        unknown = set(placed) - {participant.subject for participant in participants}
+        unknown = set(placed) - {entry.subject for entry in entries}
         if unknown:
             raise DatasetError(
                 f"{min(unknown)} is not a subject of the store", where=where
             )
-        by_person = [replace(participant, scan=None) for participant in participants]
-        self._refuse_divided(by_person, "person or family {}", where)
-        self._refuse_divided(participants, "a copy of a scan of {}", where)
+        by_participant = [replace(entry, scan=None) for entry in entries]
+        self._refuse_divided(by_participant, "participant or family {}", where)
+        self._refuse_divided(entries, "a copy of a scan of {}", where)
 
     def _refuse_divided(
-        self, participants: Sequence[Participant], what: str, where: str
+        self, entries: Sequence[SubjectMetadata], what: str, where: str
     ) -> None:
-        """Raise DatasetError if participants that belong together are in different parts."""
-        for group in _groups(participants):
-            subjects = {participant.subject for participant in group}
+        """Raise DatasetError if entries that belong together are in different parts."""
+        for group in _groups(entries):
+            subjects = {entry.subject for entry in group}
             parts = [part for part in PARTS if not subjects.isdisjoint(self.part(part))]
             if len(parts) > 1:
-                named = what.format(group[0].family or group[0].person)
+                named = what.format(group[0].family or group[0].participant)
                 raise DatasetError(
                     f"{named} is in {' and '.join(parts)}",
                     where=where,
-                    remedy="run `trinat split`, which keeps persons and families together",
+                    remedy="run `trinat split`, which keeps participants and families together",
                 )
 
 
@@ -155,15 +155,15 @@ def read_exclusions(path: Path) -> tuple[str, ...]:
 
 
 def make_split(
-    participants: Sequence[Participant],
+    entries: Sequence[SubjectMetadata],
     ratios: tuple[float, float, float] = (8, 1, 1),
     *,
     seed: int,
     store: str,
 ) -> Split:
-    """Split persons in the proportions train : validation : test, balanced by age and sex.
+    """Split participants in the proportions train : validation : test, balanced by age and sex.
 
-    Raises DatasetError if the ratios cannot be met, or there are fewer persons than parts.
+    Raises DatasetError if the ratios cannot be met, or there are fewer participants than parts.
     """
     if min(ratios) < 0 or ratios[0] <= 0:
         raise DatasetError(
@@ -171,12 +171,12 @@ def make_split(
             remedy="give three, none negative, the first positive",
         )
     rng = np.random.default_rng(seed)
-    train, validation, test = _deal(participants, ratios, rng)
+    train, validation, test = _deal(entries, ratios, rng)
     return _split(train=train, validation=validation, test=test, seed=seed, store=store)
 
 
 def make_folds(
-    participants: Sequence[Participant],
+    entries: Sequence[SubjectMetadata],
     folds: int,
     *,
     seed: int,
@@ -186,7 +186,7 @@ def make_folds(
     """Make one split per fold: fold i tests, fold i + 1 validates, the others train.
 
     Without `validate` nobody validates, and all but fold i train. Raises ConfigError if no fold is
-    left to train, DatasetError for fewer persons than folds.
+    left to train, DatasetError for fewer participants than folds.
     """
     fewest = 3 if validate else 2
     if folds < fewest:
@@ -195,7 +195,7 @@ def make_folds(
             f"--kfold {folds} leaves nobody to train: {others}",
             remedy=f"give --kfold {fewest} or more",
         )
-    dealt = _deal(participants, (1.0,) * folds, np.random.default_rng(seed))
+    dealt = _deal(entries, (1.0,) * folds, np.random.default_rng(seed))
     splits = []
     for test in range(folds):
         # Rotate the folds: the first tests, the second validates.
@@ -221,7 +221,7 @@ def make_folds(
 
 
 def make_published_split(
-    participants: Sequence[Participant],
+    entries: Sequence[SubjectMetadata],
     training: Collection[str],
     *,
     validation: int = 0,
@@ -230,14 +230,14 @@ def make_published_split(
 ) -> Split:
     """Apply a dataset's published split: the subjects in `training` train, all others test.
 
-    `validation` persons (or families) of the training part validate, spread over sex and age.
+    `validation` participants (or families) of the training part validate, spread over sex and age.
     """
-    trainers = [person for person in participants if person.subject in training]
-    others = [person for person in participants if person.subject not in training]
+    trainers = [entry for entry in entries if entry.subject in training]
+    others = [entry for entry in entries if entry.subject not in training]
     groups = _groups(_by_subject(trainers))
     if validation and validation >= len(groups):
         raise DatasetError(
-            f"{validation} persons for validation leave none of {len(groups)} to train",
+            f"{validation} participants for validation leave none of {len(groups)} to train",
             remedy=f"ask for at most {max(len(groups) - 1, 0)}",
         )
     rng = np.random.default_rng(seed)
@@ -282,36 +282,36 @@ def _split(
     )
 
 
-def _subjects(participants: Iterable[Participant]) -> list[str]:
+def _subjects(entries: Iterable[SubjectMetadata]) -> list[str]:
     """Return the subjects' names, in the order given."""
-    return [participant.subject for participant in participants]
+    return [entry.subject for entry in entries]
 
 
-def _by_subject(participants: Sequence[Participant]) -> list[Participant]:
-    """Sort participants by name, so that results do not depend on the order of the input."""
-    return sorted(participants, key=lambda participant: participant.subject)
+def _by_subject(entries: Sequence[SubjectMetadata]) -> list[SubjectMetadata]:
+    """Sort entries by name, so that results do not depend on the order of the input."""
+    return sorted(entries, key=lambda entry: entry.subject)
 
 
-def _groups(participants: Sequence[Participant]) -> list[list[Participant]]:
-    """Group participants that share a person, family or scan, directly or through others."""
-    count = len(participants)
-    # (i, j) is 1 if participant i shares a value with j, the first participant that has it.
+def _groups(entries: Sequence[SubjectMetadata]) -> list[list[SubjectMetadata]]:
+    """Group entries that share a participant, family or scan, directly or through others."""
+    count = len(entries)
+    # (i, j) is 1 if entry i shares a value with j, the first entry that has it.
     joined = lil_array((count, count), dtype=np.int8)
     first_with: dict[tuple[str, str], int] = {}
-    for index, participant in enumerate(participants):
-        for fact in ("person", "family", "scan"):
-            value = getattr(participant, fact)
+    for index, entry in enumerate(entries):
+        for fact in ("participant", "family", "scan"):
+            value = getattr(entry, fact)
             if value is not None:
                 joined[index, first_with.setdefault((fact, value), index)] = 1
     _, group_of = connected_components(joined)
-    groups: dict[int, list[Participant]] = defaultdict(list)
-    for group, participant in zip(group_of, participants, strict=True):
-        groups[int(group)].append(participant)
+    groups: dict[int, list[SubjectMetadata]] = defaultdict(list)
+    for group, entry in zip(group_of, entries, strict=True):
+        groups[int(group)].append(entry)
     return list(groups.values())
 
 
 def _deal(
-    participants: Sequence[Participant],
+    entries: Sequence[SubjectMetadata],
     ratios: Sequence[float],
     rng: np.random.Generator,
 ) -> list[list[str]]:
@@ -321,15 +321,15 @@ def _deal(
     one. Neighbours in that order go to different parts, so every part covers all ages and both
     sexes without bins that would have to be filled; the order among equals is random.
     """
-    groups = _groups(_by_subject(participants))
+    groups = _groups(_by_subject(entries))
     wanted = [part for part, ratio in enumerate(ratios) if ratio > 0]
     if len(groups) < len(wanted):
         raise DatasetError(
-            f"too few persons or families for {len(wanted)} parts: {len(groups)}",
-            remedy="add persons, or ask for fewer parts",
+            f"too few participants or families for {len(wanted)} parts: {len(groups)}",
+            remedy="add participants, or ask for fewer parts",
         )
     shares = np.asarray(ratios, float) / sum(ratios)
-    dealt: list[list[list[Participant]]] = [[] for _ in ratios]
+    dealt: list[list[list[SubjectMetadata]]] = [[] for _ in ratios]
     # Start each part at a random phase; otherwise the first groups would always go to the same
     # part.
     credit = shares * rng.random(len(ratios))
@@ -350,8 +350,8 @@ def _deal(
 
 
 def _in_strata(
-    groups: list[list[Participant]], rng: np.random.Generator
-) -> list[list[Participant]]:
+    groups: list[list[SubjectMetadata]], rng: np.random.Generator
+) -> list[list[SubjectMetadata]]:
     """Sort groups by sex and age bin (quintiles of age), in random order within each bin."""
     ages = _ages(chain.from_iterable(groups))
     edges = np.empty(0)
@@ -359,9 +359,9 @@ def _in_strata(
         inner_shares = np.linspace(0, 1, _AGE_BINS + 1)[1:-1]
         edges = np.quantile(ages, inner_shares)
 
-    def stratum(group: list[Participant]) -> tuple[str, int]:
+    def stratum(group: list[SubjectMetadata]) -> tuple[str, int]:
         """Return sex ("" if unknown) and the number of the age bin (-1 if unknown)."""
-        sex = min(participant.sex or "" for participant in group)
+        sex = min(entry.sex or "" for entry in group)
         known = _ages(group)
         if not known:
             return sex, -1
@@ -371,6 +371,6 @@ def _in_strata(
     return sorted(shuffled, key=stratum)
 
 
-def _ages(participants: Iterable[Participant]) -> list[float]:
+def _ages(entries: Iterable[SubjectMetadata]) -> list[float]:
     """Return the known ages."""
-    return [person.age for person in participants if person.age is not None]
+    return [entry.age for entry in entries if entry.age is not None]

@@ -30,7 +30,7 @@ def split_store(
     """Write split.json, or split-0.json and so on for folds, and return the splits.
 
     The subjects of `exclude` are in no part. `published` uses the dataset's published split:
-    `validation` of its training persons validate (none by default), or only its training part
+    `validation` of its training participants validate (none by default), or only its training part
     is divided into folds. With folds, another fold validates, unless `validation` is 0.
     """
     store = Store(root)
@@ -38,28 +38,28 @@ def split_store(
     unknown = set(exclude) - set(store.subjects)
     if unknown:
         raise DatasetError(f"has no subject {min(unknown)!r} to exclude", where=root)
-    people = [person for person in store.labelled if person.subject not in exclude]
+    entries = [entry for entry in store.labelled if entry.subject not in exclude]
     path = root / SPLIT if out is None else out
     identity = store.fingerprint
 
     if folds is None:
         if published:
             split = make_published_split(
-                people,
+                entries,
                 training,
                 validation=validation or 0,
                 seed=seed,
                 store=identity,
             )
         else:
-            split = make_split(people, ratios, seed=seed, store=identity)
+            split = make_split(entries, ratios, seed=seed, store=identity)
         splits = [split]
         paths = [path]
     else:
         if published:
-            people = [person for person in people if person.subject in training]
+            entries = [entry for entry in entries if entry.subject in training]
         splits = make_folds(
-            people,
+            entries,
             folds,
             seed=seed,
             store=identity,

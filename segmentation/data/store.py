@@ -3,7 +3,7 @@
 store.json         scheme, views and settings; for each subject its fingerprint, the hash of its
                    file, and the files that it was made from
 split.json         subjects that train, validate and test, written by `trinat split`
-participants.tsv   person, session, family, age, sex of every subject: yours to complete
+participants.tsv   participant, session, family, age, sex of every subject: yours to complete
 ledger.tsv         every subject that the source listed: done, failed or skipped, and the reason
 subjects/<id>.h5   the slices
 """
@@ -22,7 +22,13 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from trinat.segmentation.data.slices import SubjectFile
 from trinat.segmentation.data.sources.base import Subject
-from trinat.segmentation.data.splits import PARTS, Part, Participant, Split, read_split
+from trinat.segmentation.data.splits import (
+    PARTS,
+    Part,
+    Split,
+    SubjectMetadata,
+    read_split,
+)
 from trinat.segmentation.errors import DatasetError, IntegrityError, summarise
 from trinat.segmentation.io.cells import MISSING, NO_NAME, age_in, sex_in
 from trinat.segmentation.io.files import (
@@ -45,7 +51,14 @@ from trinat.segmentation.space.views import View
 FORMAT: Literal[3] = 3
 SPLIT = "split.json"
 
-_PARTICIPANT_COLUMNS = ("participant_id", "person", "session", "family", "age", "sex")
+_PARTICIPANT_COLUMNS = (
+    "participant_id",
+    "participant",
+    "session",
+    "family",
+    "age",
+    "sex",
+)
 _LEDGER_COLUMNS = ("subject", "status", "reason")
 
 
@@ -243,7 +256,7 @@ class Store:
         """Read a split (by default the store's own) and check that it fits this store."""
         place = self._path_of_split(path)
         assignment = read_split(place)
-        assignment.check(self.participants, self.fingerprint, where=str(place))
+        assignment.check(self.metadata, self.fingerprint, where=str(place))
         return assignment
 
     def _path_of_split(self, given: Path | None) -> Path:
@@ -255,7 +268,7 @@ class Store:
         """Files of the cross-validation splits, in the order of their numbers.
 
         Raises DatasetError if there are none, or if one in the middle is missing: a
-        cross-validation without one of its parts would leave persons out.
+        cross-validation without one of its parts would leave participants out.
         """
         possible = paths_of_folds(self.root / SPLIT, len(self.subjects))
         paths = [path for path in possible if path.is_file()]
@@ -294,7 +307,7 @@ class Store:
         """Return the models that made labels of these subjects; "" if none did.
 
         Models with the beginning of their hashes, sorted and joined by "; ". A run records this, so
-        that nobody mistakes labels of a model for labels of a person.
+        that nobody mistakes labels of a model for labels of a participant.
         """
         models: set[str] = set()
         for subject in subjects:
@@ -320,20 +333,20 @@ class Store:
         return hashlib.sha256(json.dumps(pairs).encode()).hexdigest()
 
     @cached_property
-    def participants(self) -> tuple[Participant, ...]:
+    def metadata(self) -> tuple[SubjectMetadata, ...]:
         """Participants, one per subject, from participants.tsv, which users complete by hand.
 
-        Raises DatasetError, with all problems, if a subject has no row or no person, or if an age
-        or a sex cannot be parsed.
+        Raises DatasetError, with all problems, if a subject has no row or no participant, or if an
+        age or a sex cannot be parsed.
         """
         table = self.root / "participants.tsv"
         rows = _rows_by_name(table)
-        participants: list[Participant] = []
+        entries: list[SubjectMetadata] = []
         problems = []
         for subject in self.subjects:
             cells = rows.get(subject, {})
-            if not cells.get("person"):
-                problems.append(f"subject {subject} has no person")
+            if not cells.get("participant"):
+                problems.append(f"subject {subject} has no participant")
             facts: dict[str, Any] = {}
             for column, value_in in (("age", age_in), ("sex", sex_in)):
                 cell = cells.get(column, "")
@@ -343,10 +356,10 @@ class Store:
                     facts[column] = value_in(cell)
                 except ValueError as error:
                     problems.append(f"subject {subject}, {column}: {cell!r} {error}")
-            participants.append(
-                Participant(
+            entries.append(
+                SubjectMetadata(
                     subject=subject,
-                    person=cells.get("person", ""),
+                    participant=cells.get("participant", ""),
                     family=cells.get("family") or None,
                     scan=self.info.subjects[subject].scan,
                     **facts,
@@ -356,7 +369,7 @@ class Store:
             raise DatasetError(
                 summarise(problems), where=table, remedy="complete the table"
             )
-        return tuple(participants)
+        return tuple(entries)
 
     @property
     def copies(self) -> tuple[str, ...]:
@@ -372,10 +385,10 @@ class Store:
         )
 
     @property
-    def labelled(self) -> list[Participant]:
+    def labelled(self) -> list[SubjectMetadata]:
         """Participants with labels, who can train, validate and test."""
         stored = self.info.subjects
-        return [one for one in self.participants if stored[one.subject].has_labels]
+        return [one for one in self.metadata if stored[one.subject].has_labels]
 
     @property
     def ledger(self) -> tuple[LedgerRow, ...]:
@@ -398,12 +411,12 @@ def subject_path(root: Path, subject: str) -> Path:
 def write_participants(root: Path, subjects: Sequence[Subject]) -> list[str]:
     """Write participants.tsv, keeping what a user has filled in where nothing is known.
 
-    Known values replace those in the table, except for the person, which somebody may have
+    Known values replace those in the table, except for the participant, which somebody may have
     corrected there. Cells without a known value are kept, and so are additional columns. Rows of
-    subjects that are not given are removed. Columns: participant_id, person, session, family, age,
-    sex.
+    subjects that are not given are removed. Columns: participant_id, participant, session, family,
+    age, sex.
 
-    Returns a line for each subject whose person in the table differs and was kept.
+    Returns a line for each subject whose participant in the table differs and was kept.
     """
     path = root / "participants.tsv"
     present: dict[str, dict[str, str]] = {}
@@ -418,20 +431,20 @@ def write_participants(root: Path, subjects: Sequence[Subject]) -> list[str]:
         age = None if subject.age is None else f"{subject.age:g}"
         ours = {
             "participant_id": subject.id,
-            "person": subject.person,
+            "participant": subject.participant,
             "session": subject.session,
             "family": subject.family,
             "age": age,
             "sex": subject.sex,
         }
         theirs = present.get(subject.id, {})
-        person = theirs.get("person") or spreadsheet_safe(subject.person)
-        if person != spreadsheet_safe(subject.person):
+        participant = theirs.get("participant") or spreadsheet_safe(subject.participant)
+        if participant != spreadsheet_safe(subject.participant):
             lines.append(
-                f"{subject.id}: of person {person}, as {path} has it; remove its row there to "
-                f"take {subject.person}"
+                f"{subject.id}: of participant {participant}, as {path} has it; remove its row "
+                f"there to take {subject.participant}"
             )
-            ours["person"] = person
+            ours["participant"] = participant
         cells = [ours[name] or theirs.get(name) for name in _PARTICIPANT_COLUMNS]
         cells += [theirs.get(title) for title in further]
         rows.append([cell or None for cell in cells])
@@ -442,7 +455,7 @@ def write_participants(root: Path, subjects: Sequence[Subject]) -> list[str]:
 def _rows_by_name(path: Path) -> dict[str, dict[str, str]]:
     """Read the rows of participants.tsv by subject; unknown cells become "".
 
-    Names are taken literally: a person may be called NA.
+    Names are taken literally: a participant may be called NA.
     """
     table = read_table(path)
     for name in _PARTICIPANT_COLUMNS[:2]:

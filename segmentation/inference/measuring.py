@@ -55,7 +55,7 @@ _EVEN_MM = 2.0
 _FARTHEST_PERCENTILE = 95
 # Limits of the grade of cortical thickness: look and reject. Sound scans of 1 mm have edges of 0.30
 # to 0.34 and noise of 0.02 to 0.06. A blur to 0.21 adds 0.22 mm and noise of 0.56 takes 0.23 mm
-# off, which is more than persons differ by (SD 0.19 mm).
+# off, which is more than participants differ by (SD 0.19 mm).
 _SHARP_FOR_THICKNESS = (0.28, 0.22)
 _NOISE_FOR_THICKNESS = (0.3, 0.5)
 _SPACING_FOR_THICKNESS_MM = (1.3, 2.0)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 MISSING = frozenset(
     {"", "n/a", "na", "#n/a", "nan", "none", "null", "unknown", "-", "?", "."}
 )
-# Words for a missing name. A person or a group may be called NA or None.
+# Words for a missing name. A participant or a group may be called NA or None.
 NO_NAME = frozenset({"", "n/a"})
 
 _WORDS_OF_SEX = {

@@ -1,1 +1,1 @@
-"""Joint segmentation and comparison of several scans of one person."""
+"""Joint segmentation and comparison of several scans of one participant."""

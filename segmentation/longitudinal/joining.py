@@ -9,7 +9,7 @@ not, such as a lesion or an artefact, the scan keeps its own probabilities.
 Probabilities are tensors (X, Y, Z, K), float16. Flows and images are on the 1 mm grid of the
 template, which is the mean image.
 
-After rigid alignment, scans of one person differ little: by tissue that was lost, and by fluid
+After rigid alignment, scans of one participant differ little: by tissue that was lost, and by fluid
 that took its place. The flow at a voxel is the shift that explains best how the images differ
 in a window around it (Lucas and Kanade 1981), found in three rounds. In a window without an
 edge the movement is undetermined, and the flow is near 0. A flow is a tensor (3, X, Y, Z):

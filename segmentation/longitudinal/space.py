@@ -1,4 +1,4 @@
-"""Space of one person, halfway between all scans, in which each scan is resampled once."""
+"""Space of one participant, halfway between all scans, in which each scan is resampled once."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from trinat.segmentation.longitudinal.rigid import (
     stretches,
 )
 
-__all__ = ["SAME_HEAD", "Head", "PersonSpace", "heads_of", "person_space"]
+__all__ = ["SAME_HEAD", "Head", "ParticipantSpace", "heads_of", "participant_space"]
 
 Matrix = NDArray[np.float64]
 # Factors along three axes, the largest first.
 Factors = NDArray[np.float64]
 
-# Lower limit of the likeness of two scans of one head. Measured: 0.98 and more for one person, 0.47
-# and less for two (docs/notes/longitudinal.md).
+# Lower limit of the likeness of two scans of one head. Measured: 0.98 and more for one participant,
+# 0.47 and less for two (docs/notes/longitudinal.md).
 SAME_HEAD = 0.75
 _GRID_MM = 1.0
 # Tolerance for lengths of one head in two scans: they differ by 0.4 mm in true pairs, and by 2.4 mm
@@ -39,7 +39,7 @@ _LARGEST = 256
 
 
 @dataclass(frozen=True, eq=False)
-class PersonSpace:
+class ParticipantSpace:
     """Grid of 1 mm with RAS axes, and the rigid matrix (4, 4) from each scan to it.
 
     `poses` map RAS millimetres of the scans to RAS millimetres of the grid.
@@ -124,11 +124,11 @@ def _stretch_percent(factors: Factors, length_mm: float) -> float:
     return percent if abs(percent) / 100 * length_mm > _SAME_SIZE_MM else 0.0
 
 
-def person_space(
+def participant_space(
     images: Sequence[Volume],
     alignments: Sequence[Alignment],
     shape: Shape | None = None,
-) -> PersonSpace:
+) -> ParticipantSpace:
     """Return the space halfway between images, each of which is aligned to the first.
 
     It is equally near to all images. Its grid encloses all images, in multiples of 16 voxels,
@@ -156,4 +156,4 @@ def person_space(
     length_mm = _GRID_MM * (np.array(shape) - 1)
     affine = np.diag([_GRID_MM] * 3 + [1.0])
     affine[:3, 3] = (low + high) / 2 - length_mm / 2
-    return PersonSpace(Grid(shape, affine), tuple(poses))
+    return ParticipantSpace(Grid(shape, affine), tuple(poses))

@@ -25,7 +25,7 @@ _UNKNOWN = float("nan")
 _MOST_T = 1000.0
 # Residuals below this share of the values are rounding errors.
 _ROUNDING = 1e-12
-# A person with this leverage is fitted exactly and tells nothing about the variance.
+# A participant with this leverage is fitted exactly and tells nothing about the variance.
 _FULL_LEVERAGE = 1 - 1e-9
 
 
@@ -65,7 +65,7 @@ class Contrast:
 
 
 class Design:
-    """A design matrix (N, P), possibly without full rank, and weights (N,) of the persons."""
+    """A design matrix (N, P), possibly without full rank, and weights (N,) of the participants."""
 
     def __init__(self, matrix: Values, weights: Values | None = None) -> None:
         self.matrix = matrix
@@ -82,14 +82,14 @@ class Design:
     def contrast(self, coefficients: Values) -> Contrast | None:
         """Return a combination (P,) of coefficients, or None if it is not determined.
 
-        The difference from a group of one person has a value but no variance: it counts as
+        The difference from a group of one participant has a value but no variance: it counts as
         undetermined.
         """
         if self.residual_freedom < 1:
             return None
         if not np.allclose(coefficients @ self._projection, coefficients, atol=1e-8):
             return None
-        # Weight of each person's value in the estimate.
+        # Weight of each participant's value in the estimate.
         shares = self._weighted @ (self._inverse_square @ coefficients)
         of_exact = np.abs(shares[self.is_fitted_exactly]).max(initial=0)
         if of_exact > 1e-9 * np.abs(shares).max():
@@ -130,12 +130,12 @@ class LinearModel:
 
     @property
     def fitted(self) -> Values:
-        """Expected value of each person, (N,)."""
+        """Expected value of each participant, (N,)."""
         return np.asarray(self._fit.fittedvalues)
 
     @property
     def studentised_residuals(self) -> Values:
-        """Studentised residuals, (N,); NaN for a person fitted exactly."""
+        """Studentised residuals, (N,); NaN for a participant fitted exactly."""
         rest = 1 - self.design.leverage
         rest = np.where(self.design.is_fitted_exactly, np.nan, rest)
         return np.asarray(self._fit.wresid / (self.residual_sd * np.sqrt(rest)))

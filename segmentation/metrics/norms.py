@@ -1,8 +1,8 @@
-"""Norms of volumes in healthy persons by age, sex and intracranial volume.
+"""Norms of volumes in healthy participants by age, sex and intracranial volume.
 
 The norms follow the LMS method of Cole and Green (Statistics in Medicine 11, 1305, 1992). For
-persons of one sex, age and size of head, M is the median volume, S the spread around it and L the
-skewness: a volume V has z = ((V / M)^L - 1) / (L S).
+participants of one sex, age and size of head, M is the median volume, S the spread around it and L
+the skewness: a volume V has z = ((V / M)^L - 1) / (L S).
 
 Other measures than volumes have norms of the same kind, in their own unit. Imports no numpy, so
 that the command line loads norms without delay.
@@ -25,8 +25,8 @@ COLUMNS = (
     "structure",
     "sex",
     "age",
-    "persons",
-    "persons_near",
+    "participants",
+    "participants_near",
     "l",
     "unit",
     "m",
@@ -50,9 +50,9 @@ class Curve:
     """Norm of one structure and sex: L, the median M in mm3, and S at each of `ages`.
 
     M applies to a head of `intracranial_mm3`, and scales with the `intracranial_power` of a
-    person's own intracranial volume. Both are None for norms without intracranial volume. `persons`
-    is the number of persons behind the curve, and `near` how many of them are within five years of
-    each age.
+    participant's own intracranial volume. Both are None for norms without intracranial volume.
+    `participants` is the number of participants behind the curve, and `near` how many of them are
+    within five years of each age.
     """
 
     ages: Sequence[float]
@@ -60,12 +60,12 @@ class Curve:
     median_mm3: Sequence[float]
     spread: Sequence[float]
     near: Sequence[int]
-    persons: int
+    participants: int
     intracranial_mm3: float | None = None
     intracranial_power: float | None = None
 
     def at(self, age: float, intracranial_mm3: float | None) -> Equals:
-        """Return the distribution for persons of this age and intracranial volume.
+        """Return the distribution for participants of this age and intracranial volume.
 
         Raises NormError if the age is outside of the curve's range, or if the norms need an
         intracranial volume and it is None.
@@ -93,7 +93,7 @@ class Curve:
 
 
 class NormError(ValueError):
-    """Reason why norms do not apply to a person, as a phrase."""
+    """Reason why norms do not apply to a participant, as a phrase."""
 
 
 @dataclass(frozen=True)
@@ -123,10 +123,10 @@ class Equals:
 
 @dataclass(frozen=True)
 class NormPosition:
-    """Position of a volume in the distribution of a person's sex, age and size of head.
+    """Position of a volume in the distribution of a participant's sex, age and size of head.
 
-    `low_mm3` and `high_mm3` are the 5th and 95th centile, `median_mm3` the 50th; `persons` is the
-    number of persons behind them.
+    `low_mm3` and `high_mm3` are the 5th and 95th centile, `median_mm3` the 50th; `participants` is
+    the number of participants behind them.
     """
 
     z: float
@@ -134,7 +134,7 @@ class NormPosition:
     low_mm3: float
     median_mm3: float
     high_mm3: float
-    persons: int
+    participants: int
 
 
 @dataclass(frozen=True)
@@ -196,7 +196,7 @@ class Norms:
             equals.volume_mm3(-_Z_OF_95),
             equals.median_mm3,
             equals.volume_mm3(_Z_OF_95),
-            curve.persons,
+            curve.participants,
         )
 
 
@@ -205,7 +205,7 @@ def _curve_of(rows: Iterable[Mapping[str, str]]) -> Curve:
     rows = list(rows)
     columns = {
         name: [float(row[name]) for row in rows]
-        for name in ("age", "l", "m", "s", "persons_near")
+        for name in ("age", "l", "m", "s", "participants_near")
     }
     first = rows[0]
     head = power = None
@@ -217,8 +217,8 @@ def _curve_of(rows: Iterable[Mapping[str, str]]) -> Curve:
         columns["l"],
         columns["m"],
         columns["s"],
-        [int(near) for near in columns["persons_near"]],
-        int(first["persons"]),
+        [int(near) for near in columns["participants_near"]],
+        int(first["participants"]),
         head,
         power,
     )
@@ -242,7 +242,7 @@ def rows_of(
             structure,
             sex,
             f"{age:g}",
-            curve.persons,
+            curve.participants,
             curve.near[place],
             f"{equals.skewness:.6g}",
             unit,

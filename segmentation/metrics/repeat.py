@@ -1,8 +1,8 @@
-"""Agreement of label maps of two scans of one person after alignment of the scans.
+"""Agreement of label maps of two scans of one participant after alignment of the scans.
 
-The scans are aligned as when a person's scans are segmented together: rigidly, in a space halfway
-between them. Every label map is resampled once, into that space, so that both are interpolated
-alike. Volumes are measured before resampling.
+The scans are aligned as when a participant's scans are segmented together: rigidly, in a space
+halfway between them. Every label map is resampled once, into that space, so that both are
+interpolated alike. Volumes are measured before resampling.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from trinat.segmentation.errors import EvaluationError
 from trinat.segmentation.grid import moved
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import LabelScheme
-from trinat.segmentation.longitudinal.person import image_to_align
+from trinat.segmentation.longitudinal.participant import image_to_align
 from trinat.segmentation.longitudinal.space import (
-    PersonSpace,
+    ParticipantSpace,
     heads_of,
-    person_space,
+    participant_space,
 )
 from trinat.segmentation.metrics import overlap
 from trinat.segmentation.space.grid_map import GridMap
@@ -39,7 +39,7 @@ class TwoScans:
     `stretch_percent` along the axis of the largest difference; 0 for equal sizes.
     """
 
-    space: PersonSpace
+    space: ParticipantSpace
     likeness: float
     turned_deg: float
     shifted_mm: float
@@ -77,14 +77,14 @@ def two_scans(first: Volume, second: Volume) -> TwoScans:
         problem = "the two scans do not show one head"
         if any(head.is_mirrored for head in heads):
             problem = "left and right are exchanged in one of the two scans"
-        raise EvaluationError(problem, remedy="check the person of each scan")
+        raise EvaluationError(problem, remedy="check the participant of each scan")
     (head,) = heads
     matrix = head.alignments[1].matrix
     cosine = (np.trace(matrix[:3, :3]) - 1) / 2
     middle = images[0].grid.places((np.array(images[0].shape) - 1) / 2)
     shift = moved(middle, matrix) - middle
     return TwoScans(
-        space=person_space(images, head.alignments),
+        space=participant_space(images, head.alignments),
         likeness=head.alignments[1].likeness,
         turned_deg=float(np.degrees(np.arccos(np.clip(cosine, -1, 1)))),
         shifted_mm=float(np.linalg.norm(shift)),
@@ -93,7 +93,7 @@ def two_scans(first: Volume, second: Volume) -> TwoScans:
 
 
 def lay(
-    labels: Volume, scheme: LabelScheme, space: PersonSpace, number: int
+    labels: Volume, scheme: LabelScheme, space: ParticipantSpace, number: int
 ) -> LaidMap:
     """Resample class indices of scan `number` (0 or 1) into the space of both."""
     voxels = np.bincount(labels.data.ravel(), minlength=len(scheme))

@@ -1,8 +1,8 @@
-"""Statistics for the comparison of methods over persons.
+"""Statistics for the comparison of methods over participants.
 
-The unit is the person: callers average the sessions of a person first. NaN means "undefined for
-this person" and is left out, separately for each structure and metric; every result has the number
-of persons that it includes. Intervals are 95 % intervals.
+The unit is the participant: callers average the sessions of a participant first. NaN means
+"undefined for this participant" and is left out, separately for each structure and metric; every
+result has the number of participants that it includes. Intervals are 95 % intervals.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from scipy import special, stats
 Values = NDArray[np.float64]
 
 # With five pairs the smallest two-sided Wilcoxon p is 2 / 2^5 = 0.0625: it cannot reach 0.05.
-FEWEST_PERSONS = 6
+FEWEST_PARTICIPANTS = 6
 _SIGNIFICANT = 0.05
 # Above this number of differences, a normal approximation: enumeration takes more than a
 # millisecond.
@@ -33,7 +33,7 @@ _LARGE_ERROR = 1.5
 def mean_interval(
     values: Values, least: float = -np.inf, most: float = np.inf
 ) -> Values:
-    """Return 95 % confidence intervals of the mean over persons, (P, M) to (2, M).
+    """Return 95 % confidence intervals of the mean over participants, (P, M) to (2, M).
 
     The interval is Student's t interval, computed on a scale that has no bounds and transformed
     back (delta method): the logit of the mean of values between two bounds, the logarithm of
@@ -45,16 +45,16 @@ def mean_interval(
     Parameters
     ----------
     values
-        One column per structure, NaN where undefined. Columns with fewer than 2 persons have no
-        interval (NaN).
+        One column per structure, NaN where undefined. Columns with fewer than 2 participants have
+        no interval (NaN).
     least, most
         The smallest and the largest possible value.
     """
     count = (~np.isnan(values)).sum(0)
-    persons = np.where(count >= 2, count, np.nan)
-    mean = np.nansum(values, axis=0) / persons
-    variance = np.nansum((values - mean) ** 2, axis=0) / (persons - 1)
-    half = stats.t.ppf(1 - _TAIL, persons - 1) * np.sqrt(variance / persons)
+    participants = np.where(count >= 2, count, np.nan)
+    mean = np.nansum(values, axis=0) / participants
+    variance = np.nansum((values - mean) ** 2, axis=0) / (participants - 1)
+    half = stats.t.ppf(1 - _TAIL, participants - 1) * np.sqrt(variance / participants)
     if not np.isfinite(least):
         return np.stack([mean - half, mean + half])
     # A mean at a bound is that of equal values: any other mean leaves its interval without width.
@@ -69,7 +69,8 @@ def mean_interval(
         above = np.where(is_inside, mean - least, 1.0)
         ratio = half / above
         ends = least + above * np.exp([-ratio, ratio])
-        # The delta method holds for small errors only: that of two persons could reach anywhere.
+        # The delta method holds for small errors only: that of two participants could reach
+        # anywhere.
         cut = np.maximum([mean - half, mean + half], least)
         interval = np.where(ratio > _LARGE_ERROR, cut, ends)
     return np.asarray(np.where(is_inside, interval, mean))
@@ -77,12 +78,12 @@ def mean_interval(
 
 @dataclass(frozen=True)
 class PairedTest:
-    """Test of two methods on the same persons; `p` is None if no valid test exists, see `note`.
+    """Paired test of two methods; `p` is None if no valid test exists, see `note`.
 
     `mean_difference` is in the unit of the values.
     """
 
-    persons: int
+    participants: int
     mean_difference: float
     p: float | None
     effect: float  # matched-pairs rank-biserial correlation: -1 to 1
@@ -90,21 +91,22 @@ class PairedTest:
 
 
 def paired_test(first: Values, second: Values) -> PairedTest:
-    """Test `second` against `first` by Wilcoxon's signed-rank test, one value a person, (P,).
+    """Test `second` against `first` by Wilcoxon's signed-rank test, one value a participant, (P,).
 
     The p value is exact up to 100 differences: the share of all 2^n choices of signs whose rank sum
-    is at least as far from the middle. Equal differences share the mean of their ranks. Persons
-    without a difference are dropped, as in Wilcoxon's definition: their sign is not defined, and p
-    is never below 2 / 2^n for the n others. Persons without a value from both methods are left out.
+    is at least as far from the middle. Equal differences share the mean of their ranks.
+    Participants without a difference are dropped, as in Wilcoxon's definition: their sign is not
+    defined, and p is never below 2 / 2^n for the n others. Participants without a value from both
+    methods are left out.
     """
     difference = _without_rounding(second - first, first, second)
     left_out = int(np.isnan(difference).sum())
     difference = difference[~np.isnan(difference)]
-    persons = len(difference)
+    participants = len(difference)
     note = ""
     if left_out:
         note = f"{left_out} without a value from both"
-    if not persons:
+    if not participants:
         return PairedTest(0, float("nan"), None, float("nan"), note)
     mean = float(difference.mean())
     changed = difference[difference != 0]
@@ -114,33 +116,36 @@ def paired_test(first: Values, second: Values) -> PairedTest:
     if len(changed):
         ranks: Any = stats.rankdata(np.abs(changed))
         effect = float((ranks * np.sign(changed)).sum() / ranks.sum())
-    if persons < FEWEST_PERSONS:
-        few = f"fewer than {FEWEST_PERSONS} persons: no test"
-        return PairedTest(persons, mean, None, effect, _join(note, few))
+    if participants < FEWEST_PARTICIPANTS:
+        few = f"fewer than {FEWEST_PARTICIPANTS} participants: no test"
+        return PairedTest(participants, mean, None, effect, _join(note, few))
     if not len(changed):
-        return PairedTest(persons, mean, 1.0, effect, _join(note, "no person differs"))
+        return PairedTest(
+            participants, mean, 1.0, effect, _join(note, "no participant differs")
+        )
     notes = [note]
-    if len(changed) < persons:
+    if len(changed) < participants:
         notes.append(
-            f"{persons - len(changed)} without a difference left out of the ranks"
+            f"{participants - len(changed)} without a difference left out of the ranks"
         )
     if len(changed) <= _MOST_EXACT:
         p = _exact_p(changed)
     else:
         p = float(stats.wilcoxon(changed, method="approx").pvalue)
         notes.append(f"more than {_MOST_EXACT} differences: normal approximation")
-    return PairedTest(persons, mean, p, effect, _join(*notes))
+    return PairedTest(participants, mean, p, effect, _join(*notes))
 
 
-def fewest_persons_for(tests: int) -> int:
-    """Return the fewest persons with whom one of `tests` tests can be significant (5 %) after Holm.
+def fewest_participants_for(tests: int) -> int:
+    """Return the fewest participants for one of `tests` tests to be significant (5 %) after Holm.
 
-    Holm multiplies the smallest p by the number of tests, and with n persons p is at least 2 / 2^n.
+    Holm multiplies the smallest p by the number of tests, and with n participants p is at least 2 /
+    2^n.
     """
-    persons = FEWEST_PERSONS
-    while tests * 2 / 2**persons > _SIGNIFICANT:
-        persons += 1
-    return persons
+    participants = FEWEST_PARTICIPANTS
+    while tests * 2 / 2**participants > _SIGNIFICANT:
+        participants += 1
+    return participants
 
 
 def _exact_p(changed: Values) -> float:
@@ -191,10 +196,11 @@ def holm(p_values: Values) -> Values:
 class Agreement:
     """Bland-Altman analysis: bias of `second - first`, its SD and the 95 % limits, mean ± 1.96 SD.
 
-    Values are in the unit of the measurements, and NaN (except `persons`) for too few persons.
+    Values are in the unit of the measurements, and NaN (except `participants`) for too few
+    participants.
     """
 
-    persons: int
+    participants: int
     bias: float
     sd: float
     lower: float
@@ -202,9 +208,9 @@ class Agreement:
 
 
 def bland_altman(first: Values, second: Values) -> Agreement:
-    """Compute the Bland-Altman agreement of two measurements of the same persons, (P,) and (P,).
+    """Compute the Bland-Altman agreement of two measurements per participant, (P,) and (P,).
 
-    Persons with a NaN are left out. A single person has a bias and no limits.
+    Participants with a NaN are left out. A single participant has a bias and no limits.
     """
     difference = second - first
     difference = difference[~np.isnan(difference)]
@@ -216,7 +222,7 @@ def bland_altman(first: Values, second: Values) -> Agreement:
         sd = float(difference.std(ddof=1))
     half = 1.96 * sd
     return Agreement(
-        persons=len(difference),
+        participants=len(difference),
         bias=bias,
         sd=sd,
         lower=bias - half,
@@ -227,35 +233,35 @@ def bland_altman(first: Values, second: Values) -> Agreement:
 def icc_2_1(measurements: Values) -> float:
     """Return ICC(2,1) of Shrout and Fleiss for measurements (P, raters).
 
-    Two-way random effects, absolute agreement, single rater. NaN for fewer than two persons
+    Two-way random effects, absolute agreement, single rater. NaN for fewer than two participants
     with all measurements, and if nothing varies.
     """
     complete = measurements[~np.isnan(measurements).any(1)]
     n, k = complete.shape
     if n < 2 or k < 2:
         return float("nan")
-    of_persons, of_raters, residual = mean_squares(complete)
-    whole = of_persons + (k - 1) * residual + k * (of_raters - residual) / n
+    of_participants, of_raters, residual = mean_squares(complete)
+    whole = of_participants + (k - 1) * residual + k * (of_raters - residual) / n
     if not whole > 0:
         return float("nan")
-    return float((of_persons - residual) / whole)
+    return float((of_participants - residual) / whole)
 
 
 def mean_squares(measurements: Values) -> tuple[float, float, float]:
-    """Return the mean squares of persons, raters and residual in a two-way ANOVA, (P, raters).
+    """Return the mean squares of participants, raters and residual in a two-way ANOVA, (P, raters).
 
-    Needs at least two persons and two raters, and no NaN.
+    Needs at least two participants and two raters, and no NaN.
     """
     n, k = measurements.shape
     grand_mean = measurements.mean()
-    person_means = measurements.mean(1)
+    participant_means = measurements.mean(1)
     rater_means = measurements.mean(0)
-    of_persons = k * ((person_means - grand_mean) ** 2).sum() / (n - 1)
+    of_participants = k * ((participant_means - grand_mean) ** 2).sum() / (n - 1)
     of_raters = n * ((rater_means - grand_mean) ** 2).sum() / (k - 1)
-    rest = measurements - person_means[:, None] - rater_means[None] + grand_mean
+    rest = measurements - participant_means[:, None] - rater_means[None] + grand_mean
     freedom = (n - 1) * (k - 1)
     residual = (rest**2).sum() / freedom
-    return float(of_persons), float(of_raters), float(residual)
+    return float(of_participants), float(of_raters), float(residual)
 
 
 def cohen_kappa(first: Sequence[str], second: Sequence[str]) -> float:
@@ -281,7 +287,7 @@ def cohen_kappa(first: Sequence[str], second: Sequence[str]) -> float:
 def within_subject_cv_percent(first: Values, second: Values) -> float:
     """Return the within-subject coefficient of variation of two scans, in percent, (P,) and (P,).
 
-    It is the root mean square over persons of (SD / mean); for two values, SD = |a - b| / sqrt(2).
+    It is the root mean square of (SD / mean) over participants; of two values, SD = |a - b| / √2.
     """
     mean = (first + second) / 2
     known = ~np.isnan(mean) & (mean > 0)

@@ -173,7 +173,7 @@ class _Painter:
         strength = np.zeros(shape, np.float32)
         # Lesions that are in the label map are in the T1 scan, too.
         known = np.isin(self.head.numbers, (LESION, *_GENERATION_LESIONS))
-        # Fewer are partial volume at the ventricles of healthy persons.
+        # Fewer are partial volume at the ventricles of healthy participants.
         if known.sum() > 3000:
             coverage = ndimage.gaussian_filter(known.astype(np.float32), 0.5)
             strength[coverage > 0.05] = rng.uniform(0.3, 1)

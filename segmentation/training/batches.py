@@ -372,9 +372,9 @@ def store_scans(
     """
     opened = Store(store)
     subjects = opened.part("validation", split)
-    person_of = {entry.subject: entry.person for entry in opened.participants}
-    persons = [person_of[subject] for subject in subjects]
-    for place in validation.choose(persons, seed):
+    participant_of = {entry.subject: entry.participant for entry in opened.metadata}
+    participants = [participant_of[subject] for subject in subjects]
+    for place in validation.choose(participants, seed):
         subject = subjects[place]
         file = opened.file(subject)
         count = file.slice_count(view)

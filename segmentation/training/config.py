@@ -138,22 +138,22 @@ class ValidationConfig(_Config):
     every_epochs: int = Field(default=1, ge=1)  # n: after every n-th epoch
     # stop after this many validations without a better Dice
     patience: int | None = Field(default=None, ge=1)
-    # Number of persons in the part `validation` (for synthetic scans: heads) to score, drawn by
-    # the recipe's seed, the same at each validation; all of them by default.
-    persons: int | None = Field(default=None, ge=1)
+    # Number of participants in the part `validation` (for synthetic scans: heads) to score, drawn
+    # by the recipe's seed, the same at each validation; all of them by default.
+    participants: int | None = Field(default=None, ge=1)
 
-    def choose(self, persons: Sequence[str], seed: int) -> list[int]:
-        """Choose the scans to score, by index; `persons` has the person of each scan.
+    def choose(self, participants: Sequence[str], seed: int) -> list[int]:
+        """Choose the scans to score, by index; `participants` has the participant of each scan.
 
-        All scans of a person are scored, or none.
+        All scans of a participant are scored, or none.
         """
-        places = range(len(persons))
-        names = sorted(set(persons))
-        if self.persons is None or self.persons >= len(names):
+        places = range(len(participants))
+        names = sorted(set(participants))
+        if self.participants is None or self.participants >= len(names):
             return list(places)
         generator = np.random.default_rng((seed, _VALIDATION_STREAM))
-        drawn = set(generator.choice(names, self.persons, replace=False).tolist())
-        return [place for place in places if persons[place] in drawn]
+        drawn = set(generator.choice(names, self.participants, replace=False).tolist())
+        return [place for place in places if participants[place] in drawn]
 
 
 class StageConfig(_Config):

@@ -297,9 +297,9 @@ def _of_structures(
     missed = 1 - np.nan_to_num(dice(joint)[1:], nan=1.0)
     # Share of all structures, because a large head is no fault.
     share = labelled / labelled.sum()
-    # The person's own anatomy cancels out.
+    # The participant's own anatomy cancels out.
     against_predicted = labelled / predicted
-    # Sides are more alike than persons.
+    # Sides are more alike than participants.
     against_other_side = labelled / labelled[partners[1:] - 1]
     sizes = (share, against_predicted, against_other_side)
     return np.array([missed, *(np.log(size) for size in sizes)])

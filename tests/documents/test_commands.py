@@ -34,8 +34,8 @@ from helpers.miniatures import (
     write_nifti,
 )
 from helpers.overfitted import overfitted_model, shy_model, with_parcels
+from helpers.sessions import head_of, pose_of, session_of
 from helpers.small_store import all_train, small_store
-from helpers.visits import head_of, pose_of, visit_of
 from helpers.warm import Warm
 
 from trinat.pipelines.study.ratings import Rating, save_rating
@@ -82,7 +82,7 @@ REPLACED = (
         r"^trinat explain scan.nii.gz --structure left-hippocampus",
         "trinat explain scan.nii.gz --model runs/coronal/model --structure 2",
     ),
-    # Four persons and the shipped network; two steps of it.
+    # Four participants and the shipped network; two steps of it.
     (
         r"^trinat train finetune\b",
         "trinat train finetune --set 'schedule={steps: 2}' --set batch=2",
@@ -92,7 +92,7 @@ REPLACED = (
         r"^trinat train real\b",
         "trinat train real --view coronal --set 'schedule={steps: 2}' --set batch=2",
     ),
-    # Stands in for what a person does in the browser.
+    # Stands in for what a participant does in the browser.
     (
         r"^trinat view results$",
         "for name in scan scan1 scan2; do cp manual/$name.nii.gz "
@@ -200,7 +200,7 @@ def test_what_a_page_shows_runs_as_it_is_written(
         "OMP_NUM_THREADS": "1",
     }
     if "/.local/state" in commands:
-        # Protects the home folder of the person who runs the tests.
+        # Protects the home folder of the participant who runs the tests.
         environment |= {"HOME": str(tmp_path), "XDG_STATE_HOME": ""}
     for block in blocks((ROOT / page).read_text()):
         if block.why:
@@ -347,22 +347,22 @@ def _ratings(path: Path) -> None:
     save_rating(path, rating, lock=path.with_name("lock"))
 
 
-def _visits(folder: Path) -> None:
-    """Write two scans of one person."""
+def _sessions(folder: Path) -> None:
+    """Write two scans of one participant."""
     folder.mkdir(parents=True)
-    visit_of(head_of(), np.eye(4)).write(folder / "anna-1.nii.gz")
-    visit_of(head_of(), pose_of(4, 1), seed=1).write(folder / "anna-2.nii.gz")
+    session_of(head_of(), np.eye(4)).write(folder / "anna-1.nii.gz")
+    session_of(head_of(), pose_of(4, 1), seed=1).write(folder / "anna-2.nii.gz")
 
 
-def _table_of_visits(path: Path) -> None:
+def _table_of_sessions(path: Path) -> None:
     path.write_text(
-        "scan\tperson\tdate\nanna-1.nii.gz\tanna\t2021-03-01\n"
+        "scan\tparticipant\tdate\nanna-1.nii.gz\tanna\t2021-03-01\n"
         "anna-2.nii.gz\tanna\t2023-03-09\n"
     )
 
 
-def _labels_of_visits(folder: Path) -> None:
-    """Write hand-drawn labels of both scans of that person."""
+def _labels_of_sessions(folder: Path) -> None:
+    """Write hand-drawn labels of both scans of that participant."""
     folder.mkdir(parents=True)
     affine = head_of().affine
     poses = (np.eye(4), pose_of(4, 1))
@@ -396,9 +396,9 @@ DATA: dict[str, Callable[[Path], None]] = {
     "ixi-freesurfer": _ixi_freesurfer,
     "neurite": _neurite,
     "malc": _malc,
-    "visits": _visits,
-    "visits.tsv": _table_of_visits,
-    "drawn": _labels_of_visits,
+    "sessions": _sessions,
+    "sessions.tsv": _table_of_sessions,
+    "drawn": _labels_of_sessions,
     "t1": _scans,
     "validation/t1": _scans,
     "labels": lambda path: _scans(path, truth=True),

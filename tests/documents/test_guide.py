@@ -31,7 +31,7 @@ def run(first_line: str, names: dict[str, Any]) -> dict[str, Any]:
     return names
 
 
-def test_the_dataset_finds_scans_labels_and_persons(
+def test_the_dataset_finds_scans_labels_and_participants(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = run('"""ADNI: one folder a session', {})["SOURCE"]
@@ -44,7 +44,7 @@ def test_the_dataset_finds_scans_labels_and_persons(
     (tmp_path / "004_S_notes").mkdir()
     listing = registry.list_subjects("adni", tmp_path, SourceOptions())
     (subject,) = listing.subjects
-    assert (subject.person, subject.session) == ("002_S_0413", "m06")
+    assert (subject.participant, subject.session) == ("002_S_0413", "m06")
     assert subject.labels == session / "aseg.nii.gz"
     broken = {exclusion.name: exclusion.broken for exclusion in listing.exclusions}
     assert broken == {"003_S_0907_m12": True, "004_S_notes": False}

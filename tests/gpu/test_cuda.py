@@ -258,7 +258,7 @@ def test_a_view_is_trained_within_its_time(
 
 
 def recipe_on_store(folder: Path, *settings: str) -> Recipe:
-    """Return a recipe in which three persons of a small store train, and one validates."""
+    """Return a recipe in which three participants of a small store train, and one validates."""
     store = stored.small_store(folder, dict.fromkeys("abcd", (40, 44, 48)))
     split = json.loads(stored.all_train(store).read_text())
     split |= {"train": ["a", "b", "c"], "validation": ["d"]}

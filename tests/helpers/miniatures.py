@@ -51,7 +51,7 @@ HEMISPHERES = {"left": (2, 3, 4, 17), "right": (41, 42, 43, 53)}
 def head_labels(shift: int = 0) -> np.ndarray:
     """Return FreeSurfer numbers of a head, axes RAS, 1 mm.
 
-    `shift` moves it up for another person.
+    `shift` moves it up for another participant.
     """
     labels = np.zeros(SHAPE, np.int16)
     for number, low, high in _BOXES:
@@ -84,7 +84,7 @@ def turned(
 
 
 def own_bytes(path: Path) -> bytes:
-    """Return bytes that differ between persons, because splits group identical scans."""
+    """Return bytes that differ between participants, because splits group identical scans."""
     return "/".join(path.parts[-3:]).encode()[-79:]
 
 
@@ -140,9 +140,9 @@ def oasis_session(
     """
     folder = disc / session
     labels = head_labels()
-    # The noise differs between persons: OAS1_0001 has seed 0.
-    person = int(session.split("_")[1])
-    image = head_image(labels, seed=person - 1)
+    # The noise differs between participants: OAS1_0001 has seed 0.
+    participant = int(session.split("_")[1])
+    image = head_image(labels, seed=participant - 1)
     tissues = np.select(
         [
             np.isin(labels, (4, 43)),

@@ -33,7 +33,7 @@ SCHEME = load_scheme("quicknat33")
 
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write truths and predictions of three persons, on grids with other orders of the axes.
+    """Write truths and predictions of three participants, on grids with other orders of the axes.
 
     The predictions are shifted, and a structure of each is missed, invented or exchanged.
     """
@@ -125,7 +125,7 @@ def test_the_mean_of_a_group_is_that_of_its_rows(rows: pd.DataFrame) -> None:
 def test_the_means_of_a_report_are_those_of_its_rows(
     report: Path, rows: pd.DataFrame
 ) -> None:
-    """One session per person: means over persons are means over rows."""
+    """One session per participant: means over participants are means over rows."""
     shown = rows["structure"].map(short_name)
     means = rows.groupby([shown, "metric"])["value"].mean()
     table = pd.read_csv(report / "structures.csv").set_index("structure")

@@ -64,7 +64,7 @@ def follow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., lis
 
 
 def mean_dice(views: int) -> float:
-    """Return the mean Dice over structures and test persons.
+    """Return the mean Dice over structures and test participants.
 
     `views` is the model's number of views.
     """
@@ -171,7 +171,7 @@ def test_the_recipes_of_the_paper_and_of_manual_learn_from_the_challenge(
 
 @pytest.mark.slow
 @pytest.mark.important
-def test_cross_validation_pools_the_persons_of_all_folds(
+def test_cross_validation_pools_the_participants_of_all_folds(
     follow: Callable[..., list[str]],
 ) -> None:
     for number in range(1, 4):
@@ -185,11 +185,13 @@ def test_cross_validation_pools_the_persons_of_all_folds(
     lines = Path("report/metrics.csv").read_text().splitlines()
     tested = {row["subject"] for row in csv.DictReader(lines)}
     assert tested == {"p1", "p2", "p3"}
-    # Each person was segmented by the network that had not seen that person.
+    # Each participant was segmented by the network that had not seen that participant.
     for fold in range(3):
-        (person,) = json.loads(Path(f"store/split-{fold}.json").read_text())["test"]
+        (participant,) = json.loads(Path(f"store/split-{fold}.json").read_text())[
+            "test"
+        ]
         (entry,) = Path(f"found/fold-{fold}").glob("*_dseg.nii.gz")
-        assert entry.name == f"{person}_dseg.nii.gz"
+        assert entry.name == f"{participant}_dseg.nii.gz"
         digest = sha256_of(Path(f"runs/freesurfer/fold-{fold}/model/model.yaml"))
         assert digest in Path(f"found/fold-{fold}/run.jsonl").read_text()
     # Nothing is left to do.

@@ -1,6 +1,6 @@
 """The whole workflow as a user types it.
 
-From a dataset's server to a report on the test persons.
+From a dataset's server to a report on the test participants.
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ RECIPE = {
     "batch": 8,
     "precision": "float32",
     "ema": 0.8,
-    "validation": {"persons": 1},
+    "validation": {"participants": 1},
 }
 
 
 @pytest.fixture
 def oasis(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Serve one disc of OASIS-1 on loopback: four persons, one of them scanned twice."""
+    """Serve one disc of OASIS-1 on loopback: four participants, one of them scanned twice."""
     sessions = ("0001_MR1", "0002_MR1", "0002_MR2", "0003_MR1", "0004_MR1")
     for number, session in enumerate(sessions):
         freesurfer_subject(
@@ -129,11 +129,11 @@ def test_from_a_datasets_server_to_a_report(type_: Callable[[str], str]) -> None
         f"next: trinat train {recipe} --store store --out runs/oasis1\n"
     )
     split = json.loads(Path("store/split.json").read_text())
-    persons = [
+    participants = [
         {name[:9] for name in split[part]} for part in ("train", "validation", "test")
     ]
-    assert [len(part) for part in persons] == [2, 1, 1]
-    assert len(set.union(*persons)) == 4
+    assert [len(part) for part in participants] == [2, 1, 1]
+    assert len(set.union(*participants)) == 4
 
     said = type_("trinat train tiny.yaml --store store --out runs/tiny")
     assert "coronal, axial, sagittal of tiny" in said
@@ -147,7 +147,7 @@ def test_from_a_datasets_server_to_a_report(type_: Callable[[str], str]) -> None
     assert "Hippocampus" in Path("report/report.html").read_text()
     with Path("report/metrics.csv").open() as file:
         rows = [row for row in csv.DictReader(file) if row["metric"] == "dice"]
-    assert {row["subject"] for row in rows} == persons[2]
+    assert {row["subject"] for row in rows} == participants[2]
     # Cortex, white matter and ventricles; seconds of training are not enough for smaller
     # structures.
     large = {str(number) for number in (2, 3, 4, 41, 42, 43)}

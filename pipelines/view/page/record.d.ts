@@ -56,7 +56,7 @@ export interface ThicknessResult {
 }
 
 export interface TimePoint {
-  person?: string;
+  participant?: string;
   group?: string;
   year?: number | null;
   scans?: Record<string, string>;

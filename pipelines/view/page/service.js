@@ -42,7 +42,7 @@ export function startService() {
   });
   const pageWanted = byId("drop").querySelector(".output[value=page]");
   pageWanted.addEventListener("change", () => {
-    byId("person").hidden = !(page.study.norms && pageWanted.checked);
+    byId("participant").hidden = !(page.study.norms && pageWanted.checked);
   });
   // On the whole page: beside the field, a file that is dropped would be opened in place of it.
   for (const name of ["dragenter", "dragover", "dragleave", "drop"]) {
@@ -113,24 +113,24 @@ async function remove(item) {
   await refresh();
 }
 
-// Age and sex as they were typed, for norms; they are of one person, and so of one scan.
-function takePerson() {
-  const person = {};
-  if (byId("person").hidden) return person;
+// Age and sex as they were typed, for norms; they are of one participant, and so of one scan.
+function takeParticipant() {
+  const participant = {};
+  if (byId("participant").hidden) return participant;
   for (const name of ["age", "sex"]) {
-    if (byId(name).value) person[name] = byId(name).value;
+    if (byId(name).value) participant[name] = byId(name).value;
     byId(name).value = "";
   }
-  return person;
+  return participant;
 }
 
 // Each scan is a list of files.
 async function send(scans) {
   byId("refused").replaceChildren();
-  const person = takePerson();
-  if (scans.length > 1 && Object.keys(person).length) {
+  const participant = takeParticipant();
+  if (scans.length > 1 && Object.keys(participant).length) {
     const reason =
-      "Age and sex belong to one person: send one scan, or leave them out.";
+      "Age and sex belong to one participant: send one scan, or leave them out.";
     byId("refused").append(make("li", {}, reason));
     return;
   }
@@ -141,7 +141,7 @@ async function send(scans) {
     for (const box of byId("drop").querySelectorAll(".output:checked")) {
       form.append("outputs", box.value);
     }
-    for (const [name, value] of Object.entries(person)) form.append(name, value);
+    for (const [name, value] of Object.entries(participant)) form.append(name, value);
     const line = make("li", {}, `${file.name}: sending`);
     byId("refused").append(line);
     try {

@@ -31,7 +31,7 @@ natural_order = natsort_keygen()
 
 @dataclass(frozen=True)
 class Subject:
-    """One scan of one person, with its labels if there are any.
+    """One scan of one participant, with its labels if there are any.
 
     `image_axes` and `labels_axes` are the voxel axes (ASL, LAS) if the dataset defines them and
     the header lacks them. `extra` maps numbers of the label map to FreeSurfer numbers, the
@@ -42,7 +42,7 @@ class Subject:
     """
 
     id: str
-    person: str
+    participant: str
     image: Path | None
     labels: Path | None
     session: str | None = None

@@ -25,7 +25,7 @@ from trinat.segmentation.data.sources.freesurfer import find_image, find_labels
 from trinat.segmentation.errors import DatasetError
 
 _ENTITY = re.compile(r"([a-zA-Z0-9]+)-([a-zA-Z0-9+]+)")
-# Entities that distinguish the scans of a person; a label map has the same.
+# Entities that distinguish the scans of a participant; a label map has the same.
 _OF_A_SCAN = ("sub", "ses", "run", "acq", "ce", "rec")
 # A label map in these spaces is on its T1w image's grid.
 OWN_SPACES = frozenset({None, "orig", "T1w", "individual"})
@@ -74,7 +74,7 @@ def _find(root: Path, options: SourceOptions) -> Listed:
             image, labels = pairs.pop()
         yield Subject(
             id=safe_name(name.removesuffix("_T1w")),
-            person=f"sub-{own['sub']}",
+            participant=f"sub-{own['sub']}",
             session=own.get("ses"),
             image=image,
             labels=labels,
@@ -116,7 +116,7 @@ def naming_problem(path: Path, root: Path) -> str:
     """Return the reason why an image's name and folder do not identify it, or "".
 
     `root` is the dataset's folder, above sub-*. The reason is a phrase for the ledger. Such an
-    image is refused, rather than given to the wrong person.
+    image is refused, rather than given to the wrong participant.
     """
     parts = without_suffix(path).split("_")[:-1]
     own = entities("_".join(parts))
@@ -140,8 +140,8 @@ def _labels_of(
     if pair is not None:
         yield pair
         return
-    person = _person_folder(scan, own)
-    anat = pipeline / scan.parent.relative_to(person.parent)
+    participant = _participant_folder(scan, own)
+    anat = pipeline / scan.parent.relative_to(participant.parent)
     for labels in sorted(anat.glob("*_dseg.nii*")):
         if not _is_segmentation_of(labels, own):
             continue
@@ -152,7 +152,7 @@ def _labels_of(
         yield image, labels
 
 
-def _person_folder(scan: Path, own: Mapping[str, str]) -> Path:
+def _participant_folder(scan: Path, own: Mapping[str, str]) -> Path:
     """Return sub-01 of sub-01/anat/... or sub-01/ses-a/anat/..."""
     return scan.parents[2] if "ses" in own else scan.parents[1]
 
@@ -162,15 +162,18 @@ def _freesurfer_pair(
 ) -> tuple[Path, Path] | None:
     """Return (image, labels) of the FreeSurfer folder sub-01_ses-a or sub-01 made from this scan.
 
-    The labels share the grid of FreeSurfer's own image. If the session, or the person, has
+    The labels share the grid of FreeSurfer's own image. If the session, or the participant, has
     several scans, FreeSurfer's folder is made from the first.
     """
-    person = _person_folder(scan, own)
+    participant = _participant_folder(scan, own)
     # FreeSurfer folders, each with the folder of the scans that it may be made from.
-    candidates = [(pipeline / person.name, scan.parent)]
+    candidates = [(pipeline / participant.name, scan.parent)]
     if "ses" in own:
-        of_session = pipeline / f"{person.name}_ses-{own['ses']}"
-        candidates = [(of_session, scan.parent), (pipeline / person.name, person)]
+        of_session = pipeline / f"{participant.name}_ses-{own['ses']}"
+        candidates = [
+            (of_session, scan.parent),
+            (pipeline / participant.name, participant),
+        ]
     for folder, scans in candidates:
         labels = find_labels(folder)
         if labels is None or scan != min(scans.rglob("*_T1w.nii*")):

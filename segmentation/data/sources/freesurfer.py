@@ -48,10 +48,10 @@ def _find(root: Path, options: SourceOptions) -> Listed:
                 folder.name, f"none of these in mri/: {wanted}", broken=True
             )
             continue
-        person, session = person_and_session(folder.name)
+        participant, session = participant_and_session(folder.name)
         yield Subject(
             id=safe_name(folder.name),
-            person=person,
+            participant=participant,
             session=session,
             image=image,
             labels=find_labels(folder, options.labels),
@@ -79,21 +79,21 @@ def find_parcels(folder: Path) -> Path | None:
     return find_labels(folder, "aparc+aseg.mgz")
 
 
-def person_and_session(name: str) -> tuple[str, str | None]:
-    """Return person and session of names such as sub-01_ses-2, OAS1_0001_MR1, or 07.long.base.
+def participant_and_session(name: str) -> tuple[str, str | None]:
+    """Return participant and session of names such as sub-01_ses-2, OAS1_0001_MR1, or 07.long.base.
 
     The session is None if the name has none.
     """
     identity = identity_of(name)
     if identity is None:
         return name, None
-    return identity.person, identity.scan or None
+    return identity.participant, identity.scan or None
 
 
 def why_no_subject(folder: Path) -> str:
     """Return the reason why a folder is no subject, or ""."""
     if _TEMPLATES.fullmatch(folder.name):
-        return "a template, not a person"
+        return "a template, not a participant"
     if not (folder / "mri").is_dir():
         return "no mri/ folder"
     if (folder / "base-tps").exists():

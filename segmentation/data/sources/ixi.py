@@ -1,6 +1,6 @@
 """IXI: T1 scans from three hospitals, with labels from a SUBJECTS_DIR made from them.
 
-The dataset's archive, IXI-T1.tar, has all scans in one folder, each with the person, the
+The dataset's archive, IXI-T1.tar, has all scans in one folder, each with the participant, the
 hospital and a number in its name: IXI002-Guys-0828-T1.nii.gz. It has no labels.
 """
 
@@ -23,7 +23,7 @@ from trinat.segmentation.data.sources.freesurfer import find_image, find_labels
 _LICENCE = "CC BY-SA 3.0"
 
 _SCAN = re.compile(
-    r"(?P<person>IXI\d{3})-(?P<hospital>\w+)-(?P<number>\d+)-T1\.nii(\.gz)?"
+    r"(?P<participant>IXI\d{3})-(?P<hospital>\w+)-(?P<number>\d+)-T1\.nii(\.gz)?"
 )
 
 
@@ -43,7 +43,7 @@ def _find(root: Path, options: SourceOptions) -> Listed:
         image, labels = _image_and_labels(path, options)
         yield Subject(
             id=path.name.partition("-T1")[0],
-            person=match["person"],
+            participant=match["participant"],
             image=image,
             labels=labels,
             extra=options.extra,
@@ -63,8 +63,8 @@ def _image_and_labels(scan: Path, options: SourceOptions) -> tuple[Path, Path | 
         return scan, None
     # FreeSurfer's folder is called IXI002-Guys-0828-T1, the same without -T1, or IXI002.
     name = scan.name.partition(".nii")[0]
-    person = name.partition("-")[0]
-    for candidate in (name, name.removesuffix("-T1"), person):
+    participant = name.partition("-")[0]
+    for candidate in (name, name.removesuffix("-T1"), participant):
         folder = options.subjects_dir / candidate
         if folder.is_dir():
             break

@@ -33,7 +33,7 @@ _NUMBERING = "neuromorphometrics"
 # The challenge's own training part; all other scans are for testing.
 _TRAINING_NUMBERS = (*range(1000, 1003), *range(1006, 1016), 1017, 1036)
 TRAINING = tuple(str(number) for number in _TRAINING_NUMBERS)
-# Five persons of the test part were scanned twice.
+# Five participants of the test part were scanned twice.
 FIRST_SCAN = {
     "1023": "1003",
     "1024": "1004",
@@ -78,11 +78,11 @@ def _find(root: Path, options: SourceOptions) -> Listed:
     for path, match in _files(root, _LABEL_FOLDERS, _LABELS):
         _add(label_maps, match["scan"], path)
     table = root / _TABLE
-    persons: dict[str, str] = {}
+    participants: dict[str, str] = {}
     if table.is_file():
         columns = ("id", "Subject")
         for row in read_rows(table, required=columns, names=columns):
-            persons[row["id"]] = row["Subject"] or row["id"]
+            participants[row["id"]] = row["Subject"] or row["id"]
     fold = options.fold or load_folding(_NUMBERING)
     for scan in sorted({*images, *label_maps}, key=natural_order):
         image = images.get(scan)
@@ -95,15 +95,15 @@ def _find(root: Path, options: SourceOptions) -> Listed:
         if labels is None and folder is not None:
             yield Exclusion(scan, f"no label map in {folder.name}/", broken=True)
             continue
-        person = _person(scan, persons)
-        yield _subject(scan, image, labels, person, fold, options)
+        participant = _participant(scan, participants)
+        yield _subject(scan, image, labels, participant, fold, options)
 
 
 def _subject(
     scan: str,
     image: Path,
     labels: Path | None,
-    person: str,
+    participant: str,
     fold: FoldingTable | None,
     options: SourceOptions,
 ) -> Subject:
@@ -111,7 +111,7 @@ def _subject(
     is_stripped = image.name.startswith(f"{scan}_SS.")
     return Subject(
         id=scan,
-        person=person,
+        participant=participant,
         image=image,
         labels=labels,
         extra=options.extra,
@@ -158,16 +158,16 @@ def _labels_folder(image: Path) -> Path | None:
     return folder if folder.is_dir() else None
 
 
-def _person(scan: str, persons: Mapping[str, str]) -> str:
-    """Return the name of a scan's person: a second scan belongs to the person of the first.
+def _participant(scan: str, participants: Mapping[str, str]) -> str:
+    """Return the participant of a scan; a second scan belongs to the participant of the first.
 
-    The table may name the person of either scan.
+    The table may name the participant of either scan.
     """
     first_scan = FIRST_SCAN.get(scan, scan)
     seconds = [second for second, first in FIRST_SCAN.items() if first == first_scan]
     for one in (first_scan, *seconds):
-        if one in persons:
-            return persons[one]
+        if one in participants:
+            return participants[one]
     return first_scan
 
 

@@ -24,7 +24,7 @@ from trinat.segmentation.errors import ConfigError
 
 _LICENCE = "OASIS data use agreement; cite HyperMorph and OASIS-1"
 
-_FOLDER = re.compile(r"OASIS_(?P<person>OAS1_\d{4})_(?P<session>MR\d)")
+_FOLDER = re.compile(r"OASIS_(?P<participant>OAS1_\d{4})_(?P<session>MR\d)")
 # The images, each with the labels on its grid.
 _LABELS_OF = {
     "orig": "seg35.nii.gz",
@@ -69,8 +69,8 @@ def _find(root: Path, options: SourceOptions) -> Listed:
             yield Exclusion(folder.name, f"no {labels_name}", broken=True)
             continue
         yield Subject(
-            id=f"{match['person']}_{match['session']}",
-            person=match["person"],
+            id=f"{match['participant']}_{match['session']}",
+            participant=match["participant"],
             session=match["session"],
             image=image,
             labels=labels,

@@ -23,7 +23,7 @@ from trinat.segmentation.data.sources.freesurfer import find_image, find_labels
 from trinat.segmentation.errors import ConfigError, DatasetError
 from trinat.segmentation.io.files import read_text
 
-_SESSION = re.compile(r"(?P<person>OAS1_\d{4})_(?P<session>MR\d)")
+_SESSION = re.compile(r"(?P<participant>OAS1_\d{4})_(?P<session>MR\d)")
 _LICENCE = "OASIS data use agreement"
 
 # Directions in which voxel axes increase: Anterior, Superior, Left in the scanner's and the
@@ -134,7 +134,7 @@ def _entry(folder: Path, kind: str) -> Subject | Exclusion:
     age, sex = _age_and_sex(folder / f"{session}.txt")
     return Subject(
         id=session,
-        person=match["person"],
+        participant=match["participant"],
         session=match["session"],
         image=image,
         labels=labels,

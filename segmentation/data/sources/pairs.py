@@ -27,7 +27,7 @@ from trinat.segmentation.labels.folding import (
     GENERATION_SURROUNDINGS,
 )
 
-_NAMES = ("subject", "person", "session", "family")
+_NAMES = ("subject", "participant", "session", "family")
 _TITLES = frozenset({"image", "labels", "mask", *_NAMES, "age", "sex"})
 _Value = TypeVar("_Value")
 
@@ -61,7 +61,7 @@ def _from_folders(images: Path, labels: Path, options: SourceOptions) -> Listed:
     if not image_of:
         raise DatasetError("no image (.nii.gz, .nii, .mgz) here", where=images)
     label_of = image_files(labels) if labels.is_dir() else {}
-    person_of = _persons_of(image_of)
+    participant_of = _participants_of(image_of)
     for name, image in image_of.items():
         if label_of and name not in label_of:
             yield Exclusion(
@@ -70,7 +70,7 @@ def _from_folders(images: Path, labels: Path, options: SourceOptions) -> Listed:
             continue
         yield Subject(
             id=safe_name(name),
-            person=person_of[name],
+            participant=participant_of[name],
             image=image,
             labels=label_of.get(name),
             extra=options.extra,
@@ -114,18 +114,23 @@ def _check_titles(rows: Sequence[Mapping[str, str]], table: Path) -> None:
             raise DatasetError(
                 f"has a column {title!r}", where=table, remedy=f"call it {meant}"
             )
+        if meant == "person":
+            # Read as participants until 0.2; ignoring it could divide a participant in a split.
+            raise DatasetError(
+                f"has a column {title!r}", where=table, remedy="call it participant"
+            )
 
 
 def _from_table(table: Path, options: SourceOptions) -> Listed:
     """Yield the subjects of a table with a column image.
 
-    Optional columns are labels, mask, subject, person, session, family, age and sex. Names may
+    Optional columns are labels, mask, subject, participant, session, family, age and sex. Names may
     be any word, even NA or unknown. Raises DatasetError for an age or a sex that cannot be
     parsed.
     """
     rows = read_rows(table, required=("image",), names=_NAMES)
     _check_titles(rows, table)
-    person_of = _persons_of(
+    participant_of = _participants_of(
         row.get("subject") or without_suffix(Path(row["image"]))
         for row in rows
         if row.get("image")
@@ -145,7 +150,7 @@ def _from_table(table: Path, options: SourceOptions) -> Listed:
             continue
         yield Subject(
             id=safe_name(name),
-            person=row.get("person") or person_of[name],
+            participant=row.get("participant") or participant_of[name],
             session=row.get("session") or None,
             image=image,
             labels=labels,
@@ -176,15 +181,17 @@ def _understood(
         raise DatasetError(what, where=table) from None
 
 
-def _persons_of(names: Iterable[str]) -> dict[str, str]:
-    """Return the person of each scan by its name, such as sub-01 for sub-01_ses-2_T1w."""
+def _participants_of(names: Iterable[str]) -> dict[str, str]:
+    """Return the participant of each scan by its name, such as sub-01 for sub-01_ses-2_T1w."""
     every = list(names)
     identities = identify([Named(name) for name in every])
-    return {name: scan.person for name, scan in zip(every, identities, strict=True)}
+    return {
+        name: scan.participant for name, scan in zip(every, identities, strict=True)
+    }
 
 
 def _find_label_maps(root: Path, options: SourceOptions) -> Listed:
-    """Yield every image file in `root` as the label map of one person.
+    """Yield every image file in `root` as the label map of one participant.
 
     Numbers are FreeSurfer's and those of label maps for synthesis, or those of `options.fold`.
     """
@@ -197,7 +204,7 @@ def _find_label_maps(root: Path, options: SourceOptions) -> Listed:
     for name, path in image_files(root).items():
         yield Subject(
             id=safe_name(name),
-            person=name,
+            participant=name,
             image=None,
             labels=path,
             extra=extra,

@@ -33,7 +33,7 @@ class Limits:
     """Pairs of limits: look at a scan beyond the first, reject it beyond the second.
 
     The limits of `missing` are inclusive: one structure not found is enough to look. A single
-    number is a limit beyond which a person looks, or a least size.
+    number is a limit beyond which the grade is look, or a least size.
     """
 
     # Mean Dice between views, of a structure and on average over structures; for models
@@ -44,7 +44,7 @@ class Limits:
     largest_brain_mm3: Pair = (1.9e6, 2.4e6)
     # Smaller to larger side of all tissue.
     symmetry: Pair = (0.85, 0.65)
-    # Smaller to larger side of one structure, by its group; below it a person looks.
+    # Smaller to larger side of one structure, by its group; below it the grade is look.
     sides: Mapping[str, float] = field(default_factory=_usual_sides)
     other_sides: float = 0.65
     # In smaller structures the sides differ by a few voxels' worth.

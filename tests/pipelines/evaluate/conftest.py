@@ -19,7 +19,7 @@ from trinat.pipelines.evaluate.evaluation import (
 
 @pytest.fixture(scope="session")
 def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Evaluate seven persons and two models, with faults.
+    """Evaluate seven participants and two models, with faults.
 
     Model b misses a structure, mirrors a scan, lacks a file and has a damaged one; there is one
     truth without a prediction, and one prediction without a truth.

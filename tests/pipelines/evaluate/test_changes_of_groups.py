@@ -19,33 +19,33 @@ from trinat.segmentation.io.volume import Volume
 
 pytestmark = pytest.mark.usefixtures("without_figures")
 
-PERSONS = 8
+PARTICIPANTS = 8
 
 
 @pytest.fixture
 def study(tmp_path: Path) -> Path:
-    """Two scans of each person, whose names say nothing of the person."""
+    """Two scans of each participant, whose names say nothing of the participant."""
     maps = tmp_path / "maps"
     maps.mkdir()
     rows = ["participant_id\tgroup"]
     with Ledger(maps / "run.jsonl") as ledger:
-        for n in range(PERSONS):
+        for n in range(PARTICIPANTS):
             cases = [f"scan{2 * n}", f"scan{2 * n + 1}"]
             rows.append(f"P{n}\t{'ab'[n % 2]}")
-            for visit, case in enumerate(cases):
+            for session, case in enumerate(cases):
                 labels = np.zeros((16, 16, 16), np.uint8)
                 labels[1 : 4 + n % 3, 1:5, 1:5] = 17
-                labels[6:9, 6:9, 1 : 4 + visit] = 16
-                labels[14, n, visit] = 2  # no two maps are equal
+                labels[6:9, 6:9, 1 : 4 + session] = 16
+                labels[14, n, session] = 2  # no two maps are equal
                 path = maps / f"{case}_dseg.nii.gz"
                 Volume(labels, np.eye(4)).write(path, labels=True)
                 together = TimePoint(
-                    person=f"P{n}",
-                    year=2020.0 + visit,
+                    participant=f"P{n}",
+                    year=2020.0 + session,
                     scans={name: name for name in cases},
                     volumes_mm3={
-                        "Left-Hippocampus": 100.0 - visit * n,
-                        "Brain-Stem": 200.0 - visit * (n % 3),
+                        "Left-Hippocampus": 100.0 - session * n,
+                        "Brain-Stem": 200.0 - session * (n % 3),
                     },
                 )
                 ledger.add(
@@ -61,15 +61,19 @@ def study(tmp_path: Path) -> Path:
     return maps
 
 
-def test_persons_of_a_joint_segmentation_are_those_of_the_report(study: Path) -> None:
+def test_participants_of_a_joint_segmentation_are_those_of_the_report(
+    study: Path,
+) -> None:
     report_cohort(CohortSettings(study, study / "out", jobs=1))
     volumes = pd.read_csv(study / "out/volumes.csv")
     scans_of = volumes.groupby("subject")["session"].nunique()
-    assert scans_of.to_dict() == {f"P{n}": 2 for n in range(PERSONS)}
+    assert scans_of.to_dict() == {f"P{n}": 2 for n in range(PARTICIPANTS)}
     effects = pd.read_csv(study / "out/change_effects.csv")
-    assert set(effects["persons"]) == {PERSONS}
+    assert set(effects["participants"]) == {PARTICIPANTS}
     page = (study / "out/report.html").read_text()
-    assert f"{PERSONS} persons (a: 4, b: 4) with two or more dated scans" in page
+    assert (
+        f"{PARTICIPANTS} participants (a: 4, b: 4) with two or more dated scans" in page
+    )
 
 
 def test_what_a_rater_rejects_has_no_part_in_changes(study: Path) -> None:
@@ -83,7 +87,7 @@ def test_what_a_rater_rejects_has_no_part_in_changes(study: Path) -> None:
     )
     report_cohort(settings)
     effects = pd.read_csv(study / "out/change_effects.csv").set_index("structure")
-    assert effects["persons"].to_dict() == {
-        "Left-Hippocampus": PERSONS - 1,
-        "Brain-Stem": PERSONS,
+    assert effects["participants"].to_dict() == {
+        "Left-Hippocampus": PARTICIPANTS - 1,
+        "Brain-Stem": PARTICIPANTS,
     }

@@ -271,7 +271,7 @@ def test_maps_of_one_name_go_by_their_files(
         ("sub-01", "sub-01_desc-old_dseg"),
         ("sub-02", ""),
     }
-    assert "3 scans of 2 people" in (tmp_path / "report/report.html").read_text()
+    assert "3 scans of 2 participants" in (tmp_path / "report/report.html").read_text()
 
 
 def test_few_scans_have_no_outliers(settings: CohortSettings, tmp_path: Path) -> None:
@@ -479,7 +479,7 @@ def test_maps_of_one_name_in_several_folders_are_of_several_people(
         ("p1/T1", ""),
         ("p2/T1", ""),
     }
-    assert "2 scans of 2 people" in (tmp_path / "report/report.html").read_text()
+    assert "2 scans of 2 participants" in (tmp_path / "report/report.html").read_text()
 
 
 def test_volumes_are_adjusted_by_the_ledger_else_by_the_table(
@@ -565,7 +565,7 @@ def test_sites_are_harmonised_beside_the_measured_volumes(tmp_path: Path) -> Non
     effects = pd.read_csv(tmp_path / "out/harmonisation.csv")
     stem = effects[effects["structure"] == "Brain-Stem"].set_index("site")
     # 6 or 7 slices of 9 voxels of 2 mm³: in the north five of each.
-    assert stem.loc["north", ["persons", "mean_before"]].tolist() == [10, 117]
+    assert stem.loc["north", ["participants", "mean_before"]].tolist() == [10, 117]
     volumes = pd.read_csv(tmp_path / "out/volumes.csv")
     stem = volumes[volumes["structure"] == "Brain-Stem"].set_index("metric")
     assert set(stem.loc["volume", "value"]) == {108, 126}
@@ -590,7 +590,7 @@ def test_sites_that_cannot_be_harmonised_are_refused_before_voxels_are_read(
     measured: list[object] = []
     with pytest.raises(EvaluationError) as caught:
         report_cohort(settings, progress=lambda *result: measured.append(result))
-    assert "site A has 2 persons" in str(caught.value)
+    assert "site A has 2 participants" in str(caught.value)
     assert not measured
 
 
@@ -613,7 +613,7 @@ def test_a_table_that_has_nobody_of_these_is_an_error(tmp_path: Path) -> None:
     settings = CohortSettings(
         tmp_path / "maps", tmp_path / "out", participants=table, jobs=1
     )
-    with pytest.raises(DatasetError, match="0 of 2 persons are in the table"):
+    with pytest.raises(DatasetError, match="0 of 2 participants are in the table"):
         report_cohort(settings)
 
 
@@ -630,7 +630,7 @@ def test_what_is_not_understood_is_said_or_with_strict_an_error(
     assert report_cohort(settings) == Exit.OK
     assert logged.messages == [
         "people.tsv: row 2, age: '999' is no age from 0 to 120 years",
-        "people.tsv: 1 of 2 persons are not in the table: sub-02",
+        "people.tsv: 1 of 2 participants are not in the table: sub-02",
     ]
     page = html.unescape((tmp_path / "out/report.html").read_text())
     assert all(line.partition(": ")[2] in page for line in logged.messages)
@@ -638,7 +638,7 @@ def test_what_is_not_understood_is_said_or_with_strict_an_error(
         report_cohort(replace(settings, strict=True))
 
 
-def test_scans_of_a_person_of_oasis_are_one_person_s(tmp_path: Path) -> None:
+def test_scans_of_a_participant_of_oasis_are_one_participant_s(tmp_path: Path) -> None:
     maps(tmp_path / "maps", "OAS1_0001_MR1", "OAS1_0001_MR2", "OAS1_0002_MR1")
     report_cohort(CohortSettings(tmp_path / "maps", tmp_path / "out", jobs=1))
     assert people_in(tmp_path / "out") == {
@@ -646,23 +646,23 @@ def test_scans_of_a_person_of_oasis_are_one_person_s(tmp_path: Path) -> None:
         ("OAS1_0001", "MR2"),
         ("OAS1_0002", "MR1"),
     }
-    assert "3 scans of 2 people" in (tmp_path / "out/report.html").read_text()
+    assert "3 scans of 2 participants" in (tmp_path / "out/report.html").read_text()
 
 
-def test_persons_of_two_sites_stay_apart_and_are_named(
+def test_participants_of_two_sites_stay_apart_and_are_named(
     tmp_path: Path, logged: pytest.LogCaptureFixture
 ) -> None:
     maps(tmp_path / "maps", "A/sub-01_T1w", "B/sub-01_T1w", "B/sub-02_T1w")
     logged.clear()
     settings = CohortSettings(tmp_path / "maps", tmp_path / "out", jobs=1)
     report_cohort(settings)
-    assert {person for person, _ in people_in(tmp_path / "out")} == {
+    assert {participant for participant, _ in people_in(tmp_path / "out")} == {
         "A/sub-01",
         "B/sub-01",
         "B/sub-02",
     }
     assert logged.messages == [
-        "persons of one name in several folders are taken as several: A/sub-01, B/sub-01, ..."
+        "participants of one name in several folders are taken as several: A/sub-01, B/sub-01, ..."
     ]
 
 
@@ -737,11 +737,11 @@ def test_left_out_names_parcels_and_their_grade(tmp_path: Path) -> None:
     )
 
 
-def test_the_first_known_fact_of_a_person_counts(tmp_path: Path) -> None:
+def test_the_first_known_fact_of_a_participant_counts(tmp_path: Path) -> None:
     rows = ["participant_id\tsex"]
     for n in range(1, 7):
-        for visit in (1, 2):
-            path = tmp_path / f"scans/OAS1_000{n}_MR{visit}_dseg.nii.gz"
+        for session in (1, 2):
+            path = tmp_path / f"scans/OAS1_000{n}_MR{session}_dseg.nii.gz"
             path.parent.mkdir(exist_ok=True)
             Volume(labels(n), AFFINE).write(path, labels=True)
         rows.append(f"OAS1_000{n}_MR2\t{'MF'[n % 2]}")

@@ -277,14 +277,18 @@ def subjects_of(tmp_path: Path, *names: str) -> set[tuple[str, str]]:
     return set(zip(table["subject"], table["session"], strict=True))
 
 
-def test_two_scans_of_a_person_of_oasis_are_one_person_s(tmp_path: Path) -> None:
+def test_two_scans_of_a_participant_of_oasis_are_one_participant_s(
+    tmp_path: Path,
+) -> None:
     assert subjects_of(tmp_path, "OAS1_0001_MR1", "OAS1_0001_MR2") == {
         ("OAS1_0001", "MR1"),
         ("OAS1_0001", "MR2"),
     }
 
 
-def test_persons_of_two_sites_are_compared_each_with_their_own(tmp_path: Path) -> None:
+def test_participants_of_two_sites_are_compared_each_with_their_own(
+    tmp_path: Path,
+) -> None:
     assert subjects_of(tmp_path, "A/sub-01", "B/sub-01") == {
         ("A/sub-01", ""),
         ("B/sub-01", ""),

@@ -1,4 +1,4 @@
-"""trinat norms: a table of controls, its selection, the fit on new persons, and a report."""
+"""trinat norms: a table of controls, its selection, the fit on new participants, and a report."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ pytestmark = pytest.mark.usefixtures("without_figures")
 
 pytestmark = pytest.mark.usefixtures("without_figures")
 
-PERSONS = 88
+PARTICIPANTS = 88
 
 
 @pytest.fixture(scope="module")
 def controls(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write persons of 30 to 40 with a brain stem of 300 to 400 mm3, more in men.
+    """Write participants of 30 to 40 with a brain stem of 300 to 400 mm3, more in men.
 
     One is a patient.
     """
     folder = tmp_path_factory.mktemp("controls")
     draw = np.random.default_rng(0)
     people = ["participant_id\tage\tsex\tgroup\teTIV"]
-    for number in range(PERSONS):
+    for number in range(PARTICIPANTS):
         labels = np.zeros((16, 16, 16), np.int16)
         is_male = number % 2
         labels.reshape(-1)[: 320 + 20 * is_male + int(draw.normal(0, 15))] = 16
@@ -81,7 +81,7 @@ def table(settings: CohortSettings, tmp_path_factory: pytest.TempPathFactory) ->
 def test_the_table_has_a_row_for_each_sex_and_year(table: Path) -> None:
     rows = pd.read_csv(table, sep="\t")
     assert set(rows["structure"]) == {"Brain-Stem"}
-    assert set(rows["persons"]) == {PERSONS - 1}
+    assert set(rows["participants"]) == {PARTICIPANTS - 1}
     by_sex = rows.groupby("sex")
     assert by_sex["age"].agg(["min", "max"]).to_numpy().tolist() == [[30, 40], [30, 40]]
     men = rows[rows["sex"] == "M"]
@@ -101,7 +101,7 @@ def test_a_report_has_percentiles_of_all_whom_norms_know(
     ]
     assert stem["percentile"].between(0, 100).all()
     assert stem["norm_z"].mean() == pytest.approx(0, abs=0.1)
-    assert set(stem["norm_persons"]) == {PERSONS - 1}
+    assert set(stem["norm_participants"]) == {PARTICIPANTS - 1}
     others = volumes[volumes["structure"] != "Brain-Stem"]
     assert others["percentile"].isna().all()
     page = (tmp_path / "out/report.html").read_text()
@@ -116,7 +116,7 @@ def test_further_outputs_have_norms_in_their_own_unit(
     shutil.copytree(settings.predictions, results)
     draw = np.random.default_rng(0)
     with Ledger(results / "run.jsonl") as ledger:
-        for number in range(PERSONS):
+        for number in range(PARTICIPANTS):
             name = f"s{number:02d}"
             mm = 2.5 + draw.normal(0, 0.1)
             sheet = SheetResult(side="left", mm=mm, std_mm=1, area_mm2=1, mm3=1)
@@ -134,7 +134,7 @@ def test_further_outputs_have_norms_in_their_own_unit(
     assert of_insula["m"].mean() == pytest.approx(2.5, abs=0.05)
     report_cohort(replace(asked, reference=table, out=tmp_path / "out"))
     found = pd.read_csv(tmp_path / "out/thickness.csv")
-    assert len(found) == PERSONS
+    assert len(found) == PARTICIPANTS
     assert found["norm_z"].mean() == pytest.approx(0, abs=0.1)
     assert found["percentile"].between(0, 100).all()
 
@@ -167,20 +167,22 @@ def test_who_lacks_an_age_is_left_out_and_named(
     change = {"s07": "s07\tn/a\tM\tcontrol\t1500000"}
     asked = people_of(settings, tmp_path / "people.tsv", change)
     make(asked, tmp_path / "norms.tsv")
-    assert "left out: 1 person without an age or a sex: s07" in logged.messages
+    assert "left out: 1 participant without an age or a sex: s07" in logged.messages
     assert logged.messages[-1].startswith(
-        "no norms of 31 structures, which fewer than 80 persons"
+        "no norms of 31 structures, which fewer than 80 participants"
     )
-    persons = pd.read_csv(tmp_path / "norms.tsv", sep="\t")["persons"]
-    assert set(persons) == {PERSONS - 2}
+    participants = pd.read_csv(tmp_path / "norms.tsv", sep="\t")["participants"]
+    assert set(participants) == {PARTICIPANTS - 2}
 
 
-def test_too_few_persons_are_refused_with_their_number(
+def test_too_few_participants_are_refused_with_their_number(
     settings: CohortSettings, tmp_path: Path
 ) -> None:
     change = {f"s{n:02d}": f"s{n:02d}\t\t\tcontrol\t" for n in range(10, 20)}
     asked = people_of(settings, tmp_path / "people.tsv", change)
-    with pytest.raises(EvaluationError, match=r"77 persons .* \(39 F, 38 M\).* 80"):
+    with pytest.raises(
+        EvaluationError, match=r"77 participants .* \(39 F, 38 M\).* 80"
+    ):
         make(asked, tmp_path / "norms.tsv")
 
 
@@ -218,18 +220,18 @@ def test_whose_ages_the_norms_do_not_reach_is_named(
     logged: pytest.LogCaptureFixture,
 ) -> None:
     people = pd.read_csv(controls / "participants.tsv", sep="\t")
-    # Persons of 30 to 37 keep their age; those of 38 to 40 become 78 to 80.
+    # Participants of 30 to 37 keep their age; those of 38 to 40 become 78 to 80.
     people["age"] += 40 * (people["age"] > 37)
     people.to_csv(tmp_path / "people.tsv", sep="\t", index=False)
     asked = replace(settings, participants=tmp_path / "people.tsv")
     make(asked, tmp_path / "norms.tsv")
     older = (people["age"] > 70) & (people["group"] == "control")
     assert any(
-        f"no norms of the ages of {older.sum()} persons (s08, " in line
+        f"no norms of the ages of {older.sum()} participants (s08, " in line
         for line in logged.messages
     )
     rows = pd.read_csv(tmp_path / "norms.tsv", sep="\t")
-    # Persons of 37 are within five years of 42.
+    # Participants of 37 are within five years of 42.
     assert rows["age"].max() == 42
 
 
@@ -243,8 +245,8 @@ def test_whose_ages_the_norms_do_not_reach_is_named(
         ("m", "1e400", "line 2, m"),
         ("l", "5000", "line 2, l"),
         ("l", "-5000", "line 2, l"),
-        ("persons", "3.5", "line 2, persons"),
-        ("persons", "1e400", "line 2, persons"),
+        ("participants", "3.5", "line 2, participants"),
+        ("participants", "1e400", "line 2, participants"),
         ("s", "much", "line 2, s: 'much' is no number"),
         ("age", "99", "line 3: the ages of Brain-Stem, F do not rise"),
         ("intracranial_power", "0.1", "line 3: the head size or its power of Brain-S"),
@@ -294,20 +296,22 @@ def test_a_table_that_cannot_make_norms_is_refused_before_voxels_are_read(
     assert not measured
 
 
-def draw(seed: int, persons: int) -> Controls:
+def draw(seed: int, participants: int) -> Controls:
     """Draw hippocampi that shrink from 50 on, at different rates, and larger heads of men."""
     draw = np.random.default_rng(seed)
-    age = draw.uniform(20, 85, persons)
-    is_male = draw.integers(0, 2, persons).astype(float)
+    age = draw.uniform(20, 85, participants)
+    is_male = draw.integers(0, 2, participants).astype(float)
     head = np.exp(draw.normal(np.log(1.4e6) + 0.12 * is_male, 0.085))
     lost = 0.1 * np.clip((age - 50) / 30, 0, None) ** 2
     spread = 380 * (1 + 0.006 * (age - 50))
     volume = 4200 * (head / 1.45e6) ** 0.45 * (1 - lost + 0.01 * is_male)
-    return Controls(volume + spread * draw.normal(size=persons), age, is_male, head)
+    return Controls(
+        volume + spread * draw.normal(size=participants), age, is_male, head
+    )
 
 
 def z_of_fresh(curves: dict[str, Curve], fresh: Controls) -> list[float]:
-    """Return the z values of all persons within the range of the curves."""
+    """Return the z values of all participants within the range of the curves."""
     assert fresh.intracranial_mm3 is not None
     found = []
     rows = zip(
@@ -320,7 +324,7 @@ def z_of_fresh(curves: dict[str, Curve], fresh: Controls) -> list[float]:
     return found
 
 
-def test_the_uncertainty_of_the_median_is_of_persons_of_its_age() -> None:
+def test_the_uncertainty_of_the_median_is_of_participants_of_its_age() -> None:
     """Summed over the controls it is the number of parameters, as in any weighted regression."""
     controls = draw(0, 100)
     model = _Model.of(controls)
@@ -329,12 +333,12 @@ def test_the_uncertainty_of_the_median_is_of_persons_of_its_age() -> None:
         assert leverage.sum() == pytest.approx(model.design.shape[1])
 
 
-@pytest.mark.parametrize("persons", [100, 300, 1000])
-def test_fresh_persons_lie_where_norms_say(persons: int) -> None:
-    """Twenty groups of controls, 300 new persons each."""
+@pytest.mark.parametrize("participants", [100, 300, 1000])
+def test_fresh_participants_lie_where_norms_say(participants: int) -> None:
+    """Twenty groups of controls, 300 new participants each."""
     z: list[float] = []
     for seed in range(20):
-        z += z_of_fresh(fit_curves(draw(seed, persons)), draw(1000 + seed, 300))
+        z += z_of_fresh(fit_curves(draw(seed, participants)), draw(1000 + seed, 300))
     assert len(z) > 5500
     below = 100 * np.mean(np.array(z) < -1.645)
     above = 100 * np.mean(np.array(z) > 1.645)
@@ -361,7 +365,7 @@ def years(curve: Curve) -> Sequence[float]:
     return curve.ages
 
 
-def test_a_curve_ends_where_persons_are_few() -> None:
+def test_a_curve_ends_where_participants_are_few() -> None:
     """Ninety men from 30 to 39, and four from 60 on; women of all ages from 32 to 36."""
     controls = draw(1, 114)
     age = np.concatenate(
@@ -369,7 +373,7 @@ def test_a_curve_ends_where_persons_are_few() -> None:
     )
     is_male = np.repeat([1.0, 0.0], [94, 20])
     curves = fit_curves(Controls(controls.volume_mm3, age.astype(float), is_male, None))
-    # Within five years of 44 there are persons of 39; within five years of 45 there are none.
+    # Within five years of 44 there are participants of 39; within five years of 45 there are none.
     assert list(years(curves["M"])) == list(range(30, 45))
     assert list(years(curves["F"])) == list(range(32, 37))
     assert curves["M"].intracranial_power is None

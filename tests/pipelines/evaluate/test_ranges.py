@@ -24,7 +24,7 @@ def ranges_of(tmp_path: Path, *lines: str) -> list[Range]:
     return ranges(tmp_path, "\n".join(rows) + "\n")
 
 
-def person(age: float) -> Scan:
+def participant(age: float) -> Scan:
     return Scan("a", "", {}, sex="M", age=age)
 
 
@@ -52,18 +52,22 @@ def test_wrong_ranges_are_refused_by_their_line(
 @pytest.mark.parametrize("word", ["all", "both", "Any", ""])
 def test_a_range_may_say_that_it_is_for_both_sexes(tmp_path: Path, word: str) -> None:
     (limits,) = ranges_of(tmp_path, f"17\t1\t2\t{word}\t\t")
-    assert limits.fits(person(30))
+    assert limits.fits(participant(30))
 
 
 def test_a_range_to_a_whole_year_includes_its_last_day(tmp_path: Path) -> None:
     first, second = ranges_of(tmp_path, "17\t1\t2\t\t20\t29", "17\t1\t2\t\t30\t39")
-    assert [first.fits(person(age)) for age in (20, 29.5, 30)] == [True, True, False]
-    assert [second.fits(person(age)) for age in (29.5, 30)] == [False, True]
+    assert [first.fits(participant(age)) for age in (20, 29.5, 30)] == [
+        True,
+        True,
+        False,
+    ]
+    assert [second.fits(participant(age)) for age in (29.5, 30)] == [False, True]
 
 
 def test_a_range_ends_where_another_begins(tmp_path: Path) -> None:
     first, _ = ranges_of(tmp_path, "17\t1\t2\t\t20\t30", "17\t1\t2\t\t30\t40")
-    assert [first.fits(person(age)) for age in (30, 30.5)] == [True, False]
+    assert [first.fits(participant(age)) for age in (30, 30.5)] == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -85,7 +89,7 @@ def test_limits_that_could_be_thousands_are_refused(
 
 
 @pytest.mark.parametrize("title", ["age", "age_max", "Sex", "gender"])
-def test_a_column_of_persons_that_ranges_do_not_have_is_refused(
+def test_a_column_of_participants_that_ranges_do_not_have_is_refused(
     tmp_path: Path, title: str
 ) -> None:
     table = f"structure\tlow_mm3\thigh_mm3\t{title}\nBrain-Stem\t1\t2\t60\n"
@@ -121,7 +125,7 @@ def test_a_range_of_both_sexes_ends_where_one_of_either_begins(tmp_path: Path) -
         ("17\t1\t2\tF\t20\t35", "17\t3\t4\tF\t30\t40"),
     ],
 )
-def test_two_ranges_for_the_same_persons_are_refused(
+def test_two_ranges_for_the_same_participants_are_refused(
     tmp_path: Path, one: str, other: str
 ) -> None:
     with refusal(ConfigError, tmp_path / "ranges.tsv"):

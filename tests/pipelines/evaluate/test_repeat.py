@@ -1,4 +1,4 @@
-"""trinat evaluate --repeat: two scans of each person, with labels and without."""
+"""trinat evaluate --repeat: two scans of each participant, with labels and without."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 from helpers.commands import trinat
 from helpers.miniatures import head_labels
-from helpers.visits import head_of, pose_of, visit_of
+from helpers.sessions import head_of, pose_of, session_of
 
 from trinat.pipelines.common.exits import Exit
 from trinat.pipelines.evaluate.repeat import evaluate_repeat
@@ -24,7 +24,7 @@ POSE = pose_of(4.0, 5.0)
 WHITE = "Left-Cerebral-White-Matter"
 
 
-def write_visits(root: Path, person: str = "p", seed: int = 0) -> None:
+def write_sessions(root: Path, participant: str = "p", seed: int = 0) -> None:
     """Write two scans of a head, their labels, and predictions that equal the labels.
 
     The second prediction lacks the structures of the right side.
@@ -32,12 +32,12 @@ def write_visits(root: Path, person: str = "p", seed: int = 0) -> None:
     head = head_of(seed)
     labels = head_labels()
     without_right = np.where((labels >= 41) & (labels < 80), 0, labels)
-    scans = (head, visit_of(head, POSE))
+    scans = (head, session_of(head, POSE))
     poses = (np.eye(4), POSE)
     predictions = (labels, without_right)
     for number, (scan, pose) in enumerate(zip(scans, poses, strict=True), start=1):
         affine = pose @ head.affine
-        name = f"{person}_{number}"
+        name = f"{participant}_{number}"
         for folder in ("scans", "labels", "pred"):
             (root / folder).mkdir(exist_ok=True)
         scan.write(root / f"scans/{name}.nii.gz")
@@ -46,24 +46,24 @@ def write_visits(root: Path, person: str = "p", seed: int = 0) -> None:
         prediction.write(root / f"pred/{name}_dseg.nii.gz", labels=True)
 
 
-def write_table(root: Path, *persons: str) -> Path:
-    rows = ["scan\tperson"]
-    for person in persons:
-        rows += [f"{person}_{number}.nii.gz\t{person}" for number in (1, 2)]
-    path = root / "visits.tsv"
+def write_table(root: Path, *participants: str) -> Path:
+    rows = ["scan\tparticipant"]
+    for participant in participants:
+        rows += [f"{participant}_{number}.nii.gz\t{participant}" for number in (1, 2)]
+    path = root / "sessions.tsv"
     path.write_text("\n".join(rows) + "\n")
     return path
 
 
 @pytest.fixture
 def settings(tmp_path: Path) -> EvaluationSettings:
-    write_visits(tmp_path)
+    write_sessions(tmp_path)
     return EvaluationSettings(
         tmp_path / "labels",
         {"fast": tmp_path / "pred"},
         tmp_path / "out",
         images=tmp_path / "scans",
-        persons=write_table(tmp_path, "p"),
+        sessions_table=write_table(tmp_path, "p"),
         repeat=True,
         jobs=1,
     )
@@ -136,24 +136,24 @@ def test_a_scan_without_labels_is_compared_where_it_can_be(
 def test_two_heads_are_no_pair_and_the_others_are_measured(
     settings: EvaluationSettings, tmp_path: Path, logged: pytest.LogCaptureFixture
 ) -> None:
-    write_visits(tmp_path, "q", seed=1)
+    write_sessions(tmp_path, "q", seed=1)
     other = (tmp_path / "scans/p_2.nii.gz").read_bytes()
     (tmp_path / "scans/q_2.nii.gz").write_bytes(other)
     table = write_table(tmp_path, "p", "q")
     logged.clear()
-    status = evaluate_repeat(replace(settings, persons=table))
+    status = evaluate_repeat(replace(settings, sessions_table=table))
     assert status == Exit.SOME_FAILED
     assert any(
         "q: the two scans do not show one head" in line for line in logged.messages
     )
-    pairs = pd.read_csv(settings.out / "pairs.csv").set_index("person")
+    pairs = pd.read_csv(settings.out / "pairs.csv").set_index("participant")
     assert pairs["status"].to_dict() == {"p": "measured", "q": "failed"}
 
 
-def test_a_person_with_one_scan_is_listed(
+def test_a_participant_with_one_scan_is_listed(
     settings: EvaluationSettings, tmp_path: Path
 ) -> None:
-    write_visits(tmp_path, "q", seed=1)
+    write_sessions(tmp_path, "q", seed=1)
     for place in ("scans/q_2.nii.gz", "labels/q_2.nii.gz", "pred/q_2_dseg.nii.gz"):
         (tmp_path / place).unlink()
     assert evaluate_repeat(settings) == Exit.OK
@@ -162,8 +162,8 @@ def test_a_person_with_one_scan_is_listed(
 
 
 def test_scans_of_nobody_twice_are_refused(settings: EvaluationSettings) -> None:
-    with pytest.raises(EvaluationError, match="no person has two scans"):
-        evaluate_repeat(replace(settings, persons=None))
+    with pytest.raises(EvaluationError, match="no participant has two scans"):
+        evaluate_repeat(replace(settings, sessions_table=None))
     assert not settings.out.exists()
 
 
@@ -182,14 +182,14 @@ def test_what_does_not_go_with_it_is_refused(
         evaluate_repeat(replace(settings, **change))
 
 
-def test_persons_are_for_it_alone(settings: EvaluationSettings) -> None:
+def test_participants_are_for_it_alone(settings: EvaluationSettings) -> None:
     places = ["--truth", str(settings.truth), "--pred", str(settings.models["fast"])]
-    persons = ["--persons", str(settings.persons)]
-    with pytest.raises(ConfigError, match="--persons has no effect without --repeat"):
-        trinat("evaluate", *places, *persons, "--out", settings.out)
+    participants = ["--sessions", str(settings.sessions_table)]
+    with pytest.raises(ConfigError, match="--sessions has no effect without --repeat"):
+        trinat("evaluate", *places, *participants, "--out", settings.out)
 
 
-def test_persons_of_one_name_in_two_folders_are_two(
+def test_participants_of_one_name_in_two_folders_are_two(
     settings: EvaluationSettings, tmp_path: Path
 ) -> None:
     for site in ("north", "south"):
@@ -208,8 +208,8 @@ def test_persons_of_one_name_in_two_folders_are_two(
         truth=None,
         models={"fast": sites / "pred"},
         images=sites / "scans",
-        persons=None,
+        sessions_table=None,
     )
     assert evaluate_repeat(settings) == Exit.OK
     pairs = pd.read_csv(settings.out / "pairs.csv")
-    assert pairs["person"].tolist() == ["north/sub-01", "south/sub-01"]
+    assert pairs["participant"].tolist() == ["north/sub-01", "south/sub-01"]

@@ -65,7 +65,7 @@ def test_the_summary_is_strict_json_with_all_tables(report: Path) -> None:
         if row["metric"] == "dice" and row["structure"] == "group:all"
     ]
     assert len(compared) == 1
-    assert compared[0]["persons"] == 6
+    assert compared[0]["participants"] == 6
     assert compared[0]["p"] is not None
 
 
@@ -129,7 +129,7 @@ def test_the_printed_code_computes_the_page_again(
     monkeypatch.chdir(report)
     (table,) = run_code(code)
     for row in json.loads((report / "summary.json").read_text())["statistics"]:
-        if (row["model"], row["metric"]) == ("first", "dice") and row["persons"]:
+        if (row["model"], row["metric"]) == ("first", "dice") and row["participants"]:
             assert table["mean"][row["structure"]] == pytest.approx(
                 row["mean"], rel=1e-12
             )
@@ -142,7 +142,7 @@ def run_code(code: str) -> list[pd.DataFrame]:
 
 
 def test_means_of_models_over_different_values_are_said_to_be(report: Path) -> None:
-    """Model b misses a hippocampus of one person, so a has one distance more."""
+    """Model b misses a hippocampus of one participant, so a has one distance more."""
     page = html.unescape((report / "report.html").read_text())
     assert "The means of first and second cover different scans and structures." in page
     summary = json.loads((report / "summary.json").read_text())
@@ -188,20 +188,20 @@ def test_tables_for_a_paper_and_what_they_show(tmp_path: Path) -> None:
     )
     assert evaluate_predictions(replace(settings, latex=True, csv=True)) == Exit.OK
     lines = (tmp_path / "out/structures.tex").read_text().splitlines()
-    # Dice 1 and 0: SD 0.707. The missed hippocampus has no distance, so one person remains.
+    # Dice 1 and 0: SD 0.707. The missed hippocampus has no distance, so one participant remains.
     (row,) = [line for line in lines if line.startswith("L Hippocampus")]
     shown = r"0.500 $\pm$ 0.707"
     assert row == rf"L Hippocampus & 2 & {shown} & {shown} & 0.00 & {shown} \\"
     assert {r"\toprule", r"\midrule", r"\bottomrule"} <= set(lines)
     assert (
-        r"Structure & Persons & Dice & IoU & Hausdorff 95 \% (mm) & Surface Dice 1 mm \\"
+        r"Structure & Participants & Dice & IoU & Hausdorff 95 \% (mm) & Surface Dice 1 mm \\"
         in lines
     )
     assert any(line.startswith(r"\caption{own\_50\%: mean") for line in lines)
     assert any(line.startswith("All structures & 2 &") for line in lines)
     table = pd.read_csv(tmp_path / "out/structures.csv").set_index("structure")
     left = table.loc["L Hippocampus"]
-    assert (left["model"], left["persons"]) == ("own_50%", 2)
+    assert (left["model"], left["participants"]) == ("own_50%", 2)
     assert left["dice_mean":"dice_high"].tolist() == [0.5, 0.707, 0, 1]
     assert left["hd95_mean"] == 0
     assert np.isnan(left["hd95_sd"])

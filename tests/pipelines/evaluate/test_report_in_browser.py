@@ -44,7 +44,7 @@ def head(shift: int) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Evaluate two persons, one with a script as name, one with a long name; two equal models."""
+    """Evaluate two participants, named by a script and by a long name; two equal models."""
     root = tmp_path_factory.mktemp("browser")
     for n, name in enumerate((EVIL, LONG)):
         for folder, shift in (("truth", 0), ("one", 1 + n), ("two", 2)):

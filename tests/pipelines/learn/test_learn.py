@@ -1,4 +1,4 @@
-"""trinat learn: corrections become a model if held-out persons gain."""
+"""trinat learn: corrections become a model if held-out participants gain."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_what_was_corrected_is_found_with_its_scan_and_its_structures(
     found, failures = find_corrected(Study(results, rater=""))
     assert failures == []
     (corrected,) = found
-    assert (corrected.item.person, corrected.labels) == ("sub-02", path)
+    assert (corrected.item.participant, corrected.labels) == ("sub-02", path)
     assert corrected.scan.resolve().name == "sub-02_T1w.nii.gz"
     assert corrected.structures == {
         "Left-Cerebral-White-Matter",
@@ -137,7 +137,7 @@ def test_label_maps_from_elsewhere_count_as_a_whole(
     write_nifti(tmp_path / "manual/sub-09_T1w_dseg.nii.gz", head_labels(2), "PSR")
     study = Study(results, rater="", against=tmp_path / "manual")
     found, failures = find_corrected(study)
-    assert [each.item.person for each in found] == ["sub-03"]
+    assert [each.item.participant for each in found] == ["sub-03"]
     assert found[0].structures is None
     assert failures == ["sub-09_T1w_dseg: no result belongs to its scan"]
 
@@ -199,16 +199,18 @@ def test_corrected_structures_have_both_sides_and_a_whole_map_has_all(
     assert structures_corrected([*found, whole], scheme) == list(range(33))
 
 
-def test_the_interval_is_over_persons_not_over_scans() -> None:
-    # Gains of 0.01 and 0.03 for a, and of 0.06 for b: 0.02 and 0.06 by person. Their mean is
+def test_the_interval_is_over_participants_not_over_scans() -> None:
+    # Gains of 0.01 and 0.03 for a, and of 0.06 for b: 0.02 and 0.06 by participant. Their mean is
     # 0.04 and its standard error 0.02, so the t interval (12.71 with one degree of freedom) is
     # 0.04 +- 0.254.
     after = (0.81, 0.83, 0.86)
     line = str(Judged(("a", "a", "b"), (0.8, 0.8, 0.8), after, held_out=True))
-    assert "persons that it has not seen 0.800 before, 0.833 after" in line
-    assert "gain +0.040, 95 % interval -0.214 to +0.294, 2 persons" in line
+    assert "participants that it has not seen 0.800 before, 0.833 after" in line
+    assert "gain +0.040, 95 % interval -0.214 to +0.294, 2 participants" in line
     line = str(Judged(("a", "a"), (0.8, 0.8), (0.81, 0.83), held_out=False))
-    assert "the very person that it was fitted to 0.800 before, 0.820 after" in line
+    assert (
+        "the very participant that it was fitted to 0.800 before, 0.820 after" in line
+    )
     assert "no interval" in line
 
 
@@ -342,7 +344,7 @@ def test_results_that_the_corrections_hardly_change_are_refused_at_once(
 
 @pytest.mark.slow
 @pytest.mark.important
-def test_from_two_persons_the_cortex_gets_its_size(tmp_path: Path) -> None:
+def test_from_two_participants_the_cortex_gets_its_size(tmp_path: Path) -> None:
     results = results_of(tmp_path, ("sub-01", "sub-02"))
     shy = shy_model(tmp_path / "shy")
     save_parcels(shy / "parcels", "desikan34")
@@ -352,8 +354,8 @@ def test_from_two_persons_the_cortex_gets_its_size(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, command, standalone_mode=False)
     assert done.exception is None, done.exception
     assert done.return_value == Exit.OK
-    assert "2 corrected scans of 2 persons: factors of structures" in done.output
-    assert "mean Dice of persons that it has not seen" in done.output
+    assert "2 corrected scans of 2 participants: factors of structures" in done.output
+    assert "mean Dice of participants that it has not seen" in done.output
     assert "are licensed under CC BY-NC 3.0" in done.stderr
     info = read_info(out)
     odds = info.fusion.class_odds
@@ -372,7 +374,7 @@ def test_from_two_persons_the_cortex_gets_its_size(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_from_three_persons_networks_are_trained_and_judged_by_one_left_out(
+def test_from_three_participants_networks_are_trained_and_judged_by_one_left_out(
     tmp_path: Path,
 ) -> None:
     # Two scans whose names have the same first 64 letters.
@@ -393,7 +395,7 @@ def test_from_three_persons_networks_are_trained_and_judged_by_one_left_out(
     command = [str(word) for word in words]
     done = CliRunner().invoke(app, command, standalone_mode=False)
     assert done.exception is None, done.exception
-    assert "4 corrected scans of 3 persons, 1 person left out" in done.output
+    assert "4 corrected scans of 3 participants, 1 participant left out" in done.output
     for column in ("before", "factors", "averaged", "trained"):
         assert column in done.output
     pairs = (tmp_path / "own-training/pairs.tsv").read_text().splitlines()

@@ -35,7 +35,7 @@ _FARTHER = 1000
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write scans of two persons and their truths, in FreeSurfer's and in another numbering."""
+    """Write scans of two participants and their truths, in FreeSurfer's and other numbers."""
     folder = tmp_path_factory.mktemp("data")
     for seed, name in enumerate(("sub-01", "sub-02")):
         labels = head_labels(seed)
@@ -85,7 +85,7 @@ def test_the_cortex_gets_its_size(
     done = CliRunner().invoke(app, [*words, "--device", "cpu"], standalone_mode=False)
     assert done.exception is None, done.exception
     assert done.return_value == Exit.OK
-    assert "fitted without its person" in done.output
+    assert "fitted without its participant" in done.output
     info = load_model(out).info
     odds = info.fusion.class_odds
     assert odds["Left-Cerebral-Cortex"] > 2 * odds["Left-Cerebral-White-Matter"]
@@ -152,7 +152,7 @@ def test_no_model_is_written_where_too_little_is_gained(
     assert found.exit is Exit.SOME_FAILED
     assert not found.changed
     assert not (tmp_path / "fitted").exists()
-    assert "fitted to this very person" in "\n".join(found.lines)
+    assert "fitted to this very participant" in "\n".join(found.lines)
     assert any(line.startswith("not used: sub-02") for line in logged.messages)
 
 

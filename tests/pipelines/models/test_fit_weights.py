@@ -31,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write scans of two persons, one of them scanned twice, and their truths."""
+    """Write scans of two participants, one of them scanned twice, and their truths."""
     folder = tmp_path_factory.mktemp("data")
     names = ("sub-01_ses-1", "sub-01_ses-2", "sub-02")
     for seed, name in enumerate(names):
@@ -79,7 +79,7 @@ def test_a_blind_view_loses_its_weight_and_the_model_gains(
     )
     assert done.exception is None, done.exception
     assert done.return_value == Exit.OK
-    assert "fitted without its person" in done.output
+    assert "fitted without its participant" in done.output
     assert "updated" in done.output
     info = load_model(lame).info
     # The smallest weight that is tried.
@@ -149,7 +149,7 @@ def test_a_new_model_is_written_and_the_old_one_stays(
         data / "truth/sub-02_dseg.nii.gz",
         out,
     )
-    assert "fitted to this very person" in "\n".join(found.lines)
+    assert "fitted to this very participant" in "\n".join(found.lines)
     assert (lame / "model.yaml").read_bytes() == before
     info = read_info(out)
     assert info.name == "fitted"

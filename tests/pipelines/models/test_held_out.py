@@ -1,4 +1,4 @@
-"""Fits are scored on held-out persons, and a candidate that changes less is preferred."""
+"""Fits are scored on held-out participants, and a candidate that changes less is preferred."""
 
 from __future__ import annotations
 
@@ -13,8 +13,13 @@ from trinat.pipelines.study.pairing import Pair
 from trinat.segmentation.models.model_info import Fusion
 
 
-def pair(person: str) -> Pair:
-    file = ScanFile(person, Path(f"{person}.nii"), subject=person, person=person)
+def pair(participant: str) -> Pair:
+    file = ScanFile(
+        participant,
+        Path(f"{participant}.nii"),
+        subject=participant,
+        participant=participant,
+    )
     return Pair(file, file, how="name")
 
 
@@ -27,12 +32,12 @@ def score(scan: float, fusion: Fusion) -> float:
     return scan + fusion.csf_odds
 
 
-def test_each_person_is_scored_with_a_fit_to_the_others() -> None:
-    pairs = [pair(person) for person in "aab"]
+def test_each_participant_is_scored_with_a_fit_to_the_others() -> None:
+    pairs = [pair(participant) for participant in "aab"]
     found = fit_held_out(pairs, [1.0, 2.0, 5.0], Fusion(), fit, score)
     assert found.held_out
     assert found.dice[BEFORE] == [2, 3, 6]
-    # Both scans of the first person use 5, the scan of the second uses 2.
+    # Both scans of the first participant use 5, the scan of the second uses 2.
     assert found.dice["largest"] == [6, 7, 7]
     # The result is fitted to all scans.
     assert found.fusions["largest"].csf_odds == 5
@@ -43,7 +48,7 @@ def test_each_person_is_scored_with_a_fit_to_the_others() -> None:
     }
 
 
-def test_a_single_person_is_scored_with_a_fit_to_itself() -> None:
+def test_a_single_participant_is_scored_with_a_fit_to_itself() -> None:
     found = fit_held_out([pair("a"), pair("a")], [1.0, 2.0], Fusion(), fit, score)
     assert not found.held_out
     assert found.dice["largest"] == [3, 4]

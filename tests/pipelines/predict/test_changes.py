@@ -33,7 +33,7 @@ def scan(
 ) -> Entry:
     """Return the entry of a scan of Anna that was segmented together with others, "a b"."""
     fact = {
-        "person": "anna",
+        "participant": "anna",
         "group": "",
         "year": year,
         "scans": {name: f"digest of {name}" for name in together.split()},
@@ -158,7 +158,7 @@ def test_thickness_of_one_scan_has_not_changed(tmp_path: Path) -> None:
     assert "thickness_changes.tsv" not in write_changes(tmp_path, scans)
 
 
-def visit(
+def session(
     case: str,
     mm3: float,
     year: float,
@@ -169,7 +169,7 @@ def visit(
 ) -> Entry:
     """Return the entry of a scan that was segmented with the scans in `together`."""
     fact = {
-        "person": "anna",
+        "participant": "anna",
         "group": "",
         "year": year,
         "scans": dict.fromkeys(together, "0"),
@@ -195,7 +195,7 @@ def test_noise_is_that_of_the_model_as_it_was_measured(
     tmp_path: Path, model: str, views: tuple[str, ...], noise_is_known: bool
 ) -> None:
     names = ("a", "b")
-    scans = [visit("a", 100, 1, names), visit("b", 200, 2, names)]
+    scans = [session("a", 100, 1, names), session("b", 200, 2, names)]
     for entry in scans:
         entry.result.longitudinal.views = views
     assert write_changes(tmp_path, [replace(entry, model=model) for entry in scans])
@@ -206,15 +206,15 @@ def test_noise_is_that_of_the_model_as_it_was_measured(
 
 def test_a_scan_that_was_renamed_is_no_time_point_more(tmp_path: Path) -> None:
     old, new = ("a", "b", "c"), ("a2", "b", "c")
-    scans = [visit("a", 9, 1, old)]
-    scans += [visit(case, n, n, new) for n, case in enumerate(new, start=1)]
+    scans = [session("a", 9, 1, old)]
+    scans += [session(case, n, n, new) for n, case in enumerate(new, start=1)]
     assert volumes(tmp_path, *scans) == ("1.0", "3.0")
     rows = table(tmp_path / "timepoints.tsv")
     assert [row["case"] for row in rows] == ["a2", "b", "c"]
 
 
 def test_a_scan_that_is_no_longer_given_takes_no_part(tmp_path: Path) -> None:
-    scans = [visit("a", 1, 1, ("a", "b"))]
+    scans = [session("a", 1, 1, ("a", "b"))]
     # Now alone, it was segmented by itself.
     scans.append(Entry("b", "done", result=ScanResult(model="fast")))
     assert not write_changes(tmp_path, scans)
@@ -222,8 +222,8 @@ def test_a_scan_that_is_no_longer_given_takes_no_part(tmp_path: Path) -> None:
 
 def test_a_copy_under_another_date_is_noted_and_does_not_count(tmp_path: Path) -> None:
     names = ("a", "b", "copy")
-    scans = [visit("a", 1, 1, names), visit("b", 2, 2, names)]
-    scans.append(visit("copy", 1, 9, names, digest="a"))
+    scans = [session("a", 1, 1, names), session("b", 2, 2, names)]
+    scans.append(session("copy", 1, 9, names, digest="a"))
     assert volumes(tmp_path, *scans) == ("1.0", "2.0")
     left_out = [row["left_out"] for row in table(tmp_path / "timepoints.tsv")]
     assert left_out == ["n/a", "n/a", "byte for byte the same as a"]
@@ -232,10 +232,10 @@ def test_a_copy_under_another_date_is_noted_and_does_not_count(tmp_path: Path) -
 
 def test_a_head_of_another_size_is_named_and_in_no_change(tmp_path: Path) -> None:
     names = ("a", "b")
-    scans = [visit("a", 100, 1, names), visit("b", 200, 2, names)]
+    scans = [session("a", 100, 1, names), session("b", 200, 2, names)]
     assert write_changes(tmp_path, scans)
     assert table(tmp_path / "changes.tsv")[0]["beyond_noise"] == "yes"
-    scans[1] = visit("b", 200, 2, names, stretch_percent=2.06)
+    scans[1] = session("b", 200, 2, names, stretch_percent=2.06)
     # Whatever grades are included.
     assert write_changes(tmp_path, scans, ())
     assert table(tmp_path / "changes.tsv") == []
@@ -257,10 +257,10 @@ def test_a_scan_that_was_removed_since_is_compared_with_no_other(
     assert "\tc\t" not in (tmp_path / "timepoints.tsv").read_text()
 
 
-def test_a_person_who_is_half_replaced_has_no_changes_until_all_is(
+def test_a_participant_who_is_half_replaced_has_no_changes_until_all_is(
     tmp_path: Path,
 ) -> None:
-    """A run stopped between two files of a person, and the last of two scans was removed."""
+    """A run stopped between two files of a participant, and the last of two scans was removed."""
     old = scan("b", 2.0, 2021, "a b c"), scan("c", 3.0, 2022, "a b c")
     assert not write_changes(tmp_path, [scan("a", 1.0, 2020, "a b", "2"), *old])
     alone = Entry("a", "done", result=ScanResult(model="own"))

@@ -1,4 +1,4 @@
-"""trinat predict --longitudinal: persons, their scans, and the outcome of each."""
+"""trinat predict --longitudinal: participants, their scans, and the outcome of each."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from helpers.overfitted import with_parcels
 from helpers.serial import QUICK, run_serially, table, write_scans
-from helpers.visits import head_of, pose_of, visit_of
+from helpers.sessions import head_of, pose_of, session_of
 
 from trinat.pipelines.predict.settings import RunSettings
 from trinat.pipelines.study.cases import Case
@@ -25,11 +25,11 @@ TOGETHER = replace(QUICK, longitudinal=True)
 POSES = {"MR1": np.eye(4), "MR2": pose_of(5, 2), "MR3": pose_of(-4, 1)}
 
 
-def write(folder: Path, *visits: str, person: int = 0) -> None:
+def write(folder: Path, *sessions: str, participant: int = 0) -> None:
     folder.mkdir(exist_ok=True)
-    for number, visit in enumerate(visits):
-        scan = visit_of(head_of(person), POSES[visit], seed=number)
-        scan.write(folder / f"P{person}_{visit}.nii.gz")
+    for number, session in enumerate(sessions):
+        scan = session_of(head_of(participant), POSES[session], seed=number)
+        scan.write(folder / f"P{participant}_{session}.nii.gz")
 
 
 def entries(out: Path) -> dict[str, Entry]:
@@ -38,11 +38,11 @@ def entries(out: Path) -> dict[str, Entry]:
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Segment a person with two good scans and a broken one, and one with a single scan."""
+    """Segment a participant with two good scans and a broken one, and one with a single scan."""
     root = tmp_path_factory.mktemp("study")
     scans = root / "in"
     write(scans, "MR1", "MR2")
-    write(scans, "MR1", person=1)
+    write(scans, "MR1", participant=1)
     (scans / "P0_MR3.nii.gz").write_bytes(b"no scan")
     # A model with random weights is rejected as a whole.
     run_serially(scans, root / "out", output=TOGETHER, excluded=())
@@ -70,9 +70,9 @@ def test_a_single_scan_is_segmented_by_itself_and_says_so(study) -> None:
 
 @pytest.mark.slow
 @pytest.mark.important
-def test_changes_have_a_row_for_each_structure_of_each_person(study) -> None:
+def test_changes_have_a_row_for_each_structure_of_each_participant(study) -> None:
     changes = table(study[1] / "changes.tsv")
-    assert {row["person"] for row in changes} == {"P0"}
+    assert {row["participant"] for row in changes} == {"P0"}
     assert len({row["structure"] for row in changes}) == len(changes) > 1
     points = table(study[1] / "timepoints.tsv")
     assert [row["case"] for row in points] == ["P0_MR1", "P0_MR2"]
@@ -127,7 +127,7 @@ def test_nothing_is_done_twice_and_a_new_time_point_does_all(tmp_path: Path) -> 
 def test_scans_of_different_heads_are_refused_in_one_line(tmp_path: Path) -> None:
     scans = tmp_path / "in"
     write(scans, "MR1")
-    visit_of(head_of(1), pose_of(5, 2)).write(scans / "P0_MR2.nii.gz")
+    session_of(head_of(1), pose_of(5, 2)).write(scans / "P0_MR2.nii.gz")
     outcome = run_serially(scans, tmp_path / "out", output=TOGETHER)
     assert (outcome.done, outcome.failed) == (0, 2)
     reason = entries(tmp_path / "out")["P0_MR2"].reason
@@ -137,9 +137,9 @@ def test_scans_of_different_heads_are_refused_in_one_line(tmp_path: Path) -> Non
 def test_a_refused_scan_names_one_that_shows_another_head(tmp_path: Path) -> None:
     scans = tmp_path / "in"
     scans.mkdir()
-    for number, person in enumerate((0, 0, 1, 1), start=1):
-        visit = visit_of(head_of(person), pose_of(2 * number, 1), seed=number)
-        visit.write(scans / f"P0_MR{number}.nii.gz")
+    for number, participant in enumerate((0, 0, 1, 1), start=1):
+        session = session_of(head_of(participant), pose_of(2 * number, 1), seed=number)
+        session.write(scans / f"P0_MR{number}.nii.gz")
     outcome = run_serially(scans, tmp_path / "out", output=TOGETHER)
     assert outcome.failed == 4
     for case, other in (("P0_MR1", "P0_MR3"), ("P0_MR4", "P0_MR1")):
@@ -167,7 +167,7 @@ def test_label_maps_name_all_scans_that_they_were_made_of(tmp_path: Path) -> Non
     for number, pose in enumerate((POSES["MR1"], POSES["MR2"]), start=1):
         name = f"sub-1/ses-{number}/anat/sub-1_ses-{number}_T1w.nii.gz"
         (raw / name).parent.mkdir(parents=True)
-        visit_of(head_of(0), pose, seed=number).write(raw / name)
+        session_of(head_of(0), pose, seed=number).write(raw / name)
         sources.append(f"bids:raw:{name}")
     run_serially(raw, tmp_path / "out", output=TOGETHER, excluded=())
     sidecars = sorted((tmp_path / "out").rglob("*_dseg.json"))
@@ -177,7 +177,7 @@ def test_label_maps_name_all_scans_that_they_were_made_of(tmp_path: Path) -> Non
 
 
 class _AllFail:
-    """An engine in which each person fails as a whole, as when a process dies."""
+    """An engine in which each participant fails as a whole, as when a process dies."""
 
     def __init__(self, settings: RunSettings) -> None:
         self.settings = settings
@@ -187,7 +187,7 @@ class _AllFail:
             yield Entry.failed(case, self.settings, "its process died")
 
 
-def test_a_scan_that_cannot_be_taken_keeps_its_reason_where_its_person_fails(
+def test_a_scan_that_cannot_be_taken_keeps_its_reason_where_its_participant_fails(
     tmp_path: Path,
 ) -> None:
     scans = write_scans(tmp_path / "in", "P0_MR1.nii", "P0_MR2.nii.gz", "P0_MR3.nii.gz")

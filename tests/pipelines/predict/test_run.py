@@ -345,7 +345,7 @@ def test_what_was_not_taken_is_said_also_where_nothing_is_left(
     with pytest.raises(InputError, match="no scans to segment"):
         predict(request)
     assert logged.messages == [
-        "fsaverage: not segmented, since it is a template, not a person"
+        "fsaverage: not segmented, since it is a template, not a participant"
     ]
 
 

@@ -69,19 +69,19 @@ def run_with_norms(tmp_path: Path, people: str) -> dict[str, Any]:
         tmp_path / "in",
         tmp_path / "out",
         output=OutputSettings(page=True, picture=False, reference=norms()),
-        people=tmp_path / "people.tsv",
+        participants_table=tmp_path / "people.tsv",
     )
     return dict(read_entries([tmp_path / "out/run.jsonl"]))
 
 
-def test_norms_go_by_the_age_and_sex_of_each_person(tmp_path: Path) -> None:
+def test_norms_go_by_the_age_and_sex_of_each_participant(tmp_path: Path) -> None:
     write_scans(tmp_path / "in", "a.nii.gz", "b.nii.gz")
     before = run_with_norms(tmp_path, "participant_id\tage\tsex\na\t30\tF\nb\t60\tF\n")
     volume_mm3 = max(before["a"].result.volumes_mm3.values())
     z = (volume_mm3 / 3000 - 1) / 0.1
     page = (tmp_path / "out/a_page.html").read_text()
     assert f"(z {z:+.1f})".replace("-", "−") in page
-    assert "of 120 persons" in page
+    assert "of 120 participants" in page
     page = (tmp_path / "out/b_page.html").read_text()
     assert "No percentiles: norms are for ages from 30 to 31." in page
 
@@ -89,17 +89,19 @@ def test_norms_go_by_the_age_and_sex_of_each_person(tmp_path: Path) -> None:
     after = run_with_norms(tmp_path, "participant_id\tage\tsex\na\t30\tF\nb\t31\tF\n")
     assert after["a"].finished == before["a"].finished
     assert after["b"].finished != before["b"].finished
-    assert "of 120 persons" in (tmp_path / "out/b_page.html").read_text()
+    assert "of 120 participants" in (tmp_path / "out/b_page.html").read_text()
 
 
-def test_norms_need_a_table_of_persons(tmp_path: Path) -> None:
+def test_norms_need_a_table_of_participants(tmp_path: Path) -> None:
     write_scans(tmp_path / "in", "a.nii.gz")
     output = OutputSettings(page=True, picture=False, reference=norms())
     with refusal(ConfigError, remedy="--participants"):
         run_serially(tmp_path / "in", tmp_path / "out", output=output)
     missing = tmp_path / "no.tsv"
     with refusal(ConfigError, missing, remedy="--participants"):
-        run_serially(tmp_path / "in", tmp_path / "out", output=output, people=missing)
+        run_serially(
+            tmp_path / "in", tmp_path / "out", output=output, participants_table=missing
+        )
 
 
 def test_norms_of_another_model_are_refused(tmp_path: Path) -> None:
@@ -130,7 +132,7 @@ def test_a_bids_dataset_is_compared_with_norms_by_its_own_table(
         bids.main()
     assert not ended.value.code
     page = out / "sub-01/anat/sub-01_space-orig_desc-trinat_page.html"
-    assert "of 120 persons" in page.read_text()
+    assert "of 120 participants" in page.read_text()
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from helpers.serial import QUICK, run_serially
 from trinat.pipelines.predict import changes
 from trinat.pipelines.predict.run import merge
 from trinat.pipelines.predict.settings import CaseNames, RunSettings, Shard
-from trinat.pipelines.study.cases import Case, Person
+from trinat.pipelines.study.cases import Case, Participant
 from trinat.pipelines.study.entry import Entry, digest_of
 from trinat.pipelines.study.ledger import Ledger
 from trinat.pipelines.study.record import ScanResult
@@ -52,17 +52,17 @@ class EngineByContent:
             parts = []
             for number, scan in enumerate(scans):
                 facts = None
-                if isinstance(case, Person):
+                if isinstance(case, Participant):
                     facts = {
-                        "person": case.name,
+                        "participant": case.name,
                         "group": case.group,
                         "year": case.years[number],
                         "scans": digests,
                     }
                 parts.append(self._entry(scan, digests, facts))
-            if isinstance(case, Person):
-                person = Entry.of(case, self.settings, "done")
-                yield replace(person, of_scans=tuple(parts))
+            if isinstance(case, Participant):
+                participant = Entry.of(case, self.settings, "done")
+                yield replace(participant, of_scans=tuple(parts))
             else:
                 yield parts[0]
 
@@ -102,12 +102,12 @@ def rename_one(scans: Path) -> None:
     (scans / "P0_MR3.nii.gz").rename(scans / "P0_MR9.nii.gz")
 
 
-def rename_the_person(scans: Path) -> None:
+def rename_the_participant(scans: Path) -> None:
     for path in sorted(scans.glob("P0_*")):
         path.rename(path.with_name(path.name.replace("P0", "P7")))
 
 
-def move_the_person(scans: Path) -> None:
+def move_the_participant(scans: Path) -> None:
     (scans / "first").mkdir()
     for path in sorted(scans.glob("P0_*")):
         path.rename(scans / "first" / path.name)
@@ -122,15 +122,15 @@ CHANGES: tuple[Change, ...] = (
     remove_one,
     remove_all_but_one,
     rename_one,
-    rename_the_person,
-    move_the_person,
+    rename_the_participant,
+    move_the_participant,
     replace_one,
 )
 
 
 @pytest.fixture
 def study(tmp_path: Path) -> Path:
-    """Segment a person with three scans and one with two, whole and in shards."""
+    """Segment a participant with three scans and one with two, whole and in shards."""
     (tmp_path / "in").mkdir()
     for name in ("P0_MR1", "P0_MR2", "P0_MR3", "P1_MR1", "P1_MR2"):
         (tmp_path / "in" / f"{name}.nii.gz").write_text(name)
@@ -201,7 +201,9 @@ def test_tables_are_those_of_a_first_run_with_what_is_there(
     assert tables(study / "shards") == tables(study / "fresh")
 
 
-def test_a_table_of_changes_goes_with_the_last_person_who_has_some(study: Path) -> None:
+def test_a_table_of_changes_goes_with_the_last_participant_who_has_some(
+    study: Path,
+) -> None:
     remove_all_but_one(study / "in")
     (study / "in" / "P1_MR2.nii.gz").unlink()
     run_shards(study, "shards")
@@ -209,9 +211,9 @@ def test_a_table_of_changes_goes_with_the_last_person_who_has_some(study: Path) 
     assert tables(study / "shards") == {}
 
 
-def test_a_person_who_got_the_old_name_back_has_no_other_one(study: Path) -> None:
+def test_a_participant_who_got_the_old_name_back_has_no_other_one(study: Path) -> None:
     before = tables(study / "whole")
-    rename_the_person(study / "in")
+    rename_the_participant(study / "in")
     run(study, "whole")
     for path in sorted((study / "in").glob("P7_*")):
         path.rename(path.with_name(path.name.replace("P7", "P0")))
@@ -219,7 +221,7 @@ def test_a_person_who_got_the_old_name_back_has_no_other_one(study: Path) -> Non
     assert tables(study / "whole") == before
 
 
-def test_persons_whose_scans_are_all_gone_stay(study: Path) -> None:
+def test_participants_whose_scans_are_all_gone_stay(study: Path) -> None:
     before = tables(study / "whole")
     for path in (study / "in").glob("P0_*"):
         path.unlink()
@@ -251,7 +253,7 @@ def test_after_a_kill_between_two_files_no_table_has_old_and_new(
         else:
             run_shards(study, there)
 
-    def person(text: str, name: str) -> list[str]:
+    def participant(text: str, name: str) -> list[str]:
         return [line for line in text.splitlines() if line.startswith(name)]
 
     files = 0
@@ -263,8 +265,10 @@ def test_after_a_kill_between_two_files_no_table_has_old_and_new(
         merge(study / there)
         joined = tables(study / there)
         for name in TABLES:
-            old, new = (person(given.get(name, ""), "P0") for given in (before, after))
-            assert person(joined.get(name, ""), "P0") in (old, new, [])
+            old, new = (
+                participant(given.get(name, ""), "P0") for given in (before, after)
+            )
+            assert participant(joined.get(name, ""), "P0") in (old, new, [])
         work(there)
         merge(study / there)
         assert tables(study / there) == after
@@ -275,7 +279,7 @@ def test_after_a_kill_between_two_files_no_table_has_old_and_new(
 def test_scans_by_two_models_are_not_compared(tmp_path: Path) -> None:
     def entry(case: str, year: float, model: str, volume: float) -> Entry:
         together = {
-            "person": "anna",
+            "participant": "anna",
             "group": "",
             "year": year,
             "scans": {"a": "digest of a", "b": "digest of b"},

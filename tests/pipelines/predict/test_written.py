@@ -218,7 +218,7 @@ def test_what_fmriprep_takes_is_of_t1w_scans_of_a_bids_dataset_alone(
     assert not (tmp_path / "out").exists()
 
 
-def test_persons_with_more_scans_than_fmriprep_takes_are_named(
+def test_participants_with_more_scans_than_fmriprep_takes_are_named(
     tmp_path: Path, logged: pytest.LogCaptureFixture
 ) -> None:
     names = [f"sub-02/anat/sub-02_run-{run}_T1w.nii.gz" for run in (1, 2)]
@@ -233,7 +233,7 @@ def test_persons_with_more_scans_than_fmriprep_takes_are_named(
     )
     predict(request)
     (remark,) = logged.messages
-    assert "one T1w scan a person: sub-02 have several" in remark
+    assert "one T1w scan a participant: sub-02 have several" in remark
 
 
 def test_bids_in_gives_bids_out_that_the_validator_takes(tmp_path: Path) -> None:

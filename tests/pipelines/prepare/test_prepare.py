@@ -162,7 +162,7 @@ def test_archives_are_unpacked_as_far_as_needed_and_their_images_converted(
                     volume_of(store, subject, view, kind),
                     volume_of(plain, subject, view, kind),
                 )
-    assert store.participants == plain.participants
+    assert store.metadata == plain.metadata
     files = [path.name for path in (tmp_path / "root").rglob("*") if path.is_file()]
     assert not [name for name in files if name.endswith((".img", ".hdr", ".gif"))]
     scan = next((tmp_path / "root").rglob("*t88_gfc.nii.gz"))
@@ -210,7 +210,9 @@ def test_a_dataset_comes_over_a_bad_line_and_becomes_a_store(
     )
     assert (summary.made, summary.failed) == (1, 0)
     assert store.subjects == (subject,)
-    assert store.participants[0].person == subject.partition("_MR")[0].partition("-")[0]
+    assert (
+        store.metadata[0].participant == subject.partition("_MR")[0].partition("-")[0]
+    )
 
 
 def test_an_archive_that_breaks_off_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -83,15 +83,15 @@ def test_what_was_filled_into_the_table_of_participants_stays(tmp_path: Path) ->
     )
     table.write_text(text)
     _, again = prepare("freesurfer", tmp_path / "in", tmp_path / "out")
-    first = again.participants[0]
+    first = again.metadata[0]
     assert (first.family, first.age, first.sex) == ("F1", 33, "M")
     assert again.fingerprint == store.fingerprint
 
 
-def test_a_person_who_was_mended_in_the_table_stays_mended(
+def test_a_participant_who_was_mended_in_the_table_stays_mended(
     tmp_path: Path, logged: pytest.LogCaptureFixture
 ) -> None:
-    """Two visits whose names do not show that they are of one person."""
+    """Two sessions whose names do not show that they are of one participant."""
     for name in ("first", "second"):
         freesurfer_subject(tmp_path / "in", name)
     prepare("freesurfer", tmp_path / "in", tmp_path / "out")
@@ -103,11 +103,11 @@ def test_a_person_who_was_mended_in_the_table_stays_mended(
     )
     config = PrepareConfig(source="freesurfer", root=tmp_path / "in", grid=GRID)
     prepare_store(config, tmp_path / "out")
-    persons = [entry.person for entry in Store(tmp_path / "out").participants]
-    assert persons == ["first", "first"]
+    participants = [entry.participant for entry in Store(tmp_path / "out").metadata]
+    assert participants == ["first", "first"]
     assert table.read_text().splitlines()[1].endswith("\tnorth")
-    (line,) = [line for line in logged.messages if "of person" in line]
-    assert line.startswith("second: of person first, as")
+    (line,) = [line for line in logged.messages if "of participant" in line]
+    assert line.startswith("second: of participant first, as")
     assert line.endswith("to take second")
 
 
@@ -117,7 +117,7 @@ def test_what_a_spreadsheet_would_run_is_text_in_the_tables(tmp_path: Path) -> N
     (tmp_path / "in/=1+1").mkdir()
     _, store = prepare("freesurfer", tmp_path / "in", tmp_path / "out")
     assert store.subjects == ("cmd_", "s")
-    assert store.participants[0].person == "'=cmd()"
+    assert store.metadata[0].participant == "'=cmd()"
     tables = [
         (tmp_path / "out" / name).read_text()
         for name in ("ledger.tsv", "participants.tsv")
@@ -135,7 +135,7 @@ def test_a_table_of_age_sex_and_family_can_be_given(tmp_path: Path) -> None:
     _, store = prepare(
         "ixi", tmp_path / "in", tmp_path / "out", participants=tmp_path / "p.csv"
     )
-    first, second = store.participants
+    first, second = store.metadata
     assert (first.age, first.family) == (38.8, "twins")
     assert (second.age, second.family) == (None, None)
 
@@ -168,7 +168,7 @@ def test_repeat_sessions_stay_on_one_side_of_a_split(tmp_path: Path) -> None:
         open_slices(tmp_path / "out", path, "train", View.AXIAL)
 
 
-def test_training_refuses_a_split_that_shares_a_person(tmp_path: Path) -> None:
+def test_training_refuses_a_split_that_shares_a_participant(tmp_path: Path) -> None:
     for session in ("MR1", "MR2"):
         freesurfer_subject(tmp_path / "in", f"OAS1_0001_{session}")
     freesurfer_subject(tmp_path / "in", "OAS1_0002_MR1")

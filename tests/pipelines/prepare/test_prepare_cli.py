@@ -66,7 +66,7 @@ def test_the_command_prepares_splits_and_tells_what_it_did(tmp_path: Path) -> No
 
 
 def test_the_challenge_is_prepared_and_split_as_published(tmp_path: Path) -> None:
-    """Two persons train; one of the other two was scanned twice."""
+    """Two participants train; one of the other two was scanned twice."""
     for scan in ("1000", "1001"):
         malc_scan(tmp_path / "in", scan, part="training")
     for scan in ("1003", "1023", "1101"):

@@ -32,13 +32,13 @@ def pair(root: Path, name: str, *, seed: int = 0, shift: int = 0) -> None:
 
 
 def facts_of(store: Store) -> list[tuple[object, ...]]:
-    return [(one.subject, one.age, one.sex) for one in store.participants]
+    return [(one.subject, one.age, one.sex) for one in store.metadata]
 
 
 def test_the_challenge_s_own_table_says_who_the_subjects_are(tmp_path: Path) -> None:
     for scan in ("1003", "1023", "1101"):
         malc_scan(tmp_path / "in", scan)
-    # A second scan without a row gets the data of the person.
+    # A second scan without a row gets the data of the participant.
     malc_table(tmp_path / "in", "1003,OAS1_0101,M,30", "1101,OAS1_0102,F,x")
     _, store = prepare("malc", tmp_path / "in", tmp_path / "out")
     assert facts_of(store) == [
@@ -55,21 +55,21 @@ def test_a_bids_dataset_s_participants_are_those_of_the_store(tmp_path: Path) ->
         "participant_id\tage\tsex\tfamily\nsub-01\t89+\tfemale\tF3\n"
     )
     _, store = prepare("bids", root, tmp_path / "out")
-    (one,) = store.participants
+    (one,) = store.metadata
     assert (one.age, one.sex, one.family) == (89, "F", "F3")
 
 
-def test_all_that_is_wrong_with_the_persons_of_a_store_is_said_at_once(
+def test_all_that_is_wrong_with_the_participants_of_a_store_is_said_at_once(
     tmp_path: Path,
 ) -> None:
     for scan in ("1000", "1001"):
         malc_scan(tmp_path / "in", scan)
     _, store = prepare("malc", tmp_path / "in", tmp_path / "out")
     (store.root / "participants.tsv").write_text(
-        "participant_id\tperson\tage\tsex\n1000\tA\t999\tF\n1001\tB\t61\tz\n"
+        "participant_id\tparticipant\tage\tsex\n1000\tA\t999\tF\n1001\tB\t61\tz\n"
     )
     with pytest.raises(DatasetError) as caught:
-        _ = Store(store.root).participants
+        _ = Store(store.root).metadata
     assert "subject 1000, age: '999'" in str(caught.value)
     assert "subject 1001, sex: 'z'" in str(caught.value)
 
@@ -114,16 +114,19 @@ def test_labels_that_do_not_lie_on_their_scan_are_named_in_each_run(
 @pytest.mark.parametrize(
     ("table", "said"),
     [
-        ("image,labels,Person\nimages/a.nii.gz,labels/a.nii.gz,P01\n", "'Person'"),
-        # A comma within a number would split a cell in two, and change the person.
         (
-            "image,labels,age,person\nimages/a.nii.gz,labels/a.nii.gz,61,5,P01\n",
+            "image,labels,Participant\nimages/a.nii.gz,labels/a.nii.gz,P01\n",
+            "'Participant'",
+        ),
+        # A comma within a number would split a cell in two, and change the participant.
+        (
+            "image,labels,age,participant\nimages/a.nii.gz,labels/a.nii.gz,61,5,P01\n",
             "row 2: 5 cells under 4 titles",
         ),
     ],
     ids=["capital letter", "decimal comma"],
 )
-def test_a_table_of_pairs_whose_persons_would_be_lost_is_refused(
+def test_a_table_of_pairs_whose_participants_would_be_lost_is_refused(
     tmp_path: Path, table: str, said: str
 ) -> None:
     pair(tmp_path, "a")
@@ -151,18 +154,18 @@ def test_copies_of_a_scan_are_named_and_stay_in_one_part(
     assert Store(store).copies == (sentence,)
 
 
-def test_a_table_that_is_given_is_of_these_persons(
+def test_a_table_that_is_given_is_of_these_participants(
     tmp_path: Path, logged: pytest.LogCaptureFixture
 ) -> None:
     pair(tmp_path, "case_1")
     table = tmp_path / "people.tsv"
     table.write_text("participant_id\tage\nother\t61\n")
-    with pytest.raises(DatasetError, match="0 of 1 persons are in the table"):
+    with pytest.raises(DatasetError, match="0 of 1 participants are in the table"):
         made(tmp_path, table)
     table.write_text("participant_id\tage\ncase_01\t61\ncase_2\tx\n")
     made(tmp_path, table)
     assert logged.messages == ["people.tsv: row 3, age: 'x' is no number"]
-    (participant,) = Store(tmp_path / "store").participants
-    assert participant.age == 61
+    (metadata,) = Store(tmp_path / "store").metadata
+    assert metadata.age == 61
     with pytest.raises(DatasetError, match="--strict"):
         made(tmp_path, table, strict=True)

@@ -20,12 +20,16 @@ from trinat.pipelines.report.changes import (
 )
 
 
-def course(person: str, volumes: list[float], group: str = "", **changes) -> Course:
+def course(
+    participant: str, volumes: list[float], group: str = "", **changes
+) -> Course:
     years = changes.get("years", [0.0, 2.0])
     change = change_of(volumes, years, 1.0)
     assert change is not None
-    cases = [f"{person}-{number}" for number in range(len(volumes))]
-    return Course(person, group, "Left-Hippocampus", cases, years, volumes, change, 1.0)
+    cases = [f"{participant}-{number}" for number in range(len(volumes))]
+    return Course(
+        participant, group, "Left-Hippocampus", cases, years, volumes, change, 1.0
+    )
 
 
 def test_a_change_there_and_back_is_symmetric() -> None:
@@ -92,7 +96,7 @@ def test_a_structure_that_is_nowhere_has_no_change() -> None:
 
 def test_the_largest_change_beside_its_noise_comes_first() -> None:
     page = changes_page([course("still", [100, 100.1]), course("ill", [100, 90])])
-    table = page[page.index("Persons with dates") :]
+    table = page[page.index("Participants with dates") :]
     assert table.index("ill") < table.index("still")
     assert "of 2 changes" in page
     assert ">yes<" in table
@@ -112,12 +116,12 @@ def test_groups_have_their_means() -> None:
 
 def test_without_dates_the_page_says_so() -> None:
     page = changes_page([course("a", [100, 98], years=[None, None])])
-    assert "1 person without dates" in page
+    assert "1 participant without dates" in page
     assert "They are in a separate table" not in page
-    assert "Persons without dates" in page
+    assert "Participants without dates" in page
     assert (
         "% a year"
-        not in page[page.index("Persons without dates") :].split("</table>")[0]
+        not in page[page.index("Participants without dates") :].split("</table>")[0]
     )
 
 
@@ -129,11 +133,11 @@ def test_changes_a_year_and_without_times_have_no_common_mean() -> None:
             course("c", [100, 50], years=[2.0, None]),
         ]
     )
-    groups = page[page.index("By group") : page.index("Persons with dates")]
+    groups = page[page.index("By group") : page.index("Participants with dates")]
     assert "change a year" in groups
     # 2 of 99 in two years, twice; the third has no times.
     assert "-1.01 ± 0.00" in groups.replace("−", "-")
-    assert "1 person without dates" in page
+    assert "1 participant without dates" in page
     assert "c-0" not in page[: page.index("By group")]
 
 
@@ -154,11 +158,11 @@ def test_the_noise_of_a_group_has_the_unit_of_its_changes() -> None:
     page = changes_page([course("a", [100, 98]), course("b", [100, 96])])
     groups = page[page.index('id="group-table"') :].split("</table>")[0]
     assert "mean ± SD (% a year)" in groups
-    assert "Noise of a person (% a year)" in groups
+    assert "Noise of a participant (% a year)" in groups
     assert ">0.50</td>" in groups
 
 
-def test_persons_without_a_group_are_not_all() -> None:
+def test_participants_without_a_group_are_not_all() -> None:
     alone = course("a", [100, 98])
     assert "All: mean ± SD" in changes_page([alone, course("b", [100, 96])])
     page = changes_page([alone, course("b", [100, 96], group="AD")])
@@ -178,14 +182,14 @@ def test_two_scans_are_in_the_band_where_their_change_is_within_noise(
     is_inside = max(course_.percents) <= band.get_y() + band.get_height()
     assert is_inside != course_.change.is_beyond_noise
     assert is_inside == (percent < 1)
-    assert "persons with 2 scans" in drawing.caption
+    assert "participants with 2 scans" in drawing.caption
 
 
-def test_one_person_of_a_group_has_no_standard_deviation() -> None:
+def test_one_participant_of_a_group_has_no_standard_deviation() -> None:
     page = changes_page(
         [course("a", [100, 98], group="x"), course("b", [100, 98], group="y")]
     )
-    assert page.count("−1.01 (1 person)") == 2
+    assert page.count("−1.01 (1 participant)") == 2
 
 
 def test_all_numbers_have_one_minus_sign_and_no_zero_has_one() -> None:
@@ -193,7 +197,7 @@ def test_all_numbers_have_one_minus_sign_and_no_zero_has_one() -> None:
     falling = course("a", [100, 99, 98], years=[0.0, 1.0, 2.0])
     page = changes_page([falling, course("b", [100, 99.999], group="y")])
     assert "−1.01 to −1.01" in page
-    assert "+0.00 (1 person)" in page
+    assert "+0.00 (1 participant)" in page
     assert "−0.00" not in page
     text = re.sub(r"<(style|script|svg).*?</\1>|<[^>]*>", " ", page, flags=re.S)
     assert not re.search(r"(^|\s)-\d", text)
@@ -212,14 +216,15 @@ def test_a_page_of_scans_that_are_all_left_out_says_so() -> None:
     page = changes_page(
         [], [("a-1", "", "graded reject"), ("a-2", "", "graded reject")]
     )
-    assert "no person has two usable scans" in page
+    assert "no participant has two usable scans" in page
     assert "<svg" not in page
 
 
 def test_names_from_outside_are_text() -> None:
     page = changes_page([course("<script>", [100, 98])])
     assert (
-        "<script>" not in page[page.index("Persons with dates") :].split("</table>")[0]
+        "<script>"
+        not in page[page.index("Participants with dates") :].split("</table>")[0]
     )
 
 
@@ -229,7 +234,7 @@ def test_on_a_phone_nothing_is_wider_than_the_page(tmp_path: Path) -> None:
     if chromium is None:
         pytest.skip("no Chromium")
     page = tmp_path / "changes.html"
-    long_name = "person-" + 40 * "long"
+    long_name = "participant-" + 40 * "long"
     page.write_text(changes_page([course(long_name, [100, 90], group="patients")]))
     assert_fits_desk_and_phone(chromium, page)
 

@@ -14,13 +14,13 @@ from trinat.pipelines.report.measurements import metrics_frame, write_table
 from trinat.segmentation.metrics.pair import Measurement
 
 # In text order, which differs from the order of numbers.
-PERSONS = ("10", "9", "01", "NA", "e", "f", "g", "h")
+PARTICIPANTS = ("10", "9", "01", "NA", "e", "f", "g", "h")
 MODELS = ("-first", "MODEL")
 
 
 @pytest.fixture(scope="module")
 def frame() -> pd.DataFrame:
-    """Return metrics in which some persons have several sessions and some values are undefined."""
+    """Return metrics with participants of several sessions and with undefined values."""
     rng = np.random.default_rng(0)
     return metrics_frame(
         (
@@ -31,12 +31,12 @@ def frame() -> pd.DataFrame:
                 )
                 for structure in ("Left-A", "Right-A", "group:all")
                 for metric in ("dice", "volume")
-                for lost in [structure == "Right-A" and person in (1, 4)]
+                for lost in [structure == "Right-A" and participant in (1, 4)]
             ],
         )
         for model in MODELS
-        for person, name in enumerate(PERSONS)
-        for session in range(3 if person == 2 else 2 if person < 4 else 1)
+        for participant, name in enumerate(PARTICIPANTS)
+        for session in range(3 if participant == 2 else 2 if participant < 4 else 1)
     )
 
 
@@ -60,7 +60,7 @@ def test_the_statistics_are_the_reports(
         summary.structure_statistics(frame, {}), model=model, metric=metric
     )
     again = printed[0].rename(columns=str).loc[table["structure"]]
-    names = {"count": "persons", "mean": "mean", "50%": "median", "std": "sd"}
+    names = {"count": "participants", "mean": "mean", "50%": "median", "std": "sd"}
     for theirs, ours in {**names, "low": "low", "high": "high"}.items():
         np.testing.assert_allclose(again[theirs], table[ours], rtol=1e-9, err_msg=ours)
 

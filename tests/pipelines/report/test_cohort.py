@@ -1,4 +1,4 @@
-"""Volumes adjusted for the intracranial volume, and a page about the persons."""
+"""Volumes adjusted for the intracranial volume, and a page about the participants."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from helpers.pages import rows_of
 
 from trinat.pipelines.report.cohort import Range, Scan, adjust, cohort_of
 from trinat.pipelines.report.cohort_page import cohort_drawings, cohort_page
-from trinat.pipelines.report.people import people_plot
+from trinat.pipelines.report.participants import participants_plot
 from trinat.segmentation.errors import EvaluationError
 from trinat.segmentation.labels.scheme import load_scheme
 
@@ -97,24 +97,24 @@ def test_z_scores_are_of_the_adjusted_volumes_alone() -> None:
     assert (z["volume"], z["adjusted_volume"]) == (0, 9)
 
 
-def test_a_persons_value_is_the_mean_over_their_scans() -> None:
+def test_a_participants_value_is_the_mean_over_their_scans() -> None:
     twice = [replace(LINE[0], session="ses-1"), replace(LINE[0], session="ses-2")]
     scans = [twice[0], replace(twice[1], volumes_mm3={STEM: 230.0}), *LINE[1:]]
-    persons = cohort_of(scans, SCHEME).persons
-    assert len(persons) == 4
-    assert persons.loc[persons["subject"] == "sub-0", "value"].item() == 220
+    participants = cohort_of(scans, SCHEME).participants
+    assert len(participants) == 4
+    assert participants.loc[participants["subject"] == "sub-0", "value"].item() == 220
 
 
 def test_a_single_group_leaves_the_colours_to_the_sexes() -> None:
     facts = zip(LINE, ["patient", "patient", "", ""], "FMFM", strict=True)
     scans = [replace(one, group=group, sex=sex) for one, group, sex in facts]
-    drawing = people_plot(cohort_of(scans, SCHEME))
+    drawing = participants_plot(cohort_of(scans, SCHEME))
     assert drawing is not None
     assert [len(names) for names in drawing.marks.values()] == [2, 2]
 
 
 @pytest.mark.parametrize("is_aged", [True, False])
-def test_persons_without_a_group_are_drawn_by_themselves(is_aged: bool) -> None:
+def test_participants_without_a_group_are_drawn_by_themselves(is_aged: bool) -> None:
     groups = ["a", "a", "a", "b", "b", "b", "", "", ""]
     scans = [
         replace(
@@ -122,27 +122,31 @@ def test_persons_without_a_group_are_drawn_by_themselves(is_aged: bool) -> None:
         )
         for n, group in enumerate(groups)
     ]
-    drawing = people_plot(cohort_of(scans, SCHEME))
+    drawing = participants_plot(cohort_of(scans, SCHEME))
     assert drawing is not None
     assert [len(names) for names in drawing.marks.values()] == [3, 3, 3]
     assert "not known" in drawing.inline()
 
 
-def test_every_person_is_drawn_however_many_groups_there_are() -> None:
+def test_every_participant_is_drawn_however_many_groups_there_are() -> None:
     scans = [replace(scan(n, 100.0 + n, None), group=f"g{n}") for n in range(9)]
-    drawing = people_plot(cohort_of(scans, SCHEME))
+    drawing = participants_plot(cohort_of(scans, SCHEME))
     assert drawing is not None
     assert sum(len(names) for names in drawing.marks.values()) == 9
 
 
 def test_the_page_shows_coefficients_effects_and_a_panel_for_each_structure() -> None:
     groups = ["control", "control", "patient", "patient", "control", "patient"]
-    persons = [*LINE, scan(4, 310.0, 150.0), scan(5, 310.0, 150.0)]
-    scans = [replace(s, group=g) for s, g in zip(persons, groups, strict=True)]
+    participants = [*LINE, scan(4, 310.0, 150.0), scan(5, 310.0, 150.0)]
+    scans = [replace(s, group=g) for s, g in zip(participants, groups, strict=True)]
     cohort = cohort_of(scans, SCHEME, (), "residual", covariates=())
     drawings = cohort_drawings(cohort)
     page = cohort_page(cohort, drawings, [], {})
-    assert [drawing.name for drawing in drawings] == ["effects", "people", "residuals"]
+    assert [drawing.name for drawing in drawings] == [
+        "effects",
+        "participants",
+        "residuals",
+    ]
     # Slope (per ml) and intercept, as of LINE.
     assert rows_of(page, "adjustment-table") == [
         ["Brain Stem", "6", "+2,000.000", "+10", "1.00"]
@@ -152,15 +156,17 @@ def test_the_page_shows_coefficients_effects_and_a_panel_for_each_structure() ->
     assert "volume ~ group + icv" in page
     (effect,) = rows_of(page, "effect-table-0")
     assert effect[:3] == ["Brain Stem", "3 + 3", "+0"]
-    (people,) = [drawing for drawing in drawings if drawing.name == "people"]
-    shown = [name for names in people.marks.values() for name in names]
+    (participants,) = [
+        drawing for drawing in drawings if drawing.name == "participants"
+    ]
+    shown = [name for names in participants.marks.values() for name in names]
     assert {name.partition(":")[0] for name in shown} == {s.subject for s in scans}
     assert all(f"<title>{name}</title>" in page for name in shown)
     plain = cohort_page(cohort_of(scans, SCHEME), [], [], {})
     assert "adjustment-table" not in plain
 
 
-def test_a_person_with_scans_at_two_sites_is_in_no_comparison_of_sites() -> None:
+def test_a_participant_with_scans_at_two_sites_is_in_no_comparison_of_sites() -> None:
     """Scanned at A and then at B: the mean of both would count for A."""
     scans = []
     for number in range(4):
@@ -177,5 +183,5 @@ def test_a_person_with_scans_at_two_sites_is_in_no_comparison_of_sites() -> None
     assert row["difference"] == pytest.approx(-400)
     page = cohort_page(cohort, [], [], {})
     named = "sub-0, sub-1, sub-2 and 1 more"
-    assert "4 persons excluded from the comparison of sites" in page
+    assert "4 participants excluded from the comparison of sites" in page
     assert named in page

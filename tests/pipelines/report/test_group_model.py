@@ -21,7 +21,7 @@ STRUCTURES = ("Left-Hippocampus", "Right-Hippocampus", "Brain-Stem")
 
 
 def people(count: int, **facts: Sequence[object]) -> pd.DataFrame:
-    """Return persons with random volumes of three structures, and these attributes."""
+    """Return participants with random volumes of three structures, and these attributes."""
     draw = np.random.default_rng(count)
     known = {
         "group": [""] * count,
@@ -47,15 +47,15 @@ def people(count: int, **facts: Sequence[object]) -> pd.DataFrame:
 
 
 def fitted(
-    persons: pd.DataFrame, covariates: Sequence[str] | None = None
+    participants: pd.DataFrame, covariates: Sequence[str] | None = None
 ) -> GroupModel:
-    model = fit_groups(persons, "volume", covariates)
+    model = fit_groups(participants, "volume", covariates)
     assert model is not None
     return model
 
 
 def varied(count: int) -> dict[str, Sequence[object]]:
-    """Return random attributes that differ between persons."""
+    """Return random attributes that differ between participants."""
     draw = np.random.default_rng(1)
     return {
         "group": ["control", "patient"] * (count // 2),
@@ -69,13 +69,13 @@ def varied(count: int) -> dict[str, Sequence[object]]:
 def test_the_formula_that_is_printed_gives_the_same_numbers_in_statsmodels() -> None:
     from statsmodels.formula.api import ols
 
-    persons = people(40, **varied(40))
-    model = fitted(persons)
+    participants = people(40, **varied(40))
+    model = fitted(participants)
     assert model.formula == "volume ~ group + age + sex + icv + site"
     effects = model.effects.set_index(["fact", "structure"])
     slopes = model.slopes.set_index("structure")
     for structure in STRUCTURES:
-        rows = persons[persons["structure"] == structure].rename(
+        rows = participants[participants["structure"] == structure].rename(
             columns={"value": "volume"}
         )
         fit = ols(model.formula, rows.assign(icv=rows["icv"] / 1e6)).fit(cov_type="HC2")
@@ -84,7 +84,7 @@ def test_the_formula_that_is_printed_gives_the_same_numbers_in_statsmodels() -> 
             # The first group minus the second; the formula has the second minus the first.
             assert row["difference"] == pytest.approx(-fit.params[name], rel=1e-6)
             assert row["standard_error"] == pytest.approx(fit.bse[name], rel=1e-6)
-            assert (row["persons"], row["residual_df"]) == (40, 34)
+            assert (row["participants"], row["residual_df"]) == (40, 34)
             assert row["r2"] == pytest.approx(fit.rsquared, rel=1e-6)
         slope = slopes.loc[structure]
         assert slope["slope"] == pytest.approx(fit.params["age"], rel=1e-6)
@@ -121,8 +121,8 @@ def test_the_columns_of_effects_stay_and_new_ones_follow() -> None:
     ]
 
 
-def test_few_persons_have_few_terms_and_a_notice_for_each_other() -> None:
-    """Eight persons can support group and age: five degrees of freedom remain."""
+def test_few_participants_have_few_terms_and_a_notice_for_each_other() -> None:
+    """Eight participants can support group and age: five degrees of freedom remain."""
     facts = varied(8)
     facts["sex"] = ["F", "M", "M", "F", "F", "M", "M", "F"]
     model = fitted(people(8, group=facts["group"], age=facts["age"], sex=facts["sex"]))
@@ -132,9 +132,9 @@ def test_few_persons_have_few_terms_and_a_notice_for_each_other() -> None:
 
 def test_named_covariates_are_taken_and_others_are_not() -> None:
     facts = varied(8)
-    persons = people(8, **facts)
-    assert fitted(persons, ["sex"]).formula == "volume ~ group + sex + site"
-    assert fitted(persons, []).formula == "volume ~ group + site"
+    participants = people(8, **facts)
+    assert fitted(participants, ["sex"]).formula == "volume ~ group + sex + site"
+    assert fitted(participants, []).formula == "volume ~ group + site"
 
 
 def test_a_covariate_that_nobody_has_or_that_asks_too_much_is_refused() -> None:
@@ -145,17 +145,17 @@ def test_a_covariate_that_nobody_has_or_that_asks_too_much_is_refused() -> None:
         fitted(people(4, **varied(4)), ["age", "sex", "icv"])
 
 
-def test_persons_of_whom_a_term_is_not_known_are_named() -> None:
+def test_participants_of_whom_a_term_is_not_known_are_named() -> None:
     ages = [60.0, 61, 64, 70, 66, 63, 59, 75, 71, np.nan]
     model = fitted(people(10, group=["a", "b"] * 5, age=ages))
-    assert len(model.people) == 9
+    assert len(model.participants) == 9
     assert any("sub-09" in notice for notice in model.notices)
 
 
-def test_a_covariate_that_few_have_is_left_out_and_costs_no_person() -> None:
+def test_a_covariate_that_few_have_is_left_out_and_costs_no_participant() -> None:
     ages = [60.0, 61, 64, 70, 66, 63, *[np.nan] * 4]
     model = fitted(people(10, group=["a", "b"] * 5, age=ages))
-    assert (model.formula, len(model.people)) == ("volume ~ group", 10)
+    assert (model.formula, len(model.participants)) == ("volume ~ group", 10)
 
 
 def test_groups_at_sites_of_their_own_are_not_compared_and_a_notice_says_why() -> None:
@@ -169,10 +169,10 @@ def test_groups_at_sites_of_their_own_are_not_compared_and_a_notice_says_why() -
 def test_groups_that_share_one_of_three_sites_are_compared_there() -> None:
     sites = ["north"] * 6 + ["south"] * 6 + ["east"] * 12
     groups = ["a"] * 6 + ["b"] * 6 + ["a", "b"] * 6
-    persons = people(24, group=groups, site=sites)
-    effects = fitted(persons, []).effects
+    participants = people(24, group=groups, site=sites)
+    effects = fitted(participants, []).effects
     of_groups = effects[effects["fact"] == "group"].set_index("structure")
-    east = persons[(persons["site"] == "east")]
+    east = participants[(participants["site"] == "east")]
     for structure in STRUCTURES:
         here = east[east["structure"] == structure]
         means = here.groupby("group")["value"].mean()
@@ -183,18 +183,18 @@ def test_groups_that_share_one_of_three_sites_are_compared_there() -> None:
 def test_groups_far_apart_in_age_are_named_with_age_in_the_model_or_without() -> None:
     draw = np.random.default_rng(0)
     ages = [age + 50 * (place % 2) for place, age in enumerate(draw.normal(25, 2, 30))]
-    persons = people(30, group=["a", "b"] * 15, age=ages)
-    (notice,) = fitted(persons).notices
+    participants = people(30, group=["a", "b"] * 15, age=ages)
+    (notice,) = fitted(participants).notices
     assert notice.startswith("group and age go together")
-    (notice,) = fitted(persons, []).notices
+    (notice,) = fitted(participants, []).notices
     assert "differ in age" in notice
 
 
-def test_a_group_of_one_person_is_named_and_has_no_number() -> None:
+def test_a_group_of_one_participant_is_named_and_has_no_number() -> None:
     model = fitted(people(9, group=[*["a", "b"] * 4, "c"]))
     known = model.effects.dropna(subset="p")
     assert set(known["second_group"]) == {"b"}
-    assert any("c has one person" in notice for notice in model.notices)
+    assert any("c has one participant" in notice for notice in model.notices)
 
 
 def test_the_forest_plot_has_a_mark_for_each_structure_side_by_side() -> None:
@@ -207,13 +207,13 @@ def test_the_forest_plot_has_a_mark_for_each_structure_side_by_side() -> None:
     assert drawing.pdf.startswith(b"%PDF")
 
 
-def test_the_methods_text_has_the_formula_the_persons_and_the_versions() -> None:
+def test_the_methods_text_has_the_formula_the_participants_and_the_versions() -> None:
     from importlib.metadata import version
 
     text = methods_text(fitted(people(12, group=["a", "b"] * 6)), "The volumes", 2)
     for part in (
         "volume ~ group",
-        "12 persons (a: 6, b: 6)",
+        "12 participants (a: 6, b: 6)",
         f"statsmodels {version('statsmodels')}",
         "3 structures",
         "2 scans",
@@ -221,7 +221,7 @@ def test_the_methods_text_has_the_formula_the_persons_and_the_versions() -> None
         assert part in text
 
 
-def test_changes_are_compared_by_the_same_model_and_persons_with_one_scan_named() -> (
+def test_changes_are_compared_by_the_same_model_and_participants_with_one_scan_named() -> (
     None
 ):
     facts = people(7, group=["a", "b"] * 3 + ["a"])
@@ -232,18 +232,18 @@ def test_changes_are_compared_by_the_same_model_and_persons_with_one_scan_named(
         volumes = [100 - rate, 100.0, 100 + rate]
         change = change_of(volumes, years)
         assert change is not None
-        person = f"sub-{number:02}"
+        participant = f"sub-{number:02}"
         course = Course(
-            person, "", "Brain-Stem", ["1", "2", "3"], years, volumes, change, None
+            participant, "", "Brain-Stem", ["1", "2", "3"], years, volumes, change, None
         )
         courses.append(course)
     found = compare_changes(courses, facts)
     assert found.model is not None
     assert found.model.formula == "change ~ group"
     (row,) = found.model.effects.to_dict("records")
-    # Means of -1 and -2.5 % a year, with variances of 0.25 in three persons each.
+    # Means of -1 and -2.5 % a year, with variances of 0.25 in three participants each.
     assert row["difference"] == pytest.approx(1.5)
     assert row["standard_error"] == pytest.approx(np.sqrt(0.5 / 3))
     means = found.model.means.set_index("group")["mean"]
     assert [means["a"], means["b"]] == pytest.approx([-1, -2.5])
-    assert any("1 person" in text and "sub-06" in text for text in found.notices)
+    assert any("1 participant" in text and "sub-06" in text for text in found.notices)

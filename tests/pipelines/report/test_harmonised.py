@@ -29,15 +29,15 @@ MEANS = np.linspace(1_000, 20_000, len(NAMES))
 
 
 def study(
-    persons: int, *, effect: float = 0.1, loss: float = 0.08
+    participants: int, *, effect: float = 0.1, loss: float = 0.08
 ) -> tuple[list[Scan], np.ndarray]:
     """Return scans of three sites, and their volumes (N, K) before scanner effects.
 
     A scanner shifts each structure by `effect` of its mean, and scales the differences between
-    persons. Patients have lost a share of every structure.
+    participants. Patients have lost a share of every structure.
     """
     draw = np.random.default_rng(3)
-    sites = np.repeat(range(3), persons)
+    sites = np.repeat(range(3), participants)
     count = len(sites)
     patient = draw.random(count) < np.array([0.3, 0.5, 0.6])[sites]
     age = np.round(draw.uniform(20, 80, count))
@@ -108,7 +108,9 @@ def test_measured_volumes_stay_and_harmonised_ones_are_compared() -> None:
     assert (z["volume"], z["harmonised_volume"]) == (0, 36 * 32)
 
 
-def test_a_person_with_two_scans_counts_once_and_both_are_harmonised_alike() -> None:
+def test_a_participant_with_two_scans_counts_once_and_both_are_harmonised_alike() -> (
+    None
+):
     scans, _ = study(12)
     again = replace(scans[0], session="ses-2")
     once = values_of(cohort_of(scans, SCHEME, harmonising=True), "harmonised_volume")
@@ -148,7 +150,7 @@ def test_a_scan_of_which_not_all_is_known_has_no_harmonised_volume() -> None:
     )
 
 
-def test_patients_beside_persons_without_a_group_are_refused() -> None:
+def test_patients_beside_participants_without_a_group_are_refused() -> None:
     """Controls with an empty cell: the loss of patients would be taken for a site effect."""
     scans, _ = study(12)
     scans = [replace(scan, group=scan.group.replace("control", "")) for scan in scans]
@@ -156,7 +158,7 @@ def test_patients_beside_persons_without_a_group_are_refused() -> None:
         cohort_of(scans, SCHEME, harmonising=True)
 
 
-def test_a_site_is_so_many_percent_of_what_its_persons_have() -> None:
+def test_a_site_is_so_many_percent_of_what_its_participants_have() -> None:
     """Ventricles that grow from nothing at 60: their mean at age 0 is below 0."""
     scans, _ = study(40, effect=0, loss=0)
     draw = np.random.default_rng(1)
@@ -177,10 +179,12 @@ def test_a_site_is_so_many_percent_of_what_its_persons_have() -> None:
     assert percent["site B"] == pytest.approx(-3.2, abs=0.3)
 
 
-def test_a_site_with_too_few_persons_is_refused_by_name_and_number() -> None:
+def test_a_site_with_too_few_participants_is_refused_by_name_and_number() -> None:
     scans, _ = study(12)
     scans = [scan for scan in scans if scan.site != "site C"] + scans[-9:]
-    with pytest.raises(EvaluationError, match="site site C has 9 persons of known age"):
+    with pytest.raises(
+        EvaluationError, match="site site C has 9 participants of known age"
+    ):
         cohort_of(scans, SCHEME, harmonising=True)
 
 
@@ -221,7 +225,7 @@ def test_the_page_shows_sites_and_structures_before_and_after() -> None:
     assert "site-effect-table" not in cohort_page(cohort_of(scans, SCHEME), [], [], {})
 
 
-# Ten persons at each of two sites with the same spread: the variance is 1, or 10 / 9 within a
+# Ten participants at each of two sites with the same spread: the variance is 1, or 10 / 9 within a
 # site.
 RESIDUALS = np.tile([-1.0, 1.0], 10)
 SITES = np.repeat([0, 1], 10)
@@ -259,7 +263,7 @@ def test_effects_are_drawn_towards_those_on_other_structures() -> None:
 
 
 def test_what_is_kept_stays() -> None:
-    """Every second pair of persons is larger by 30; both sites have equally many."""
+    """Every second pair of participants is larger by 30; both sites have equally many."""
     larger = np.tile([0.0, 0.0, 1.0, 1.0], 5)[:, None]
     effects = site_effects(at_sites(0.5, 0.5) + 30 * larger, SITES, larger)
     assert effects.slopes == pytest.approx(np.array([[30.0, 30.0]]))
@@ -272,7 +276,7 @@ def test_a_volume_that_is_not_known_costs_no_other() -> None:
     facts = np.empty((21, 0))
     more = np.vstack([volumes, [np.nan, np.nan, 99]])
     effects = site_effects(more, sites, facts)
-    # The mean over 20 persons, as without the 21st.
+    # The mean over 20 participants, as without the 21st.
     assert effects.mean[:2] == pytest.approx([100, 100])
     assert np.isnan(effects.remove_site_effects(more, sites, facts)).sum() == 2
 
@@ -302,14 +306,16 @@ def test_patients_of_one_site_alone_cannot_be_told_from_it() -> None:
 
 
 @pytest.mark.parametrize(
-    "persons", [(40, 60, 30), (200, 50), (25, 25, 25, 25, 25)], ids=str
+    "participants", [(40, 60, 30), (200, 50), (25, 25, 25, 25, 25)], ids=str
 )
-def test_neurocombat(persons: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_neurocombat(
+    participants: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Equal to 1e-6 with its defaults, and to 1e-11 if it does not stop at the fourth digit."""
     theirs: Any = pytest.importorskip("neuroCombat.neuroCombat")
     pandas: Any = pytest.importorskip("pandas")
-    draw = np.random.default_rng(len(persons))
-    sites = np.repeat(range(len(persons)), persons)
+    draw = np.random.default_rng(len(participants))
+    sites = np.repeat(range(len(participants)), participants)
     count = len(sites)
     age = draw.integers(20, 80, count)
     sex = draw.integers(0, 2, count)
@@ -317,9 +323,9 @@ def test_neurocombat(persons: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) 
     facts = np.stack([sex, group, age], axis=1).astype(float)
     mean = draw.uniform(500, 20_000, 32)
     slopes = draw.normal(0, 0.02, (3, 32)) * mean / [[1], [1], [20]]
-    spread = 0.1 * mean * draw.uniform(0.8, 1.2, (len(persons), 32))
+    spread = 0.1 * mean * draw.uniform(0.8, 1.2, (len(participants), 32))
     volumes = mean + facts @ slopes + spread[sites] * draw.normal(size=(count, 32))
-    volumes += (0.1 * mean * draw.normal(size=(len(persons), 32)))[sites]
+    volumes += (0.1 * mean * draw.normal(size=(len(participants), 32)))[sites]
     ours = site_effects(volumes, sites, facts).remove_site_effects(
         volumes, sites, facts
     )

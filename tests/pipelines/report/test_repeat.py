@@ -1,4 +1,4 @@
-"""Means over persons with two scans each, and their page."""
+"""Means over participants with two scans each, and their page."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trinat.pipelines.report.repeat import (
     LABELS,
     OTHER_LABELS,
     PREDICTIONS,
-    over_persons,
+    over_participants,
     repeat_page,
 )
 from trinat.segmentation.labels.scheme import load_scheme
@@ -23,7 +23,7 @@ CUNEUS = ("ctx-lh-cuneus", 1005)
 
 
 def row(
-    person: str,
+    participant: str,
     comparison: str,
     structure: tuple[str, int],
     dice: float,
@@ -32,9 +32,9 @@ def row(
     name, fs_id = structure
     model = "" if comparison == LABELS else "fast"
     return {
-        "person": person,
-        "first": f"{person}_1",
-        "second": f"{person}_2",
+        "participant": participant,
+        "first": f"{participant}_1",
+        "second": f"{participant}_2",
         "model": model,
         "comparison": comparison,
         "structure": name,
@@ -47,16 +47,16 @@ def row(
 
 
 def means_of(*rows: dict[str, object]) -> pd.DataFrame:
-    means = over_persons(pd.DataFrame(rows), load_scheme("desikan"))
+    means = over_participants(pd.DataFrame(rows), load_scheme("desikan"))
     return means.set_index(["structure", "comparison"])
 
 
-def pairs_of(*persons: str, **facts: object) -> pd.DataFrame:
+def pairs_of(*participants: str, **facts: object) -> pd.DataFrame:
     rows = [
         {
-            "person": person,
-            "first": f"{person}_1",
-            "second": f"{person}_2",
+            "participant": participant,
+            "first": f"{participant}_1",
+            "second": f"{participant}_2",
             "status": "measured",
             "note": "",
             "likeness": 0.98,
@@ -65,7 +65,7 @@ def pairs_of(*persons: str, **facts: object) -> pd.DataFrame:
             "stretch_percent": 0.0,
             **facts,
         }
-        for person in persons
+        for participant in participants
     ]
     return pd.DataFrame(rows)
 
@@ -73,19 +73,19 @@ def pairs_of(*persons: str, **facts: object) -> pd.DataFrame:
 def page_of(*rows: dict[str, object], **facts: object) -> str:
     frame = pd.DataFrame(rows)
     scheme = load_scheme("desikan")
-    persons = frame["person"].unique()
-    pairs = pairs_of(*persons, **facts)
-    return repeat_page(over_persons(frame, scheme), frame, pairs, scheme, {})
+    participants = frame["participant"].unique()
+    pairs = pairs_of(*participants, **facts)
+    return repeat_page(over_participants(frame, scheme), frame, pairs, scheme, {})
 
 
-def test_pairs_of_a_person_are_averaged_before_persons() -> None:
+def test_pairs_of_a_participant_are_averaged_before_participants() -> None:
     means = means_of(
         row("a", LABELS, HIPPOCAMPUS, 0.9, 4),
         row("a", LABELS, HIPPOCAMPUS, 0.7, -2),
         row("b", LABELS, HIPPOCAMPUS, 0.6, -5),
     )
     found = means.loc[(HIPPOCAMPUS[0], LABELS)]
-    assert found.persons == 2
+    assert found.participants == 2
     assert found.dice == pytest.approx(0.7)
     assert found.absolute_difference_percent == pytest.approx(4)
 
@@ -104,17 +104,17 @@ def test_means_are_of_what_every_comparison_has() -> None:
     assert means.dice[("group:parcels", PREDICTIONS)] == pytest.approx(0.85)
 
 
-def test_means_are_of_persons_whom_every_comparison_has() -> None:
-    """A limit from the labels of an easy person does not apply to a hard one."""
+def test_means_are_of_participants_whom_every_comparison_has() -> None:
+    """A limit from the labels of an easy participant does not apply to a hard one."""
     means = means_of(
         row("easy", PREDICTIONS, HIPPOCAMPUS, 0.95),
         row("hard", PREDICTIONS, HIPPOCAMPUS, 0.55),
         row("easy", LABELS, HIPPOCAMPUS, 0.85),
     )
     group = means.loc[("group:structures", PREDICTIONS)]
-    assert (group["persons"], group["dice"]) == (1, pytest.approx(0.95))
+    assert (group["participants"], group["dice"]) == (1, pytest.approx(0.95))
     structure = means.loc[("Left-Hippocampus", PREDICTIONS)]
-    assert (structure["persons"], structure["dice"]) == (2, pytest.approx(0.75))
+    assert (structure["participants"], structure["dice"]) == (2, pytest.approx(0.75))
 
 
 def test_a_structure_that_neither_map_has_is_in_no_mean() -> None:
@@ -156,8 +156,8 @@ def test_on_a_phone_nothing_is_wider_than_the_page(tmp_path: Path) -> None:
     if chromium is None:
         pytest.skip("no Chromium")
     page = tmp_path / "repeat.html"
-    person = "person-" + 40 * "long"
+    participant = "participant-" + 40 * "long"
     kinds = (LABELS, OTHER_LABELS, PREDICTIONS)
-    rows = [row(person, kind, HIPPOCAMPUS, 0.9) for kind in kinds]
+    rows = [row(participant, kind, HIPPOCAMPUS, 0.9) for kind in kinds]
     page.write_text(page_of(*rows))
     assert_fits_desk_and_phone(chromium, page)

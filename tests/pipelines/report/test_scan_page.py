@@ -129,25 +129,25 @@ def norms_of(*structures: str) -> Norms:
 def test_norms_say_a_percentile_and_a_z_of_each_side(found: Prediction) -> None:
     """Left 3,300 is 1 SD above, right 2,700 as much below: 84 and 16 in a hundred have less."""
     reference = norms_of("Left-Hippocampus", "Right-Hippocampus")
-    person = Facts(age=30.0, sex="F", intracranial_mm3=1.5e6)
+    participant = Facts(age=30.0, sex="F", intracranial_mm3=1.5e6)
     page = scan_page(
         found,
         ScanResult(**RESULT),
         {},
         title="sub-1",
         reference=reference,
-        person=person,
+        participant=participant,
     )
     assert [row[7:9] for row in rows_of(page)] == [
         ["84 (z +1.0)", "16 (z −1.0)"],
         ["", ""],
     ]
-    assert "the norms that were given, of 120 persons" in page
+    assert "the norms that were given, of 120 participants" in page
 
 
 def test_the_measured_head_goes_before_the_one_of_the_table(found: Prediction) -> None:
     result = {**RESULT, "measures_mm3": {INTRACRANIAL.column: 1.65e6}}
-    person = Facts(age=30.0, sex="F", intracranial_mm3=1.5e6)
+    participant = Facts(age=30.0, sex="F", intracranial_mm3=1.5e6)
     reference = norms_of("Left-Hippocampus")
     page = scan_page(
         found,
@@ -155,7 +155,7 @@ def test_the_measured_head_goes_before_the_one_of_the_table(found: Prediction) -
         {},
         title="sub-1",
         reference=reference,
-        person=person,
+        participant=participant,
     )
     assert rows_of(page)[0][7] == "50 (z +0.0)"
 

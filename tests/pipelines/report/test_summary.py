@@ -1,4 +1,4 @@
-"""From rows to numbers: persons, sessions, order, corrections."""
+"""From rows to numbers: participants, sessions, order, corrections."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trinat.pipelines.report.measurements import metrics_frame, write_table
 from trinat.pipelines.report.page import short_name
 from trinat.segmentation.io.files import spreadsheet_safe, write_tsv
 from trinat.segmentation.metrics.pair import Measurement
-from trinat.segmentation.metrics.statistics import fewest_persons_for
+from trinat.segmentation.metrics.statistics import fewest_participants_for
 
 
 def frame_of(rows: list[tuple[str, str, str, str, str, float]]) -> pd.DataFrame:
@@ -29,8 +29,8 @@ def dice(model: str, values: dict[str, float], structure: str = "Brain-Stem") ->
     return [(s, "", model, structure, "dice", v) for s, v in values.items()]
 
 
-def test_sessions_are_averaged_before_persons() -> None:
-    """Two sessions of one person, one of another: 0.7 and 0.9, not three values."""
+def test_sessions_are_averaged_before_participants() -> None:
+    """Two sessions of one participant, one of another: 0.7 and 0.9, not three values."""
     frame = frame_of(
         [
             ("a", "1", "m", "CSF", "dice", 0.6),
@@ -39,7 +39,7 @@ def test_sessions_are_averaged_before_persons() -> None:
         ]
     )
     row = summary.structure_statistics(frame, {}).iloc[0]
-    assert row["persons"] == 2
+    assert row["participants"] == 2
     assert row["mean"] == pytest.approx(0.8)
     assert row["sd"] == pytest.approx(0.2 / np.sqrt(2))
 
@@ -47,7 +47,11 @@ def test_sessions_are_averaged_before_persons() -> None:
 def test_undefined_values_are_counted() -> None:
     frame = frame_of(dice("m", {"a": 0.5, "b": np.nan, "c": 0.7}))
     row = summary.structure_statistics(frame, {}).iloc[0]
-    assert (row["persons"], row["undefined"], row["mean"]) == (2, 1, pytest.approx(0.6))
+    assert (row["participants"], row["undefined"], row["mean"]) == (
+        2,
+        1,
+        pytest.approx(0.6),
+    )
 
 
 def test_left_stands_beside_right() -> None:
@@ -62,7 +66,7 @@ def test_left_stands_beside_right() -> None:
     frame = frame_of([("a", "", "m", name, "dice", 1.0) for name in names])
     expected = ["Left-Putamen", "Right-Putamen", "Left-Caudate", "Right-Caudate", "CSF"]
     assert measurements.structures_of(frame) == expected
-    assert list(measurements.by_person(frame, "m", "dice").columns) == [
+    assert list(measurements.by_participant(frame, "m", "dice").columns) == [
         *expected,
         "group:all",
     ]
@@ -77,12 +81,12 @@ def test_what_no_label_map_has_is_absent_everywhere_but_not_one_side_alone() -> 
     assert summary.absent_everywhere(frame) == ["Vessel"]
 
 
-def test_models_are_compared_on_the_persons_of_both() -> None:
+def test_models_are_compared_on_the_participants_of_both() -> None:
     one = {f"s{n}": 0.5 for n in range(8)}
     other = {f"s{n}": 0.6 + n / 100 for n in range(1, 9)}
     table = summary.comparisons(frame_of(dice("one", one) + dice("other", other)), {})
     row = table[table["metric"] == "dice"].iloc[0]
-    assert row["persons"] == 7
+    assert row["participants"] == 7
     assert row["mean_difference"] == pytest.approx(0.1 + 4 / 100)
     assert row["p"] == pytest.approx(2 / 2**7)
     assert row["low"] < row["mean_difference"] < row["high"]
@@ -105,7 +109,7 @@ def test_groups_are_corrected_apart_from_structures() -> None:
 
 
 def values_of(model: str, metric: str, structures: dict[str, list[float]]) -> list:
-    """Return a value per person and structure, and their mean as the group's, as for `compare`."""
+    """Return a value per participant and structure, with their mean as the group's value."""
     rows = [
         (f"s{n}", "", model, structure, metric, value)
         for structure, values in structures.items()
@@ -131,7 +135,7 @@ def test_a_missed_structure_is_no_advantage() -> None:
     one = {"Left-Putamen": found, "Left-Hippocampus": [nan] * 8}
     other = {"Left-Putamen": found, "Left-Hippocampus": [6.0] * 8}
     row = compared(one, other, "hd95")
-    assert (row["persons"], row["mean_difference"], row["p"]) == (8, 0, 1)
+    assert (row["participants"], row["mean_difference"], row["p"]) == (8, 0, 1)
     assert row["left_out"] == 8
     frame = frame_of(values_of("a", "hd95", one))
     table = summary.structure_statistics(frame, {"group:all": list(one)}).set_index(
@@ -177,7 +181,7 @@ def test_what_one_model_does_not_know_is_left_out_of_means_and_has_no_row() -> N
     assert table.loc["group:all", "left_out"] == 6
 
 
-def test_two_scans_of_a_person_are_compared_scan_by_scan() -> None:
+def test_two_scans_of_a_participant_are_compared_scan_by_scan() -> None:
     """A lacks a value in one of two scans, so B's value there must not count either."""
     rows = []
     for n in range(6):
@@ -185,7 +189,7 @@ def test_two_scans_of_a_person_are_compared_scan_by_scan() -> None:
             rows.append((f"s{n}", session, "a", "Left-Putamen", "dice", one))
             rows.append((f"s{n}", session, "b", "Left-Putamen", "dice", other))
     row = summary.comparisons(frame_of(rows), {}).iloc[0]
-    assert (row["persons"], row["mean_difference"], row["left_out"]) == (6, 0, 6)
+    assert (row["participants"], row["mean_difference"], row["left_out"]) == (6, 0, 6)
 
 
 def test_intervals_stay_within_what_is_possible() -> None:
@@ -215,28 +219,28 @@ def test_retest_takes_the_first_two_scans_of_those_who_have_two() -> None:
                 for metric in ("volume", "truth_volume")
             ]
     row = summary.retest(frame_of(rows)).iloc[0]
-    assert row["persons"] == 2
+    assert row["participants"] == 2
     assert row["cv_percent"] == pytest.approx(10)
 
 
-def test_retest_takes_the_second_visit_before_the_tenth() -> None:
+def test_retest_takes_the_second_session_before_the_tenth() -> None:
     rows = []
-    for visit, volume in (("MR10", 500.0), ("MR2", 110.0), ("MR1", 90.0)):
-        rows.append(("a", visit, "m", "CSF", "volume", volume))
-        rows.append(("b", visit, "m", "CSF", "volume", volume))
+    for session, volume in (("MR10", 500.0), ("MR2", 110.0), ("MR1", 90.0)):
+        rows.append(("a", session, "m", "CSF", "volume", volume))
+        rows.append(("b", session, "m", "CSF", "volume", volume))
     row = summary.retest(frame_of(rows)).iloc[0]
-    # SD 14.14 and mean 100 of each person.
+    # SD 14.14 and mean 100 of each participant.
     assert row["cv_percent"] == pytest.approx(14.14, abs=0.01)
 
 
 def test_volumes_agree_by_the_scans_that_have_both() -> None:
-    """The true volume of the second visit, whose structure was rejected, counts in no mean."""
+    """The true volume of the second session, whose structure was rejected, counts in no mean."""
     rows = []
-    for person, first in (("a", 4000.0), ("b", 5000.0), ("c", 4500.0)):
-        rows.append((person, "1", "m", "CSF", "volume", first))
-        rows.append((person, "1", "m", "CSF", "truth_volume", first))
-        rows.append((person, "2", "m", "CSF", "volume", np.nan))
-        rows.append((person, "2", "m", "CSF", "truth_volume", first - 400))
+    for participant, first in (("a", 4000.0), ("b", 5000.0), ("c", 4500.0)):
+        rows.append((participant, "1", "m", "CSF", "volume", first))
+        rows.append((participant, "1", "m", "CSF", "truth_volume", first))
+        rows.append((participant, "2", "m", "CSF", "volume", np.nan))
+        rows.append((participant, "2", "m", "CSF", "truth_volume", first - 400))
     row = summary.agreement(frame_of(rows)).iloc[0]
     assert row["bias"] == 0
     assert row["icc"] == pytest.approx(1)
@@ -301,24 +305,28 @@ def test_cells_that_a_spreadsheet_would_run_are_quoted(cell: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tests", "persons"),
+    ("tests", "participants"),
     # 2/2⁶ is 0.03; 31 · 2/2¹⁰ is 0.061, 31 · 2/2¹¹ is 0.030.
     [(1, 6), (2, 7), (31, 11)],
 )
-def test_holm_needs_more_persons_for_more_structures(tests: int, persons: int) -> None:
-    assert fewest_persons_for(tests) == persons
+def test_holm_needs_more_participants_for_more_structures(
+    tests: int, participants: int
+) -> None:
+    assert fewest_participants_for(tests) == participants
 
 
-def test_the_page_says_that_so_few_persons_cannot_show_anything() -> None:
+def test_the_page_says_that_so_few_participants_cannot_show_anything() -> None:
     names = [f"s{n}" for n in range(31)]
 
-    def notices(persons: int) -> list[str]:
-        table = pd.DataFrame({"structure": names, "p": 0.5, "persons": persons})
+    def notices(participants: int) -> list[str]:
+        table = pd.DataFrame(
+            {"structure": names, "p": 0.5, "participants": participants}
+        )
         return _comparison_notices(table)
 
     (notice,) = notices(7)
-    assert "With 7 persons and 31 structures no single structure" in notice
-    assert "at least 0.48. It takes 11 persons" in notice
+    assert "With 7 participants and 31 structures no single structure" in notice
+    assert "at least 0.48. It takes 11 participants" in notice
     assert notices(11) == []
 
 

@@ -130,8 +130,8 @@ def test_what_is_corrected_becomes_a_model(tmp_path: Path) -> None:
     assert learner.job is not None
     assert learner.job.state == "done", learner.job
     why, *_, judged = learner.job.lines
-    assert why.startswith("2 corrected scans of 2 persons: factors")
-    assert "persons that it has not seen" in judged
+    assert why.startswith("2 corrected scans of 2 participants: factors")
+    assert "participants that it has not seen" in judged
     with zipfile.ZipFile(learner.model) as archive:
         assert {"own/model.yaml", "own/coronal.safetensors"} <= set(archive.namelist())
     # A later server has it, too.

@@ -186,14 +186,14 @@ def test_further_outputs_are_those_of_the_case(tmp_path: Path) -> None:
 
 def test_age_and_sex_are_the_cases_where_there_are_norms(tmp_path: Path) -> None:
     queue = Queue(tmp_path, has_norms=True)
-    person = Facts(age=70.5, sex="F")
+    participant = Facts(age=70.5, sex="F")
     with queue.upload("") as folder:
         (folder / "scan.nii").touch()
-        queue.accept(folder / "scan.nii", ["page"], person)
+        queue.accept(folder / "scan.nii", ["page"], participant)
     # After a restart, too; without norms no scan has age and sex.
     case = Queue(tmp_path, has_norms=True).next()
     assert case is not None
-    assert (case.facts, case.also) == (person, ("page",))
+    assert (case.facts, case.also) == (participant, ("page",))
     case = Queue(tmp_path).next()
     assert case is not None
     assert case.facts is None

@@ -397,7 +397,7 @@ def test_a_page_is_compared_with_norms(scan: Path, tmp_path: Path) -> None:
         assert service.wait(sent["id"])["state"] == "done"
         page = service.client.get(f"{AT}/{sent['id']}/page.html")
         assert page.headers["content-disposition"].startswith("attachment")
-        assert "of 120 persons" in page.text
+        assert "of 120 participants" in page.text
         assert service.wait(alone["id"])["state"] == "done"
         answer = service.client.get(f"{AT}/{alone['id']}/page.html")
         assert reason(answer) == "not made: ask for it with outputs=page"

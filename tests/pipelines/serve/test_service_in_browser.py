@@ -131,9 +131,9 @@ def test_age_and_sex_are_asked_for_where_a_page_is_compared_with_norms(
         try:
             page.open(service.address)
             page.wait("!document.getElementById('drop').hidden")
-            assert page.evaluate("document.getElementById('person').hidden")
+            assert page.evaluate("document.getElementById('participant').hidden")
             page.evaluate("document.querySelector('.output[value=page]').click()")
-            assert not page.evaluate("document.getElementById('person').hidden")
+            assert not page.evaluate("document.getElementById('participant').hidden")
 
             def send(count: int) -> None:
                 """Send this many files at once, of a woman of 30."""
@@ -154,14 +154,14 @@ def test_age_and_sex_are_asked_for_where_a_page_is_compared_with_norms(
 
             send(2)
             refused = "document.getElementById('refused').innerText"
-            page.wait(f"{refused}.includes('of one person')")
+            page.wait(f"{refused}.includes('of one participant')")
             send(1)
             files = "[...document.querySelectorAll('#files a')].map((a) => a.download)"
             page.wait(f"{files}.includes('page.html')", 120)
-            # The next scan may belong to another person.
+            # The next scan may belong to another participant.
             assert page.evaluate("document.getElementById('age').value") == ""
             (job,) = service.client.get("/v1/study").json()["scans"]
             path = f"{AT}/{job['id']}/page.html"
-            assert "of 120 persons" in service.client.get(path).text
+            assert "of 120 participants" in service.client.get(path).text
         finally:
             page.close()

@@ -37,7 +37,7 @@ X, Y, Z = (
 )
 X, Y, Z = X - MIDDLE[0], Y - MIDDLE[1], Z - MIDDLE[2]
 RADIUS = np.sqrt(X**2 + Y**2 + Z**2)
-# The volume of a voxel in mm³ that makes the brain as large as a person's.
+# The volume of a voxel in mm³ that makes the brain as large as a participant's.
 SIZE = 17.0
 
 
@@ -84,7 +84,7 @@ class Head:
         )
 
     def evidence(self) -> Evidence:
-        """Return the evidence of the head, as large as a person's, with volumes of a sound head."""
+        """Return the evidence of a head of adult size, with volumes of a sound head."""
         counts = np.bincount(self.labels.ravel(), minlength=len(SCHEME))
         volumes = {
             SCHEME.names[k]: self.mm3_of_voxel * float(counts[k])

@@ -264,7 +264,7 @@ def test_templates_bases_and_scans_that_are_there_twice_are_passed_over(
     assert found.remarks == (
         "07: not segmented, since it is a longitudinal base: an average of sessions, not a scan",
         "07_tp1.long.07: not segmented, since it is the scan of 07_tp1 once more",
-        "fsaverage: not segmented, since it is a template, not a person",
+        "fsaverage: not segmented, since it is a template, not a participant",
     )
 
 

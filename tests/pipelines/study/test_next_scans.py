@@ -21,14 +21,14 @@ from trinat.segmentation.errors import EvaluationError
 # Similarity of three equal scans and two that resemble no other.
 ALIKE = np.eye(5)
 ALIKE[:3, :3] = 1
-PERSONS = ("a", "b", "c", "d", "e")
+PARTICIPANTS = ("a", "b", "c", "d", "e")
 
 
 def item(volumes: dict[str, float], agreement: dict[str, float | None]) -> Item:
     result = {"volumes_mm3": volumes, "agreement": agreement}
     return Item(
         "scan",
-        "person",
+        "participant",
         Path(),
         Entry("scan", "done", result=ScanResult(**result)),
         None,
@@ -45,19 +45,25 @@ def test_scans_are_compared_by_logarithms_of_volumes_and_by_agreements() -> None
     np.testing.assert_allclose(features_of(items), expected)
 
 
-def test_corrected_scans_and_second_scans_of_their_persons_are_not_listed(
+def test_corrected_scans_and_second_scans_of_their_participants_are_not_listed(
     tmp_path: Path,
 ) -> None:
     names = ("sub-01_ses-1_T1w", "sub-01_ses-2_T1w", "sub-02_T1w", "sub-03_T1w")
     results = write_study(tmp_path / "results", names)
     said = json.loads(trinat("next", results, "--json"))
     assert said["corrected"] == 0
-    assert sorted(scan["person"] for scan in said["next"]) == [
+    assert sorted(scan["participant"] for scan in said["next"]) == [
         "sub-01",
         "sub-02",
         "sub-03",
     ]
-    assert said["next"][0].keys() == {"scan", "person", "grade", "agreement", "share"}
+    assert said["next"][0].keys() == {
+        "scan",
+        "participant",
+        "grade",
+        "agreement",
+        "share",
+    }
 
     copyfile(
         results / "sub-01_ses-1_T1w_dseg.nii.gz",
@@ -65,7 +71,7 @@ def test_corrected_scans_and_second_scans_of_their_persons_are_not_listed(
     )
     said = json.loads(trinat("next", results, "--json"))
     assert said["corrected"] == 1
-    assert {scan["person"] for scan in said["next"]} == {"sub-02", "sub-03"}
+    assert {scan["participant"] for scan in said["next"]} == {"sub-02", "sub-03"}
     lines = trinat("next", results, "--count", 1).splitlines()
     assert lines[0] == "1 corrected; to correct next:"
     assert len(lines) == 2
@@ -79,7 +85,7 @@ def test_corrected_scans_and_second_scans_of_their_persons_are_not_listed(
         trinat("next", results, "--labels", tmp_path / "manual", "--json")
     )
     assert said["corrected"] == 2
-    assert [scan["person"] for scan in said["next"]] == ["sub-03"]
+    assert [scan["participant"] for scan in said["next"]] == ["sub-03"]
 
 
 def test_a_folder_without_a_result_is_refused(tmp_path: Path) -> None:
@@ -94,9 +100,9 @@ def test_a_folder_without_a_result_is_refused(tmp_path: Path) -> None:
 def chosen(
     doubts: list[float],
     corrected: tuple[int, ...] = (),
-    persons: tuple[str, ...] = PERSONS,
+    participants: tuple[str, ...] = PARTICIPANTS,
 ) -> list[int]:
-    proposals = propose(ALIKE, np.array(doubts), persons, corrected, 3)
+    proposals = propose(ALIKE, np.array(doubts), participants, corrected, 3)
     return [proposal.scan for proposal in proposals]
 
 
@@ -111,21 +117,21 @@ def test_much_doubt_in_one_scan_counts_more_than_many_scans_without() -> None:
 
 
 def test_what_is_like_a_corrected_scan_is_taught_already() -> None:
-    # Only the uncertainty of 3 and 4 remains; then none does, and the next person follows.
+    # Only the uncertainty of 3 and 4 remains; then none does, and the next participant follows.
     assert chosen([0.4, 0.4, 0.4, 0.1, 0.2], corrected=(1,)) == [4, 3, 0]
 
 
-def test_no_person_comes_twice() -> None:
-    persons = ("a", "a", "a", "d", "d")
-    assert chosen([0.1, 0.1, 0.1, 0.1, 0.2], persons=persons) == [0, 4]
-    assert chosen([0.1] * 5, corrected=(3,), persons=persons) == [0]
+def test_no_participant_comes_twice() -> None:
+    participants = ("a", "a", "a", "d", "d")
+    assert chosen([0.1, 0.1, 0.1, 0.1, 0.2], participants=participants) == [0, 4]
+    assert chosen([0.1] * 5, corrected=(3,), participants=participants) == [0]
 
 
 def test_shares_are_of_all_doubt() -> None:
     doubts = np.array([0.1, 0.1, 0.1, 0.1, 0.2])
-    proposals = propose(ALIKE, doubts, PERSONS, (), 2)
+    proposals = propose(ALIKE, doubts, PARTICIPANTS, (), 2)
     assert [proposal.share for proposal in proposals] == pytest.approx([0.5, 1 / 3])
-    assert propose(ALIKE, np.zeros(5), PERSONS, (), 1)[0].share == 0
+    assert propose(ALIKE, np.zeros(5), PARTICIPANTS, (), 1)[0].share == 0
 
 
 def test_likeness_falls_with_the_distance_in_units_of_what_is_usual() -> None:

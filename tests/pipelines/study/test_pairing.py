@@ -49,7 +49,7 @@ def test_bids_names_pair_by_entities_and_ignore_descriptions(tmp_path: Path) -> 
     ]
 
 
-def test_a_persons_scans_have_names_of_their_own(tmp_path: Path) -> None:
+def test_a_participants_scans_have_names_of_their_own(tmp_path: Path) -> None:
     path = tmp_path / "sub-01_acq-x_run-2_ses-1_desc-a_dseg.nii"
     path.touch()
     (file,) = find_files(path)
@@ -142,7 +142,7 @@ def test_the_longest_name_that_begins_another_has_it(tmp_path: Path) -> None:
     sides = ["a.nii", "a_b.nii"], ["a_b_x1.nii", "a_y2.nii"]
     found = pairing(tmp_path, *sides, guess=True)
     assert named(found) == [("a", "a_y2"), ("a_b", "a_b_x1")]
-    # _x1 may be part of the file's kind or of the person's name.
+    # _x1 may be part of the file's kind or of the participant's name.
     assert len(found.guesses) == 2
     assert pairing(tmp_path, *sides).pairs == ()
 
@@ -243,7 +243,7 @@ def test_names_that_have_nothing_in_common_are_never_paired_by_their_order(
     )
 
 
-def test_visits_are_not_set_aside_as_endings(tmp_path: Path) -> None:
+def test_sessions_are_not_set_aside_as_endings(tmp_path: Path) -> None:
     truths, predictions = ["a_MR1.nii", "b_MR1.nii"], ["a_MR2.nii", "b_MR2.nii"]
     assert pairing(tmp_path, truths, predictions, guess=True).pairs == ()
 
@@ -252,7 +252,7 @@ def test_one_truth_of_two_predictions_is_not_guessed(tmp_path: Path) -> None:
     assert pairing(tmp_path, ["t1.nii"], ["p1.nii", "p2.nii"], guess=True).pairs == ()
 
 
-def test_equal_names_in_folders_of_two_persons_are_refused(tmp_path: Path) -> None:
+def test_equal_names_in_folders_of_two_participants_are_refused(tmp_path: Path) -> None:
     found = pairing(tmp_path, ["p1/T1_dseg.nii.gz"], ["p2/T1_dseg.nii.gz"], guess=True)
     assert found.pairs == ()
     why = found.doubts[found.truths_alone[0].path]
@@ -343,7 +343,9 @@ def test_phantoms_pair_with_their_own_results(tmp_path: Path) -> None:
     assert not found.truths_alone
 
 
-def test_what_is_no_person_in_a_subjects_dir_has_no_label_map(tmp_path: Path) -> None:
+def test_what_is_no_participant_in_a_subjects_dir_has_no_label_map(
+    tmp_path: Path,
+) -> None:
     folders = ("s1", "07", "fsaverage")
     touch(tmp_path, *(f"{folder}/mri/aseg.mgz" for folder in folders), "07/base-tps")
     assert [file.name for file in find_files(tmp_path)] == ["s1"]
@@ -418,14 +420,14 @@ def test_an_empty_or_absent_folder_is_said(tmp_path: Path) -> None:
 
 
 def test_scans_in_folders_are_found_as_predict_finds_them(tmp_path: Path) -> None:
-    for person in ("p1", "p2"):
+    for participant in ("p1", "p2"):
         for folder, name in (
             ("scans", "T1"),
             ("results", "T1_dseg"),
             ("scans", "T1_qc_dseg"),
         ):
-            (tmp_path / folder / person).mkdir(parents=True, exist_ok=True)
-            (tmp_path / folder / person / f"{name}.nii.gz").touch()
+            (tmp_path / folder / participant).mkdir(parents=True, exist_ok=True)
+            (tmp_path / folder / participant / f"{name}.nii.gz").touch()
     label_maps = find_files(tmp_path / "results")
     images = find_images(tmp_path / "scans", [file.path for file in label_maps])
     pairs = pair_files(label_maps, images).pairs

@@ -4,69 +4,74 @@ from __future__ import annotations
 
 import pytest
 
-from trinat.pipelines.study.participants import Facts, Participants
+from trinat.pipelines.study.participants import Facts, ParticipantsTable
 
 
-def people_of(ages: dict[str, float]) -> Participants:
+def table_of(ages: dict[str, float]) -> ParticipantsTable:
     """Return participants with these names and ages."""
-    return Participants({name: Facts(age=age) for name, age in ages.items()}, {})
+    return ParticipantsTable({name: Facts(age=age) for name, age in ages.items()}, {})
 
 
 def matches(rows: list[str], scans: list[str]) -> dict[str, str]:
-    """Return the row of each scan, whose person has the scan's name."""
-    people = people_of(dict.fromkeys(rows, 61))
-    found = people.match([(scan, scan) for scan in scans])
+    """Return the row of each scan, whose participant has the scan's name."""
+    participants_table = table_of(dict.fromkeys(rows, 61))
+    found = participants_table.match([(scan, scan) for scan in scans])
     return {scan: row for (scan, _), row in found.rows.items()}
 
 
 @pytest.mark.parametrize("row", ["sub-01", "01", "1", "SUB-01", "sub-1", "sub_001"])
-def test_a_person_is_found_by_other_spellings(row: str) -> None:
+def test_a_participant_is_found_by_other_spellings(row: str) -> None:
     assert matches([row], ["sub-01"]) == {"sub-01": row}
 
 
-def test_no_person_gets_the_row_of_another() -> None:
+def test_no_participant_gets_the_row_of_another() -> None:
     rows = ["sub-1", "sub-10", "sub-2"]
     assert matches(rows, ["sub-10", "sub-01"]) == {
         "sub-10": "sub-10",
         "sub-01": "sub-1",
     }
-    # 1 and 01 are two persons, both in the table and in the scans.
+    # 1 and 01 are two participants, both in the table and in the scans.
     assert matches(["1", "01"], ["sub-1", "sub-2"]) == {}
     assert matches(["1"], ["sub-1", "sub-01"]) == {}
     assert matches(["sub-01"], ["sub-01", "sub-1"]) == {"sub-01": "sub-01"}
 
 
 def test_what_has_no_row_is_named() -> None:
-    people = people_of({"1": 61, "01": 62, "sub-2": 63})
-    matched = people.match([("sub-1", "sub-1"), ("sub-2", "sub-2"), ("x", "x")])
+    participants_table = table_of({"1": 61, "01": 62, "sub-2": 63})
+    matched = participants_table.match(
+        [("sub-1", "sub-1"), ("sub-2", "sub-2"), ("x", "x")]
+    )
     assert matched.remarks == (
         "sub-1 could be 1 or 01 in the table",
-        "2 of 3 persons are not in the table: sub-1, x",
+        "2 of 3 participants are not in the table: sub-1, x",
     )
 
 
-def test_a_row_that_several_persons_have_is_named() -> None:
-    people = people_of({"anna": 61})
-    matched = people.match([("anna-1", "anna-1"), ("anna-2", "anna-2")])
+def test_a_row_that_several_participants_have_is_named() -> None:
+    participants_table = table_of({"anna": 61})
+    matched = participants_table.match([("anna-1", "anna-1"), ("anna-2", "anna-2")])
     assert matched.doubts == (
-        "anna in the table is the row of 2 persons: anna-1, anna-2",
+        "anna in the table is the row of 2 participants: anna-1, anna-2",
     )
-    of_one = people.match([("anna_V1", "anna"), ("anna_V2", "anna")])
+    of_one = participants_table.match([("anna_V1", "anna"), ("anna_V2", "anna")])
     assert of_one.doubts == ()
 
 
-def test_persons_of_two_sites_have_rows_with_their_folders() -> None:
-    people = people_of({"A/sub-01": 1, "B_sub-01": 2})
+def test_participants_of_two_sites_have_rows_with_their_folders() -> None:
+    participants_table = table_of({"A/sub-01": 1, "B_sub-01": 2})
     first, second = ("sub-01", "A/sub-01"), ("sub-01", "B/sub-01")
-    matched = people.match([first, second])
+    matched = participants_table.match([first, second])
     assert (matched.of(*first).age, matched.of(*second).age) == (1, 2)
     # A row without a folder could be of either.
-    assert people_of({"sub-01": 1}).match([first, second]).rows == {}
+    assert table_of({"sub-01": 1}).match([first, second]).rows == {}
 
 
-def test_a_row_may_have_the_name_of_a_folder_that_holds_one_person() -> None:
-    people = people_of({"anna": 1, "ben": 2})
+def test_a_row_may_have_the_name_of_a_folder_that_holds_one_participant() -> None:
+    participants_table = table_of({"anna": 1, "ben": 2})
     for names in (("T1", "T1"), ("anna_T1", "ben_T1")):
         scans = list(zip(names, ("anna/T1", "ben/T1"), strict=True))
-        assert [people.match(scans).of(*scan).age for scan in scans] == [1, 2]
-    assert people_of({"A": 1}).match([("p1", "A/p1"), ("p2", "A/p2")]).rows == {}
+        assert [participants_table.match(scans).of(*scan).age for scan in scans] == [
+            1,
+            2,
+        ]
+    assert table_of({"A": 1}).match([("p1", "A/p1"), ("p2", "A/p2")]).rows == {}

@@ -1,4 +1,4 @@
-"""trinat people: a participants table as trinat reads it."""
+"""trinat participants: a participants table as trinat reads it."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def table(tmp_path: Path) -> Path:
 def test_rows_columns_units_and_doubts_are_shown(tmp_path: Path) -> None:
     said = list(describe_table(table(tmp_path), None))
     assert said == [
-        "# person: the column 'participant_id'",
+        "# participant: the column 'participant_id'",
         "# age: the column 'age (months)'",
         "# sex: the column 'sex'",
         "# intracranial_mm3: the column 'eTIV'",
         "# eTIV is read as cm³, by its size",
-        "person\tage\tsex\tfamily\tsite\tgroup\tintracranial_cm3",
+        "participant\tage\tsex\tfamily\tsite\tgroup\tintracranial_cm3",
         "1\t20\tM\t\t\t\t1344",
         "9\t\tF\t\t\t\t1500",
         "# not understood: row 3, age (months): 'x' is no number",
@@ -49,20 +49,22 @@ def test_each_scan_is_shown_with_its_row(tmp_path: Path) -> None:
         (tmp_path / f"maps/{name}_dseg.nii.gz").touch()
     said = list(describe_table(table(tmp_path), tmp_path / "maps"))
     assert said[5:] == [
-        "scan\tperson\tvisit\trow\tage\tsex\tfamily\tsite\tgroup\tintracranial_cm3",
+        "scan\tparticipant\tsession\trow\tage\tsex\tfamily\tsite\tgroup\tintracranial_cm3",
         "sub-01_ses-a_dseg\tsub-01\tses-a\t1\t20\tM\t\t\t\t1344",
         "sub-01_ses-b_dseg\tsub-01\tses-b\t1\t20\tM\t\t\t\t1344",
         "sub-02_dseg\tsub-02\t\t\t\t\t\t\t\t",
         "# rows without a scan: 9",
         "# not understood: row 3, age (months): 'x' is no number",
-        "# not understood: 1 of 2 persons are not in the table: sub-02",
+        "# not understood: 1 of 2 participants are not in the table: sub-02",
     ]
 
 
-def test_scans_that_were_segmented_together_are_of_one_person(tmp_path: Path) -> None:
+def test_scans_that_were_segmented_together_are_of_one_participant(
+    tmp_path: Path,
+) -> None:
     maps = tmp_path / "maps"
     maps.mkdir()
-    together = TimePoint(person="9", volumes_mm3={})
+    together = TimePoint(participant="9", volumes_mm3={})
     with Ledger(maps / "run.jsonl") as ledger:
         for name in ("first", "second"):
             (maps / f"{name}_dseg.nii.gz").touch()
@@ -90,7 +92,7 @@ def test_a_table_without_rows_is_refused(tmp_path: Path) -> None:
     (tmp_path / "maps/sub-1_dseg.nii.gz").touch()
     path = tmp_path / "empty.tsv"
     path.write_text("participant_id\tage\n")
-    with pytest.raises(DatasetError, match=r"0 of 1 persons .* it has no rows"):
+    with pytest.raises(DatasetError, match=r"0 of 1 participants .* it has no rows"):
         list(describe_table(path, tmp_path / "maps"))
 
 
@@ -111,13 +113,13 @@ def test_all_problems_of_a_refused_table_are_shown(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "rows",
     [
-        # Two persons.
+        # Two participants.
         "anna\t40\tM\nbert\t50\tM\n",
         # One name, and two sexes.
         "a_V1\t40\tM\na_V2\t41\tF\n",
     ],
 )
-def test_a_person_with_rows_of_two_persons_is_refused(
+def test_a_participant_with_rows_of_two_participants_is_refused(
     rows: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "people.tsv"
@@ -128,7 +130,7 @@ def test_a_person_with_rows_of_two_persons_is_refused(
     assert refused.value.where == str(path)
 
 
-def test_rows_of_two_sessions_are_of_one_person(tmp_path: Path) -> None:
+def test_rows_of_two_sessions_are_of_one_participant(tmp_path: Path) -> None:
     path = tmp_path / "people.tsv"
     path.write_text(
         "participant_id\tage\tsex\nOAS2_0001_MR1\t80\tM\nOAS2_0001_MR2\t82\tM\n"

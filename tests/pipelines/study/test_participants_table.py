@@ -1,4 +1,4 @@
-"""Participants tables as they come with datasets."""
+"""ParticipantsTable tables as they come with datasets."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from helpers.refusals import refusal
 
-from trinat.pipelines.study.participants import Facts, Participants
+from trinat.pipelines.study.participants import Facts, ParticipantsTable
 from trinat.pipelines.study.participants_table import (
     inspect_participants,
     read_participants,
@@ -113,7 +113,7 @@ def test_the_table_of_ixi_as_excel(tmp_path: Path) -> None:
     assert read_participants(tmp_path / "IXI.xlsx").facts == OF_IXI
 
 
-def people_of(tmp_path: Path, text: str, name: str = "people.tsv") -> Participants:
+def people_of(tmp_path: Path, text: str, name: str = "people.tsv") -> ParticipantsTable:
     path = tmp_path / name
     path.write_text(text, "utf-8")
     return read_participants(path)
@@ -358,7 +358,7 @@ def test_semicolons_and_decimal_commas_are_a_spreadsheet_s(tmp_path: Path) -> No
     assert people_of(tmp_path, text, "p.csv").facts == {"a": Facts(61.5, "F")}
 
 
-def test_a_person_who_is_there_twice_with_other_facts_is_refused(
+def test_a_participant_who_is_there_twice_with_other_facts_is_refused(
     tmp_path: Path,
 ) -> None:
     text = "participant_id\tage\tsex\na\t61\t\na\t\tM\n"
@@ -383,13 +383,17 @@ def test_a_second_column_of_groups_is_named_where_it_differs(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     "title", ["participant_id", "Subject ID", "subject_id", "PTID", "ID", "SubjectID"]
 )
-def test_persons_are_named_by_one_of_several_titles(tmp_path: Path, title: str) -> None:
+def test_participants_are_named_by_one_of_several_titles(
+    tmp_path: Path, title: str
+) -> None:
     people = people_of(tmp_path, f"{title}\tage\nsub-01\t61\n")
     assert people.facts == {"sub-01": Facts(61)}
-    assert people.columns["person"] == title
+    assert people.columns["participant"] == title
 
 
-def test_two_columns_that_could_name_the_persons_are_refused(tmp_path: Path) -> None:
+def test_two_columns_that_could_name_the_participants_are_refused(
+    tmp_path: Path,
+) -> None:
     with pytest.raises(DatasetError) as caught:
         people_of(tmp_path, "PTID\tID\tage\na\tb\t61\n")
     assert "'PTID' and 'ID'" in str(caught.value)

@@ -87,7 +87,7 @@ def test_predictions_of_a_stores_scans_are_measured_by_its_label_maps(
     assert measured(store, tmp_path / "report") == Exit.OK
     with (tmp_path / "report/metrics.csv").open() as file:
         rows = [row for row in csv.DictReader(file) if row["metric"] == "dice"]
-    assert {row["subject"] for row in rows} == {store.participants[0].person}
+    assert {row["subject"] for row in rows} == {store.metadata[0].participant}
     assert {float(row["value"]) for row in rows if row["value"]} == {1.0}
 
 

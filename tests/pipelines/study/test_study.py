@@ -35,31 +35,34 @@ def test_the_doubtful_come_first_and_among_equals_those_whose_views_agree_least(
     assert [item.name for item in Study(out, "anna").items] == ["c", "b", "d", "a"]
 
 
-def persons_in(folder: Path, entries: Sequence[Entry]) -> list[str]:
+def participants_in(folder: Path, entries: Sequence[Entry]) -> list[str]:
     with Ledger(folder / "run.jsonl") as ledger:
         for entry in entries:
             ledger.add(entry)
-    return [item.person for item in Study(folder, "anna").items]
+    return [item.participant for item in Study(folder, "anna").items]
 
 
-def test_sessions_are_of_one_person_and_folders_tell_persons_apart(
+def test_sessions_are_of_one_participant_and_folders_tell_participants_apart(
     tmp_path: Path,
 ) -> None:
     names = ("OAS1_0001_MR1", "OAS1_0001_MR2", "a/sub-01_T1w", "b/sub-01_T1w", "other")
-    persons = ["OAS1_0001", "OAS1_0001", "a/sub-01", "b/sub-01", "other"]
-    assert persons_in(tmp_path, [Entry(name, "done") for name in names]) == persons
+    participants = ["OAS1_0001", "OAS1_0001", "a/sub-01", "b/sub-01", "other"]
+    assert (
+        participants_in(tmp_path, [Entry(name, "done") for name in names])
+        == participants
+    )
 
 
-def test_sessions_that_were_segmented_together_are_of_one_person(
+def test_sessions_that_were_segmented_together_are_of_one_participant(
     tmp_path: Path,
 ) -> None:
-    together = ScanResult(longitudinal=TimePoint(person="anna", volumes_mm3={}))
+    together = ScanResult(longitudinal=TimePoint(participant="anna", volumes_mm3={}))
     entries = [
         Entry("other", "done"),
         Entry("visit-a", "done", result=together),
         Entry("visit-b", "done", result=together),
     ]
-    assert persons_in(tmp_path, entries) == ["other", "anna", "anna"]
+    assert participants_in(tmp_path, entries) == ["other", "anna", "anna"]
 
 
 def test_the_page_of_a_batch_and_the_viewer_have_one_order_of_doubt(

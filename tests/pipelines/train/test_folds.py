@@ -35,7 +35,7 @@ VIEWS = ("coronal", "axial")
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write six persons in three folds, with coronal and axial slices."""
+    """Write six participants in three folds, with coronal and axial slices."""
     root = tmp_path_factory.mktemp("folds") / "store"
     small_store(root, dict.fromkeys("abcdef", (16, 17, 18)))
     done = CliRunner().invoke(app, ["split", str(root), "--kfold", str(FOLDS)])

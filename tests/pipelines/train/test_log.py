@@ -198,7 +198,7 @@ def test_a_run_of_a_minute_has_a_curve_and_one_of_hours_few_lines(
 def test_a_run_leaves_a_model_curves_and_its_settings(tmp_path: Path) -> None:
     recipe = tiny_recipe(
         tmp_path,
-        validation={"every_epochs": 2, "persons": 1},
+        validation={"every_epochs": 2, "participants": 1},
         stages=[
             {"name": "together", "together": True},
             {"name": "each", "schedule": {"steps": 2}},

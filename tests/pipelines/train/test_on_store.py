@@ -55,7 +55,7 @@ def test_a_recipe_of_stores_keeps_its_augmentation_but_flips_no_scheme_of_one_si
     monkeypatch.setattr(LabelScheme, "has_unpartnered_sides", one_sided)
     plain = tiny_recipe(tmp_path)
     (stage,) = adapt_to_store(plain, store).stages
-    # The synthetic scans of the recipe are replaced, and real persons choose the weights.
+    # The synthetic scans of the recipe are replaced, and real participants choose the weights.
     assert (stage.data.synthetic, stage.validation is None) == (None, False)
     augmentation = {"flip": 0.25, "gamma": 0.125}
     own = {"path": "other", "split": "other.json", "augmentation": augmentation}

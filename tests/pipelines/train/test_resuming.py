@@ -50,7 +50,7 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 def test_a_damaged_best_state_is_said_and_the_last_one_taken(
     tmp_path: Path, logged: pytest.LogCaptureFixture
 ) -> None:
-    validated = "validation={every_epochs: 1, persons: 1}"
+    validated = "validation={every_epochs: 1, participants: 1}"
     recipe = tiny_recipe(tmp_path, "views=[coronal]", validated)
     run = tmp_path / "run"
     train(recipe, run, SILENT)
@@ -165,7 +165,7 @@ def test_a_signal_does_not_wait_for_validation_which_is_made_later(
 ) -> None:
     settings = [
         "views=[coronal]",
-        "validation={every_epochs: 1, patience: 9, persons: 1}",
+        "validation={every_epochs: 1, patience: 9, participants: 1}",
     ]
     recipe = tiny_recipe(tmp_path, *settings)
     straight, broken = tmp_path / "straight", tmp_path / "broken"
@@ -211,7 +211,7 @@ def test_a_signal_does_not_wait_for_validation_which_is_made_later(
 def test_a_signal_in_the_last_validation_leaves_that_alone_to_be_made(
     tmp_path: Path,
 ) -> None:
-    recipe = tiny_recipe(tmp_path, "views=[coronal]", "validation={persons: 1}")
+    recipe = tiny_recipe(tmp_path, "views=[coronal]", "validation={participants: 1}")
     run = tmp_path / "run"
 
     def interrupt(job: Job, report: StepReport, progress: float) -> None:
@@ -271,7 +271,7 @@ def test_a_run_that_was_killed_out_of_patience_stays_so(tmp_path: Path) -> None:
     # Nothing changes, norms included, so the second validation is no better than the first.
     frozen = "optimiser={rate: 1e-12, parts: {encoders: 0, bottleneck: 0, decoders: 0}}"
     settings = ["views=[coronal]", frozen, "ema=0", "schedule.steps=99"]
-    patience = "validation={every_epochs: 1, patience: 1, persons: 1}"
+    patience = "validation={every_epochs: 1, patience: 1, participants: 1}"
     recipe, run = tiny_recipe(tmp_path, *settings, patience), tmp_path / "run"
     train(recipe, run, SILENT)
     done = run / "train/coronal/done.json"
@@ -285,7 +285,7 @@ def test_a_run_that_was_killed_out_of_patience_stays_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("validation", [None, {"persons": 1}])
+@pytest.mark.parametrize("validation", [None, {"participants": 1}])
 def test_a_run_within_a_time_ends_in_time_with_a_model(
     tmp_path: Path, validation: dict[str, int] | None
 ) -> None:

@@ -281,7 +281,7 @@ def test_events_are_written_for_tensorboard(tmp_path: Path) -> None:
     settings = [
         "tracking=[tensorboard]",
         "views=[axial]",
-        "validation={every_epochs: 1, persons: 1}",
+        "validation={every_epochs: 1, participants: 1}",
     ]
     train(tiny_recipe(tmp_path, *settings), tmp_path / "run", SILENT)
     events = EventAccumulator(str(tmp_path / "run/train/axial/events")).Reload()

@@ -107,7 +107,7 @@ def test_names_of_runs_are_whole_in_a_terminal_of_80_columns(
 ) -> None:
     run = job.parents[1]
     (run / "config.yaml").write_text("name: tiny\n")
-    long = run.with_name("run-of-the-seventh-person-with-another-rate")
+    long = run.with_name("run-of-the-seventh-participant-with-another-rate")
     run.rename(long)
     monkeypatch.chdir(long.parent)
     monkeypatch.setenv("COLUMNS", "80")

@@ -123,7 +123,7 @@ def test_the_page_shows_the_corrected_map_and_what_was_predicted(out: Path) -> N
     assert page.ask("GET", "/v1/scans/0/predicted").content[at] == 0
 
 
-def test_the_second_of_two_persons_is_refused_and_loses_nothing(out: Path) -> None:
+def test_the_second_of_two_participants_is_refused_and_loses_nothing(out: Path) -> None:
     anna, berta = Page(out), Page(out, "berta", OTHER_TAB)
     shown = berta.detail()["sha256"]
     painted = changes(LEFT_THALAMUS, (1, 1, 1))
@@ -229,7 +229,7 @@ def test_a_folder_of_drafts_that_is_a_link_is_refused(
     assert said.startswith(folder.name)
 
 
-def test_two_tabs_of_one_person_have_a_draft_each(out: Path) -> None:
+def test_two_tabs_of_one_participant_have_a_draft_each(out: Path) -> None:
     one, two = Page(out), Page(out, tab=OTHER_TAB)
     one.keep(changes(RIGHT_THALAMUS, (2, 3, 4)))
     two.keep(changes(LEFT_THALAMUS, (1, 1, 1)))

@@ -88,7 +88,7 @@ def test_what_is_on_the_persons_left_is_shown_on_the_side_that_the_page_names(
         with served(tmp_path / "out", monkeypatch) as address:
             page.open(address)
             page.wait("window.trinatShown?.step === 0", 240)
-            # The cross-hair is in the marker, and the page names that side of the person.
+            # The cross-hair is in the marker, and the page names that side of the participant.
             here = page.evaluate("document.getElementById('here').textContent")
             assert here.startswith("L Thalamus · -")
             page.press("h")  # without the labels the marker is white

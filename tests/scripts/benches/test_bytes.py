@@ -13,7 +13,7 @@ from benches.bytes import differences, hashes, mask_all, masked
     [
         ("a/run.jsonl", '"finished":"2026-11-26T20:40:06.042+00:00"', '"finished":"DATE"'),
         ("a/page.html", "<p>2026-11-26, 3 scans</p>", "<p>DATE, 3 scans</p>"),
-        ("visits.tsv", "anna\t2021-03-01\n", "anna\t2021-03-01\n"),
+        ("sessions.tsv", "anna\t2021-03-01\n", "anna\t2021-03-01\n"),
         ("a/run.jsonl", '"timings_s":{"read":0.03},"x":1', 'DURATIONS,"x":1'),
         ("printed/a.txt", "1/2 scan0: reading\n2 done, 5.3 scans/min\n", "2 done, SPEED\n"),
         ("a/notes.txt", "1/2 scan0: reading\n", "1/2 scan0: reading\n"),

@@ -1,4 +1,4 @@
-"""Simulated visits, in which all changes are known."""
+"""Simulated sessions, in which all changes are known."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from benches._visits import Protocol, change_of, deformation, visit
+from benches._sessions import Protocol, change_of, deformation, session
 from benches.longitudinal import differences, icc_interval, pooled, run, slope_of
 from helpers.miniatures import freesurfer_subject
 from helpers.ratings import SHROUT_FLEISS
-from helpers.visits import head_of
+from helpers.sessions import head_of
 
 from trinat.segmentation.io.volume import Volume
 
@@ -31,27 +31,37 @@ def test_what_is_far_away_stays() -> None:
     assert np.abs(field[:, 0, 0, 0]).max() < 0.1 * np.abs(field).max()
 
 
-def test_a_visit_is_another_acquisition_each_time() -> None:
+def test_a_session_is_another_acquisition_each_time() -> None:
     draw = np.random.default_rng(0)
     head = head_of()
     head = type(head)(head.data / 200, head.affine)
-    first, second = (visit(head, None, Protocol(), draw) for _ in range(2))
+    first, second = (session(head, None, Protocol(), draw) for _ in range(2))
     assert first.shape != second.shape or not np.allclose(first.affine, second.affine)
 
 
 def test_voxels_have_the_sizes_that_are_named_in_turn(tmp_path: Path) -> None:
     freesurfer_subject(tmp_path / "heads", "a", image="T1.mgz")
     out = tmp_path / "out"
-    run("visits", str(tmp_path / "heads"), str(out), "hippocampus", "1", "0,0", "1,1.2")
+    run(
+        "sessions",
+        str(tmp_path / "heads"),
+        str(out),
+        "hippocampus",
+        "1",
+        "0,0",
+        "1,1.2",
+    )
     sizes = [Volume.read(out / f"a_MR{n}.nii.gz").grid.spacing_mm for n in (1, 2)]
     assert sizes[0] == pytest.approx((1, 1, 1))
     assert sizes[1] == pytest.approx((1.2, 1.2, 1.2))
 
 
 def test_differences_are_of_the_mean_of_both_scans() -> None:
-    persons = pd.DataFrame({"scan": ["a.nii.gz", "b.nii.gz"], "person": ["p", "p"]})
+    participants = pd.DataFrame(
+        {"scan": ["a.nii.gz", "b.nii.gz"], "participant": ["p", "p"]}
+    )
     volumes = pd.DataFrame({"Hippocampus": [95.0, 105.0]}, index=["a", "b"])
-    assert differences(persons, volumes).loc["Hippocampus", "mean"] == 10
+    assert differences(participants, volumes).loc["Hippocampus", "mean"] == 10
 
 
 def test_the_slope_of_what_is_found_at_half_is_a_half() -> None:
@@ -80,7 +90,7 @@ def test_the_icc_of_scans_whose_names_are_numbers(
 ) -> None:
     table = pd.DataFrame(
         {
-            "person": ["a", "a", "b", "b", "c", "c"],
+            "participant": ["a", "a", "b", "b", "c", "c"],
             "case": ["001", "002", "003", "004", "005", "006"],
             # As in the tests of `icc_2_1`: 1, 2, 3 and one more each.
             "Left-Caudate_mm3": [1, 2, 2, 3, 3, 4],
@@ -88,6 +98,6 @@ def test_the_icc_of_scans_whose_names_are_numbers(
     )
     table.to_csv(tmp_path / "timepoints.tsv", sep="\t", index=False)
     run("icc", str(tmp_path))
-    persons, _, caudate = capsys.readouterr().out.splitlines()
-    assert persons == "3 persons"
+    participants, _, caudate = capsys.readouterr().out.splitlines()
+    assert participants == "3 participants"
     assert caudate.startswith("Left-Caudate\t0.667\t")

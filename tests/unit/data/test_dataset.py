@@ -299,11 +299,11 @@ def test_a_store_cannot_name_files_elsewhere(store: Store) -> None:
         Store(store.root)
 
 
-def test_a_table_that_lost_a_person_is_refused(store: Store) -> None:
+def test_a_table_that_lost_a_participant_is_refused(store: Store) -> None:
     table = store.root / "participants.tsv"
     table.write_text("\n".join(table.read_text().splitlines()[:-1]) + "\n")
     with refusal(DatasetError, table):
-        store.participants  # noqa: B018
+        store.metadata  # noqa: B018
 
 
 def test_the_scheme_is_read_as_it_was_stored(store: Store) -> None:

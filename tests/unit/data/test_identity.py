@@ -1,4 +1,4 @@
-"""Person and session of a scan, from names and folders."""
+"""Participant and session of a scan, from names and folders."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def identity(path: str) -> Identity | None:
 
 
 @pytest.mark.parametrize(
-    ("path", "person", "visit"),
+    ("path", "participant", "session"),
     [
         ("sub-01_ses-2_run-1_T1w", "sub-01", "ses-2"),
         ("sub-01", "sub-01", ""),
@@ -48,12 +48,12 @@ def identity(path: str) -> Identity | None:
         ("sub-01/OAS1_0001_MR2", "OAS1_0001", "MR2"),
     ],
 )
-def test_names_and_folders_say_person_and_visit(
-    path: str, person: str, visit: str
+def test_names_and_folders_say_participant_and_session(
+    path: str, participant: str, session: str
 ) -> None:
     found = identity(path)
     assert found is not None
-    assert (found.person, found.visit) == (person, visit)
+    assert (found.participant, found.session) == (participant, session)
 
 
 @pytest.mark.parametrize(
@@ -63,104 +63,113 @@ def test_other_names_say_nothing(path: str) -> None:
     assert identity(path) is None
 
 
-def test_scans_of_a_visit_are_told_apart_by_the_rest_of_their_names() -> None:
+def test_scans_of_a_session_are_told_apart_by_the_rest_of_their_names() -> None:
     scans = [identity("OAS1_0001_MR2"), identity("OAS1_0001_MR2_b")]
     assert [scan and scan.scan for scan in scans] == ["MR2", "MR2_b"]
 
 
-def test_scans_of_cohorts_without_visits_in_their_names_are_told_apart() -> None:
+def test_scans_of_cohorts_without_sessions_in_their_names_are_told_apart() -> None:
     scans = [identity(f"100307_3T_T1w_MPR{run}") for run in (1, 2)]
     assert [scan and scan.scan for scan in scans] == ["3T_T1w_MPR1", "3T_T1w_MPR2"]
 
 
-def persons(*paths: str) -> list[str]:
-    return [scan.person for scan in identify([Named.of_path(path) for path in paths])]
+def participants(*paths: str) -> list[str]:
+    return [
+        scan.participant for scan in identify([Named.of_path(path) for path in paths])
+    ]
 
 
-def test_persons_of_two_sites_stay_apart() -> None:
+def test_participants_of_two_sites_stay_apart() -> None:
     paths = ("A/sub-01_T1w", "B/sub-01_T1w", "A/sub-02_T1w", "C/sub-03_T1w")
-    assert persons(*paths) == ["A/sub-01", "B/sub-01", "A/sub-02", "sub-03"]
+    assert participants(*paths) == ["A/sub-01", "B/sub-01", "A/sub-02", "sub-03"]
     inside = ("A/sub-01/anat/sub-01_T1w", "B/sub-01/anat/sub-01_T1w")
-    assert persons(*inside) == ["A/sub-01", "B/sub-01"]
+    assert participants(*inside) == ["A/sub-01", "B/sub-01"]
 
 
 @pytest.mark.parametrize(
     "folders", [("baseline", "followup"), ("ses-1", "ses-2"), ("visit1", "visit2")]
 )
-def test_folders_that_are_visits_are_no_sites(folders: tuple[str, str]) -> None:
-    assert persons(*(f"{folder}/sub-01_T1w" for folder in folders)) == ["sub-01"] * 2
+def test_folders_that_are_sessions_are_no_sites(folders: tuple[str, str]) -> None:
+    assert (
+        participants(*(f"{folder}/sub-01_T1w" for folder in folders)) == ["sub-01"] * 2
+    )
 
 
-def test_two_visits_in_two_folders_are_of_one_person() -> None:
-    assert persons("disc1/OAS1_0001_MR1", "disc2/OAS1_0001_MR2") == ["OAS1_0001"] * 2
+def test_two_sessions_in_two_folders_are_of_one_participant() -> None:
+    assert (
+        participants("disc1/OAS1_0001_MR1", "disc2/OAS1_0001_MR2") == ["OAS1_0001"] * 2
+    )
 
 
 @pytest.mark.parametrize("second", ["sub-01_acq-mprage_T1w", "sub-01_ses-1"])
-def test_persons_of_two_sites_stay_apart_whatever_follows_their_names(
+def test_participants_of_two_sites_stay_apart_whatever_follows_their_names(
     second: str,
 ) -> None:
     scans = identify([Named.of_path("A/sub-01_T1w"), Named.of_path(f"B/{second}")])
-    assert [scan.person for scan in scans] == ["A/sub-01", "B/sub-01"]
-    assert "A/sub-01" in clash_among(scan.person for scan in scans)
+    assert [scan.participant for scan in scans] == ["A/sub-01", "B/sub-01"]
+    assert "A/sub-01" in clash_among(scan.participant for scan in scans)
 
 
-def test_a_name_that_says_no_visit_is_the_persons_and_clashes_like_others() -> None:
-    assert persons("anna/anat/anna", "ben/anat/ben") == ["anna", "ben"]
-    assert persons("A/anna", "A/ben", "B/anna") == ["A/anna", "A/ben", "B/anna"]
-    assert persons("a/T1", "b/T1") == ["a/T1", "b/T1"]
+def test_a_name_that_says_no_session_is_the_participants_and_clashes_like_others() -> (
+    None
+):
+    assert participants("anna/anat/anna", "ben/anat/ben") == ["anna", "ben"]
+    assert participants("A/anna", "A/ben", "B/anna") == ["A/anna", "A/ben", "B/anna"]
+    assert participants("a/T1", "b/T1") == ["a/T1", "b/T1"]
 
 
 @pytest.mark.parametrize(
     ("first", "second"),
     [("v1", "v2"), ("baseline", "followup"), ("visit1", "visit-2"), ("TP1", "TP2")],
 )
-def test_visits_are_the_same_words_in_names_and_folders(
+def test_sessions_are_the_same_words_in_names_and_folders(
     first: str, second: str
 ) -> None:
-    assert persons(f"P01_{first}", f"P01_{second}") == ["P01", "P01"]
-    assert persons(f"P01_{first}_T1", f"P01_{second}_T1") == ["P01", "P01"]
-    assert persons(f"{first}/P01", f"{second}/P01") == ["P01", "P01"]
+    assert participants(f"P01_{first}", f"P01_{second}") == ["P01", "P01"]
+    assert participants(f"P01_{first}_T1", f"P01_{second}_T1") == ["P01", "P01"]
+    assert participants(f"{first}/P01", f"{second}/P01") == ["P01", "P01"]
 
 
-def test_a_word_with_a_number_behind_a_visit_may_be_the_person() -> None:
+def test_a_word_with_a_number_behind_a_session_may_be_the_participant() -> None:
     names = ("TRIAL_V1_P01", "TRIAL_V1_P02", "TRIAL_V2_P01")
-    assert persons(*names) == ["TRIAL_P01", "TRIAL_P02", "TRIAL_P01"]
-    assert persons("07_V1_T1", "07_V1_T2", "07_V2_run-01") == ["07"] * 3
+    assert participants(*names) == ["TRIAL_P01", "TRIAL_P02", "TRIAL_P01"]
+    assert participants("07_V1_T1", "07_V1_T2", "07_V2_run-01") == ["07"] * 3
 
 
-def test_a_number_of_three_digits_is_no_visit() -> None:
-    assert persons("study_MR000", "study_MR001") == ["study_MR000", "study_MR001"]
+def test_a_number_of_three_digits_is_no_session() -> None:
+    assert participants("study_MR000", "study_MR001") == ["study_MR000", "study_MR001"]
 
 
-def test_a_number_behind_a_visit_is_the_persons() -> None:
-    assert persons("TRIAL_V1_000", "TRIAL_V1_001", "TRIAL_V2_000") == [
+def test_a_number_behind_a_session_is_the_participants() -> None:
+    assert participants("TRIAL_V1_000", "TRIAL_V1_001", "TRIAL_V2_000") == [
         "TRIAL_000",
         "TRIAL_001",
         "TRIAL_000",
     ]
-    # Runs of different persons with the same numbers.
+    # Runs of different participants with the same numbers.
     assert (
-        persons("07_V1_1", "07_V1_2", "08_V1_1", "08_V1_2") == ["07"] * 2 + ["08"] * 2
+        participants("07_V1_1", "07_V1_2", "08_V1_1", "08_V1_2")
+        == ["07"] * 2 + ["08"] * 2
     )
-    assert persons("OAS1_0001_MR1_1", "OAS1_0001_MR1_2") == ["OAS1_0001"] * 2
+    assert participants("OAS1_0001_MR1_1", "OAS1_0001_MR1_2") == ["OAS1_0001"] * 2
 
 
 @pytest.mark.parametrize("folders", [("V1", "V2"), ("baseline", "followup")])
-def test_files_named_after_persons_in_folders_of_visits(
+def test_files_named_after_participants_in_folders_of_sessions(
     folders: tuple[str, str],
 ) -> None:
     paths = [f"{folder}/P0{n}" for folder in folders for n in range(2)]
     scans = identify([Named.of_path(path) for path in paths])
-    assert [scan.person for scan in scans] == ["P00", "P01", "P00", "P01"]
+    assert [scan.participant for scan in scans] == ["P00", "P01", "P00", "P01"]
     assert [scan.scan for scan in scans] == [
         *(folders[0], folders[0]),
         *(folders[1], folders[1]),
     ]
-    assert not clash_among(scan.person for scan in scans)
+    assert not clash_among(scan.participant for scan in scans)
 
 
 # Trees as in the BIDS project's examples (7t_trt, ds001, ds114, ds000117, synthetic,
-# qmri_mp2rage, eeg_ds000117): the folder sub-* names the person, ses-* the session.
+# qmri_mp2rage, eeg_ds000117): the folder sub-* names the participant, ses-* the session.
 _BIDS_EXAMPLES = (
     "7t_trt/sub-01/ses-1/anat/sub-01_ses-1_T1map",
     "7t_trt/sub-22/ses-1/anat/sub-22_ses-1_T1w",
@@ -186,9 +195,9 @@ _BIDS_EXAMPLES = (
 @pytest.mark.parametrize("path", _BIDS_EXAMPLES)
 def test_names_of_the_bids_examples(path: str) -> None:
     parts = PurePosixPath(path).parts
-    person = next(part for part in parts if part.startswith("sub-"))
-    visit = next((part for part in parts if part.startswith("ses-")), "")
+    participant = next(part for part in parts if part.startswith("sub-"))
+    session = next((part for part in parts if part.startswith("ses-")), "")
     found = identity(path)
     assert found is not None
-    assert (found.person, found.visit) == (person, visit)
+    assert (found.participant, found.session) == (participant, session)
     assert found.site == parts[:1]

@@ -1,4 +1,4 @@
-"""No person and no family is on two sides of a split."""
+"""No participant and no family is on two sides of a split."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from trinat.segmentation.data.splits import (
     PARTS,
-    Participant,
     Split,
+    SubjectMetadata,
     make_folds,
     make_published_split,
     make_split,
@@ -21,17 +21,17 @@ from trinat.segmentation.data.splits import (
 from trinat.segmentation.errors import ConfigError, DatasetError
 
 
-def people(count: int) -> list[Participant]:
-    return [Participant(f"s{i}", f"p{i}") for i in range(count)]
+def people(count: int) -> list[SubjectMetadata]:
+    return [SubjectMetadata(f"s{i}", f"p{i}") for i in range(count)]
 
 
-def test_a_hundred_persons_meet_the_ratios_exactly() -> None:
+def test_a_hundred_participants_meet_the_ratios_exactly() -> None:
     split = make_split(people(100), (8, 1, 1), seed=0, store="S")
     assert [len(split.part(name)) for name in PARTS] == [80, 10, 10]
     assert len({*split.train, *split.validation, *split.test}) == 100
 
 
-def test_five_persons_fill_three_parts() -> None:
+def test_five_participants_fill_three_parts() -> None:
     split = make_split(people(5), (8, 1, 1), seed=0, store="S")
     assert [len(split.part(name)) for name in PARTS] == [3, 1, 1]
 
@@ -56,12 +56,14 @@ def test_names_are_listed_in_natural_order() -> None:
     st.lists(st.tuples(st.integers(0, 8), st.integers(0, 12)), min_size=1, max_size=60),
     st.integers(0, 5),
 )
-def test_persons_and_families_stay_together(
+def test_participants_and_families_stay_together(
     links: list[tuple[int, int]], seed: int
 ) -> None:
     subjects = [
-        Participant(f"s{i}", f"p{person}", family=f"f{family}" if family < 6 else None)
-        for i, (person, family) in enumerate(links)
+        SubjectMetadata(
+            f"s{i}", f"p{participant}", family=f"f{family}" if family < 6 else None
+        )
+        for i, (participant, family) in enumerate(links)
     ]
     try:
         split = make_split(subjects, (2, 1, 1), seed=seed, store="S")
@@ -71,19 +73,19 @@ def test_persons_and_families_stay_together(
     assert len(where) == len(subjects)
     for a in subjects:
         for b in subjects:
-            if a.person == b.person or (a.family and a.family == b.family):
+            if a.participant == b.participant or (a.family and a.family == b.family):
                 assert where[a.subject] == where[b.subject]
     split.check(subjects, "S")
 
 
 def test_cousins_through_a_shared_sibling_stay_together() -> None:
-    # p1 has two sessions listed under two families, so all three persons belong together.
+    # p1 has two sessions listed under two families, so all three participants belong together.
     chain = [
-        Participant("a", "p0", family="f0"),
-        Participant("b", "p1", family="f0"),
-        Participant("c", "p1", family="f1"),
-        Participant("d", "p2", family="f1"),
-        Participant("e", "p3"),
+        SubjectMetadata("a", "p0", family="f0"),
+        SubjectMetadata("b", "p1", family="f0"),
+        SubjectMetadata("c", "p1", family="f1"),
+        SubjectMetadata("d", "p2", family="f1"),
+        SubjectMetadata("e", "p3"),
     ]
     split = make_split(chain, (1, 1, 0), seed=0, store="S")
     assert {split.train, split.validation} == {("a", "b", "c", "d"), ("e",)}
@@ -91,7 +93,7 @@ def test_cousins_through_a_shared_sibling_stay_together() -> None:
 
 def test_every_part_has_both_sexes_and_all_ages() -> None:
     crowd = [
-        Participant(f"s{i}", f"p{i}", age=20 + i % 60, sex="F" if i % 3 else "M")
+        SubjectMetadata(f"s{i}", f"p{i}", age=20 + i % 60, sex="F" if i % 3 else "M")
         for i in range(120)
     ]
     by_name = {p.subject: p for p in crowd}
@@ -105,7 +107,7 @@ def test_every_part_has_both_sexes_and_all_ages() -> None:
             assert mean_age == pytest.approx(49.5, abs=5)
 
 
-def test_each_person_is_tested_once_over_the_folds() -> None:
+def test_each_participant_is_tested_once_over_the_folds() -> None:
     splits = make_folds(people(23), 5, seed=0, store="S")
     assert len(splits) == 5
     assert sorted(s for split in splits for s in split.test) == sorted(
@@ -142,9 +144,12 @@ def test_folds_without_validation_train_all_but_the_tested() -> None:
 
 
 def test_fewer_families_than_parts_are_refused() -> None:
-    twins = [Participant("a", "a", family="f"), Participant("b", "b", family="f")]
+    twins = [
+        SubjectMetadata("a", "a", family="f"),
+        SubjectMetadata("b", "b", family="f"),
+    ]
     with pytest.raises(
-        DatasetError, match="too few persons or families for 2 parts: 1"
+        DatasetError, match="too few participants or families for 2 parts: 1"
     ):
         make_split(twins, (1, 1, 0), seed=0, store="S")
 
@@ -156,9 +161,9 @@ def test_ratios_that_make_no_sense_are_refused() -> None:
         make_split(people(9), (1, -1, 1), seed=0, store="S")
 
 
-# As in the labelling challenge: s0 to s14 train, s15 and s16 are two scans of one person.
+# As in the labelling challenge: s0 to s14 train, s15 and s16 are two scans of one participant.
 TRAINING = tuple(f"s{i}" for i in range(15))
-CHALLENGE = [*people(16), Participant("s16", "p15")]
+CHALLENGE = [*people(16), SubjectMetadata("s16", "p15")]
 
 
 def test_a_published_split_is_as_published() -> None:
@@ -172,7 +177,7 @@ def test_a_part_of_the_dataset_keeps_the_published_division() -> None:
 
 
 @given(st.integers(1, 14), st.integers(0, 5))
-def test_so_many_of_the_published_training_persons_validate(
+def test_so_many_of_the_published_training_participants_validate(
     count: int, seed: int
 ) -> None:
     split = make_published_split(
@@ -184,25 +189,27 @@ def test_so_many_of_the_published_training_persons_validate(
     assert split.test == ("s15", "s16")
 
 
-def test_persons_for_validation_are_spread_over_ages() -> None:
+def test_participants_for_validation_are_spread_over_ages() -> None:
     """Three times five ages, one of each."""
-    aged = [Participant(f"s{i}", f"p{i}", age=20.0 + 10 * (i // 3)) for i in range(15)]
+    aged = [
+        SubjectMetadata(f"s{i}", f"p{i}", age=20.0 + 10 * (i // 3)) for i in range(15)
+    ]
     split = make_published_split(aged, TRAINING, validation=5, seed=0, store="S")
     assert [int(name[1:]) // 3 for name in split.validation] == [0, 1, 2, 3, 4]
 
 
 def test_somebody_is_left_to_train() -> None:
     with pytest.raises(
-        DatasetError, match="15 persons for validation leave none of 15 to train"
+        DatasetError, match="15 participants for validation leave none of 15 to train"
     ):
         make_published_split(CHALLENGE, TRAINING, validation=15, seed=0, store="S")
 
 
-def test_a_split_that_shares_a_person_is_refused() -> None:
+def test_a_split_that_shares_a_participant_is_refused() -> None:
     sessions = [
-        Participant("a_ses-1", "a"),
-        Participant("a_ses-2", "a"),
-        Participant("b", "b"),
+        SubjectMetadata("a_ses-1", "a"),
+        SubjectMetadata("a_ses-2", "a"),
+        SubjectMetadata("b", "b"),
     ]
     split = Split(store="S", seed=0, train=("a_ses-1", "b"), test=("a_ses-2",))
     with refusal(DatasetError, ""):
@@ -210,7 +217,10 @@ def test_a_split_that_shares_a_person_is_refused() -> None:
 
 
 def test_a_split_that_shares_a_family_is_refused() -> None:
-    twins = [Participant("a", "a", family="f"), Participant("b", "b", family="f")]
+    twins = [
+        SubjectMetadata("a", "a", family="f"),
+        SubjectMetadata("b", "b", family="f"),
+    ]
     with refusal(DatasetError, ""):
         Split(store="S", seed=0, train=("a",), validation=("b",)).check(twins, "S")
 

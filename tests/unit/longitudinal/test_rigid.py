@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from helpers.visits import head_of, pose_of, visit_of
+from helpers.sessions import head_of, pose_of, session_of
 
 from trinat.segmentation.grid import moved
 from trinat.segmentation.io.volume import Volume
-from trinat.segmentation.longitudinal.person import image_to_align
+from trinat.segmentation.longitudinal.participant import image_to_align
 from trinat.segmentation.longitudinal.rigid import (
     _likeness,
     _step,
@@ -20,16 +20,16 @@ from trinat.segmentation.longitudinal.rigid import (
 from trinat.segmentation.longitudinal.space import (
     SAME_HEAD,
     heads_of,
-    person_space,
+    participant_space,
 )
 
 # Corners of a box in the head, RAS mm.
 PLACES = np.array([[x, y, z] for x in (-8, 8) for y in (-8, 8) for z in (-8, 8)])
 
 
-def image(person: int, turn_deg: float = 0, shift_mm: float = 0, seed: int = 0):
+def image(participant: int, turn_deg: float = 0, shift_mm: float = 0, seed: int = 0):
     pose = pose_of(turn_deg, shift_mm)
-    return image_to_align(visit_of(head_of(person), pose, seed))
+    return image_to_align(session_of(head_of(participant), pose, seed))
 
 
 def off_mm(found: np.ndarray, wanted: np.ndarray) -> float:
@@ -102,9 +102,9 @@ def test_the_mean_of_two_shifts_is_halfway() -> None:
     assert mean_pose([np.eye(4), there])[:3, 3] == pytest.approx((2.0, 0.0, -1.0))
 
 
-def test_both_scans_are_turned_by_half_to_the_persons_space() -> None:
+def test_both_scans_are_turned_by_half_to_the_participants_space() -> None:
     images = [image(0), image(0, 6, 2, seed=1)]
-    space = person_space(images, heads_of(images)[0].alignments)
+    space = participant_space(images, heads_of(images)[0].alignments)
     cosines = [(np.trace(pose[:3, :3]) - 1) / 2 for pose in space.poses]
     assert cosines[0] == pytest.approx(cosines[1], abs=1e-9)
     assert all(side % 16 == 0 for side in space.grid.shape)

@@ -30,7 +30,7 @@ def test_a_structure_of_another_scheme_counts_as_long_as_a_part_of_it_is_predict
     assert nothing_of_it.left_out(TISSUE) == {"CSF": UNKNOWN}
 
 
-def test_a_person_names_structures_in_the_words_of_the_evaluation() -> None:
+def test_a_participant_names_structures_in_the_words_of_the_evaluation() -> None:
     assert Made(named=("CSF",), source=ALL).left_out(TISSUE) == {"CSF": UNKNOWN}
     with pytest.raises(ConfigError, match="tissue4 has no 'Left-Thalamus'"):
         Made(named=("Left-Thalamus",), source=ALL).left_out(TISSUE)

@@ -89,7 +89,7 @@ def test_a_regression_agrees_with_statsmodels_hc2() -> None:
 
 
 def test_degrees_of_freedom_are_those_of_the_quadratic_form() -> None:
-    """Bell and McCaffrey's formula, with matrices of persons by persons."""
+    """Bell and McCaffrey's formula, with matrices of participants by participants."""
     draw = np.random.default_rng(1)
     matrix = np.hstack([np.ones((12, 1)), draw.normal(size=(12, 2))])
     design = Design(matrix)
@@ -108,7 +108,7 @@ def test_degrees_of_freedom_are_those_of_the_quadratic_form() -> None:
 @pytest.mark.parametrize(
     ("first", "second"),
     [
-        ([1.0], [2.0, 3.0, 5.0]),  # one person has no variance
+        ([1.0], [2.0, 3.0, 5.0]),  # one participant has no variance
         ([4.0, 4.0], [4.0, 4.0]),  # nobody differs
         ([0.1 + 0.2, 0.3], [0.3, 0.3]),  # equal except for rounding
     ],

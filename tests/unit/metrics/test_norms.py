@@ -21,7 +21,7 @@ CURVE = Curve(
     median_mm3=[4000.0, 3800.0, 3600.0],
     spread=[0.1, 0.1, 0.1],
     near=[6, 8, 6],
-    persons=90,
+    participants=90,
     intracranial_mm3=1.5e6,
     intracranial_power=0.5,
 )
@@ -45,13 +45,13 @@ def test_a_z_and_its_volume(skewness: float, volume: float, z: float) -> None:
     assert equals.volume_mm3(z) == pytest.approx(volume)
 
 
-def test_a_place_is_that_among_persons_of_the_age_and_head() -> None:
+def test_a_place_is_that_among_participants_of_the_age_and_head() -> None:
     """At 20.5 the median is 3,900; a head that is 1.21 times as large has 1.1 times that."""
     place = norms().place("Left-Hippocampus", 4290 * 1.1, "F", 20.5, 1.21 * 1.5e6)
     assert place.z == pytest.approx(1)
     assert place.percentile == pytest.approx(84.13, abs=0.01)
     assert place.high_mm3 == pytest.approx(4290 * 1.1645, abs=0.1)
-    assert place.persons == 90
+    assert place.participants == 90
 
 
 def test_the_last_year_ends_with_its_last_day() -> None:
@@ -71,7 +71,7 @@ def test_the_last_year_ends_with_its_last_day() -> None:
         ("Left-Hippocampus", 0.0, "F", 21.0, 1.5e6, "nothing was found"),
     ],
 )
-def test_norms_say_nothing_of_persons_unlike_the_controls(
+def test_norms_say_nothing_of_participants_unlike_the_controls(
     structure: str,
     volume: float,
     sex: str | None,

@@ -1,11 +1,11 @@
-"""Label maps of two scans of one person, aligned and compared."""
+"""Label maps of two scans of one participant, aligned and compared."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 from helpers.miniatures import head_labels
-from helpers.visits import head_of, pose_of, visit_of
+from helpers.sessions import head_of, pose_of, session_of
 
 from trinat.segmentation.errors import EvaluationError
 from trinat.segmentation.io.volume import Volume
@@ -33,7 +33,7 @@ def test_two_maps_compared_by_hand() -> None:
 def test_maps_of_a_moved_head_lie_on_one_another() -> None:
     head = head_of()
     pose = pose_of(5.0, 6.0)
-    both = two_scans(head, visit_of(head, pose))
+    both = two_scans(head, session_of(head, pose))
     assert both.likeness > 0.9
     cosine = (np.trace(pose[:3, :3]) - 1) / 2
     assert both.turned_deg == pytest.approx(np.degrees(np.arccos(cosine)), abs=0.5)
@@ -55,7 +55,7 @@ def test_maps_of_a_moved_head_lie_on_one_another() -> None:
 
 def test_volumes_are_those_before_resampling() -> None:
     head = head_of()
-    both = two_scans(head, visit_of(head, pose_of(4.0, 3.0)))
+    both = two_scans(head, session_of(head, pose_of(4.0, 3.0)))
     classes = SCHEME.from_freesurfer(head_labels())
     coarse = head.affine @ np.diag([1, 1, 2, 1])
     found = lay(Volume(classes[..., ::2].copy(), coarse), SCHEME, both.space, 0)

@@ -27,16 +27,16 @@ def test_icc_of_the_published_example() -> None:
 
 
 def test_icc_counts_a_bias_as_disagreement() -> None:
-    person = np.arange(10.0)
-    assert icc_2_1(np.stack([person, person], 1)) == pytest.approx(1)
-    assert icc_2_1(np.stack([person, person + 5], 1)) < 0.5
-    # 1, 2, 3 and each plus one: between persons 2, residual 0, between raters 1.5; 2 / (2 + 2 *
-    # 1.5 / 3) = 2/3.
+    participant = np.arange(10.0)
+    assert icc_2_1(np.stack([participant, participant], 1)) == pytest.approx(1)
+    assert icc_2_1(np.stack([participant, participant + 5], 1)) < 0.5
+    # 1, 2, 3 and each plus one: between participants 2, residual 0, between raters 1.5; 2 / (2 + 2
+    # * 1.5 / 3) = 2/3.
     shifted = np.array([[1.0, 2.0], [2.0, 3.0], [3.0, 4.0]])
     assert icc_2_1(shifted) == pytest.approx(2 / 3)
 
 
-def test_icc_leaves_out_incomplete_persons() -> None:
+def test_icc_leaves_out_incomplete_participants() -> None:
     incomplete = np.vstack([SHROUT_FLEISS, [100, np.nan, 1, 1]])
     assert icc_2_1(incomplete) == icc_2_1(SHROUT_FLEISS)
 
@@ -56,7 +56,7 @@ def test_holm_never_exceeds_one() -> None:
     assert holm(np.array([0.6, 0.7])).tolist() == [1, 1]
 
 
-def test_six_persons_all_better_give_the_smallest_exact_p() -> None:
+def test_six_participants_all_better_give_the_smallest_exact_p() -> None:
     first = np.array([0.80, 0.81, 0.82, 0.83, 0.84, 0.85])
     second = first + np.array([0.01, 0.02, 0.03, 0.04, 0.05, 0.06])
     test = paired_test(first, second)
@@ -71,17 +71,17 @@ def test_the_effect_is_signed() -> None:
     assert paired_test(first, np.array([1.0, -2, -3, -4])).effect == pytest.approx(-0.8)
 
 
-def test_fewer_than_six_persons_get_no_test() -> None:
+def test_fewer_than_six_participants_get_no_test() -> None:
     test = paired_test(np.zeros(5), np.arange(1.0, 6))
     assert test.p is None
     assert "fewer than 6" in test.note
 
 
-def test_persons_without_a_value_are_left_out_and_counted() -> None:
+def test_participants_without_a_value_are_left_out_and_counted() -> None:
     first = np.array([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, np.nan])
     second = np.array([0.2, 0.4, 0.6, 0.8, 1.0, np.nan, 1.0])
     test = paired_test(first, second)
-    assert test.persons == 5
+    assert test.participants == 5
     assert test.note.startswith("2 without a value from both")
 
 
@@ -101,7 +101,7 @@ def by_enumeration(differences: np.ndarray) -> float:
 @pytest.mark.parametrize(
     ("differences", "p"),
     [
-        # Three equal differences, and seven persons without one: 2 of 2^3 choices of signs.
+        # Three equal differences, and seven participants without one: 2 of 2^3 choices of signs.
         ([0.1] * 3 + [0] * 7, 0.25),
         # All eight are equal: 2 of 2^8.
         ([0.1] * 8, 2 / 2**8),
@@ -164,7 +164,7 @@ def test_bland_altman_by_hand() -> None:
     agreement = bland_altman(
         np.array([10.0, 20, 30, np.nan]), np.array([11.0, 22, 33, 1])
     )
-    assert (agreement.persons, agreement.bias, agreement.sd) == (3, 2, 1)
+    assert (agreement.participants, agreement.bias, agreement.sd) == (3, 2, 1)
     assert (agreement.lower, agreement.upper) == pytest.approx((0.04, 3.96))
 
 
@@ -243,14 +243,14 @@ def test_the_interval_of_equal_values_is_that_value() -> None:
     assert mean_interval(np.full((6, 1), 0.9)).tolist() == [[0.9], [0.9]]
 
 
-def test_the_interval_of_one_person_is_undefined_and_that_of_two_is_not() -> None:
+def test_the_interval_of_one_participant_is_undefined_and_that_of_two_is_not() -> None:
     interval = mean_interval(np.array([[1.0, 2.0], [np.nan, 3.0]]))
     assert np.isnan(interval[:, 0]).all()
     assert np.isfinite(interval[:, 1]).all()
     assert np.isnan(mean_interval(np.ones((1, 2)))).all()
 
 
-@pytest.mark.parametrize("persons", [5, 7, 10, 20])
+@pytest.mark.parametrize("participants", [5, 7, 10, 20])
 @pytest.mark.parametrize(
     ("a", "b", "most"),
     [
@@ -261,9 +261,9 @@ def test_the_interval_of_one_person_is_undefined_and_that_of_two_is_not() -> Non
     ],
 )
 def test_intervals_hold_the_mean_as_often_as_they_say(
-    a: float, b: float, most: float, persons: int
+    a: float, b: float, most: float, participants: int
 ) -> None:
-    values = np.random.default_rng(0).beta(a, b, size=(persons, 10_000))
+    values = np.random.default_rng(0).beta(a, b, size=(participants, 10_000))
     mean = a / (a + b)
     low, high = mean_interval(values, 0.0, most)
     assert 0.93 < ((low <= mean) & (mean <= high)).mean() < 0.97

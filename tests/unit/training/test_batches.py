@@ -245,7 +245,7 @@ def test_whole_subjects_validate(config: StoreConfig) -> None:
     assert scans[0].images.shape == scans[0].labels.shape == (20, SIZE, SIZE)
 
 
-def test_all_persons_validate_if_no_number_is_given(tmp_path: Path) -> None:
+def test_all_participants_validate_if_no_number_is_given(tmp_path: Path) -> None:
     names = "abcdef"
     store = small_store(tmp_path / "store", dict.fromkeys(names, (16, 16, 16)))
     split = tmp_path / "split.json"
@@ -261,10 +261,10 @@ def test_all_persons_validate_if_no_number_is_given(tmp_path: Path) -> None:
         return "".join(scan.name for scan in scans)
 
     assert scored(ValidationConfig(), 0) == "bcdef"
-    drawn = [scored(ValidationConfig(persons=2), seed) for seed in range(20)]
+    drawn = [scored(ValidationConfig(participants=2), seed) for seed in range(20)]
     assert {len(names) for names in drawn} == {2}
     assert set("".join(drawn)) == set("bcdef")
-    assert scored(ValidationConfig(persons=2), 7) == drawn[7]
+    assert scored(ValidationConfig(participants=2), 7) == drawn[7]
 
 
 def test_another_split_has_another_fingerprint(config: StoreConfig) -> None:

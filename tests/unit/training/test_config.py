@@ -47,12 +47,12 @@ def test_a_resolved_recipe_resolves_to_itself() -> None:
     assert Recipe.model_validate(recipe.model_dump(mode="json")) == recipe
 
 
-def test_sessions_of_a_person_validate_together() -> None:
-    persons = ["ann", "ann", "bob", "eve", "eve"]
+def test_sessions_of_a_participant_validate_together() -> None:
+    participants = ["ann", "ann", "bob", "eve", "eve"]
     for seed in range(20):
-        chosen = ValidationConfig(persons=1).choose(persons, seed)
+        chosen = ValidationConfig(participants=1).choose(participants, seed)
         assert chosen in ([0, 1], [2], [3, 4])
-    assert ValidationConfig(persons=9).choose(persons, 0) == [0, 1, 2, 3, 4]
+    assert ValidationConfig(participants=9).choose(participants, 0) == [0, 1, 2, 3, 4]
 
 
 def test_an_old_word_for_a_precision_is_answered_with_the_new_ones() -> None:

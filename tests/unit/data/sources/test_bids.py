@@ -47,7 +47,7 @@ def test_bids_pairs_scans_with_the_dseg_of_the_same_session_and_run(
         "that is usual in BIDS"
     )
     first = listing.subjects[0]
-    assert (first.person, first.session) == ("sub-01", "a")
+    assert (first.participant, first.session) == ("sub-01", "a")
 
 
 def test_segmentations_of_one_scan_may_be_told_apart_by_seg(tmp_path: Path) -> None:
@@ -99,7 +99,9 @@ def test_bids_gives_the_label_map_of_one_scan_to_no_other(tmp_path: Path) -> Non
     assert ids(list_subjects("bids", tmp_path, DEFAULT)) == ["sub-01"]
 
 
-def test_bids_gives_a_persons_freesurfer_folder_to_one_session(tmp_path: Path) -> None:
+def test_bids_gives_a_participants_freesurfer_folder_to_one_session(
+    tmp_path: Path,
+) -> None:
     for session in ("1", "2"):
         place = ("sub-01", f"ses-{session}", "anat")
         bids_scan(tmp_path, f"sub-01_ses-{session}_T1w.nii.gz", *place)

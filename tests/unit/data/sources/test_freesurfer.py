@@ -1,4 +1,4 @@
-"""A SUBJECTS_DIR: its persons, their sessions, and the files used."""
+"""A SUBJECTS_DIR: its participants, their sessions, and the files used."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from helpers.listings import DEFAULT, reasons
 from helpers.miniatures import freesurfer_subject
 
 from trinat.segmentation.data.sources.base import SourceOptions
-from trinat.segmentation.data.sources.freesurfer import person_and_session
+from trinat.segmentation.data.sources.freesurfer import participant_and_session
 from trinat.segmentation.data.sources.registry import list_subjects
 
 
-def test_a_subjects_dir_gives_its_persons_and_not_its_templates(tmp_path: Path) -> None:
+def test_a_subjects_dir_gives_its_participants_and_not_its_templates(
+    tmp_path: Path,
+) -> None:
     freesurfer_subject(tmp_path, "sub-10")
     freesurfer_subject(tmp_path, "sub-2_ses-1", image="brainmask.mgz")
     freesurfer_subject(tmp_path, "fsaverage")
@@ -25,14 +27,14 @@ def test_a_subjects_dir_gives_its_persons_and_not_its_templates(tmp_path: Path) 
     (freesurfer_subject(tmp_path, "empty") / "mri" / "orig.mgz").unlink()
     (tmp_path / "logs").mkdir()
     listing = list_subjects("freesurfer", tmp_path, DEFAULT)
-    assert [(s.id, s.person, s.session) for s in listing.subjects] == [
+    assert [(s.id, s.participant, s.session) for s in listing.subjects] == [
         ("p7.long.p7base", "p7", None),
         ("sub-2_ses-1", "sub-2", "ses-1"),
         ("sub-10", "sub-10", None),
     ]
     assert [s.note for s in listing.subjects] == ["", "skull-stripped", ""]
     found = reasons(listing)
-    assert found["fsaverage"] == "a template, not a person"
+    assert found["fsaverage"] == "a template, not a participant"
     assert found["p7base"].startswith("a longitudinal base")
     assert found["sub-10.long.base"] == "the scan of sub-10 once more"
     assert found["logs"] == "no mri/ folder"
@@ -49,7 +51,7 @@ def test_the_freesurfer_files_to_take_can_be_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "person", "session"),
+    ("name", "participant", "session"),
     [
         ("sub-01_ses-2a", "sub-01", "ses-2a"),
         ("OAS1_0001_MR1", "OAS1_0001", "MR1"),
@@ -61,6 +63,6 @@ def test_the_freesurfer_files_to_take_can_be_named(tmp_path: Path) -> None:
     ],
 )
 def test_only_what_names_a_session_is_one(
-    name: str, person: str, session: str | None
+    name: str, participant: str, session: str | None
 ) -> None:
-    assert person_and_session(name) == (person, session)
+    assert participant_and_session(name) == (participant, session)

@@ -24,7 +24,7 @@ def test_ixi_labels_are_found_under_any_of_the_usual_names(
     options = SourceOptions(subjects_dir=tmp_path / "fs")
     listing = list_subjects("ixi", tmp_path / "ixi", options)
     (subject,) = listing.subjects
-    assert (subject.id, subject.person) == ("IXI002-Guys-0828", "IXI002")
+    assert (subject.id, subject.participant) == ("IXI002-Guys-0828", "IXI002")
     assert subject.labels == tmp_path / "fs" / folder / "mri" / "aparc+aseg.mgz"
     assert subject.image.name == "orig.mgz", (
         "the labels lie on FreeSurfer's grid, not the scan's"

@@ -1,4 +1,4 @@
-"""The labelling challenge of 2012 (MALC): both layouts, persons, scans without labels."""
+"""The labelling challenge of 2012 (MALC): both layouts, participants, scans without labels."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def test_the_challenges_scans_are_found_in_both_layouts(
     malc_scan(tmp_path, "1036", part=part)
     malc_table(tmp_path, "1000,OAS1_0061,F,20")
     first, second = list_subjects("malc", tmp_path, DEFAULT).subjects
-    assert (first.id, first.person) == ("1000", "OAS1_0061")
-    assert (second.id, second.person) == ("1036", "1036")
+    assert (first.id, first.participant) == ("1000", "OAS1_0061")
+    assert (second.id, second.participant) == ("1036", "1036")
     assert first.image == image
     assert first.labels is not None
     assert first.labels.name.endswith("_glm.nii.gz")
@@ -42,14 +42,14 @@ def test_the_challenges_scans_are_found_in_both_layouts(
         ("1003,A,M,30", "1023,B,M,30"),
     ],
 )
-def test_a_second_scan_is_of_the_same_person_whatever_the_table_has(
+def test_a_second_scan_is_of_the_same_participant_whatever_the_table_has(
     tmp_path: Path, rows: tuple[str, ...]
 ) -> None:
     malc_scan(tmp_path, "1003", part="testing")
     malc_scan(tmp_path, "1023", part="testing")
     malc_table(tmp_path, *rows)
     first, second = list_subjects("malc", tmp_path, DEFAULT).subjects
-    assert first.person == second.person
+    assert first.participant == second.participant
 
 
 def test_test_scans_whose_labels_one_does_not_have_are_skipped(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def test_neurite_sessions_are_found_and_lost_labels_told(tmp_path: Path) -> None
     (neurite_session(tmp_path, "OAS1_0002_MR1") / "seg35.nii.gz").unlink()
     (tmp_path / "OASIS_OAS1_0003").mkdir()
     listing = list_subjects("neurite", tmp_path, DEFAULT)
-    assert [(s.id, s.person) for s in listing.subjects] == [
+    assert [(s.id, s.participant) for s in listing.subjects] == [
         ("OAS1_0001_MR1", "OAS1_0001")
     ]
     assert reasons(listing) == {

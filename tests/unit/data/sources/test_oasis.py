@@ -1,4 +1,4 @@
-"""OASIS-1: sessions of persons, kinds of images and their axes, discs."""
+"""OASIS-1: sessions of participants, kinds of images and their axes, discs."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from trinat.segmentation.labels.scheme import load_scheme
 TISSUE4 = SourceOptions(scheme="tissue4")
 
 
-def test_oasis_sessions_of_one_person_keep_the_person(tmp_path: Path) -> None:
+def test_oasis_sessions_of_one_participant_keep_the_participant(tmp_path: Path) -> None:
     oasis_session(tmp_path / "disc1", "OAS1_0002_MR1", age=55, sex="Male")
     oasis_session(tmp_path / "disc1", "OAS1_0010_MR1")
     oasis_session(tmp_path / "disc12", "OAS1_0010_MR2", n=3)
     listing = list_subjects("oasis1", tmp_path, TISSUE4)
     assert ids(listing) == ["OAS1_0002_MR1", "OAS1_0010_MR1", "OAS1_0010_MR2"]
-    assert [s.person for s in listing.subjects] == [
+    assert [s.participant for s in listing.subjects] == [
         "OAS1_0002",
         "OAS1_0010",
         "OAS1_0010",

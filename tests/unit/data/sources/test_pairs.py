@@ -20,7 +20,7 @@ def test_two_folders_are_paired_by_name(tmp_path: Path) -> None:
     for name in ("sub-1_ses-a_T1w.mgz", "sub-1_ses-b_T1w.nii", "stray.nii.gz"):
         (tmp_path / "labels" / name).touch()
     listing = list_subjects("pairs", tmp_path, DEFAULT)
-    assert [(s.id, s.person, s.labels.name) for s in listing.subjects] == [
+    assert [(s.id, s.participant, s.labels.name) for s in listing.subjects] == [
         ("sub-1_ses-a_T1w", "sub-1", "sub-1_ses-a_T1w.mgz"),
         ("sub-1_ses-b_T1w", "sub-1", "sub-1_ses-b_T1w.nii"),
     ]
@@ -42,11 +42,11 @@ def test_a_folder_of_no_images_and_two_files_of_one_name_are_refused(
         list_subjects("pairs", tmp_path, DEFAULT)
 
 
-def test_a_table_names_pairs_persons_and_families(tmp_path: Path) -> None:
+def test_a_table_names_pairs_participants_and_families(tmp_path: Path) -> None:
     for name in ("a.nii.gz", "al.nii.gz", "b.nii.gz"):
         (tmp_path / name).touch()
     (tmp_path / "t.csv").write_text(
-        "image,labels,subject,person,family,age,sex\n"
+        "image,labels,subject,participant,family,age,sex\n"
         "a.nii.gz,al.nii.gz,s1,p1,twins,31.5,m\n"
         "a.nii.gz,,b,,,,\n"
         "c.nii.gz,,,,,,\n"
@@ -54,7 +54,7 @@ def test_a_table_names_pairs_persons_and_families(tmp_path: Path) -> None:
     )
     listing = list_subjects("pairs", tmp_path / "t.csv", DEFAULT)
     (first,) = listing.subjects
-    assert (first.id, first.person, first.family, first.age, first.sex) == (
+    assert (first.id, first.participant, first.family, first.age, first.sex) == (
         "s1",
         "p1",
         "twins",
@@ -94,3 +94,11 @@ def test_label_maps_alone_have_no_image(tmp_path: Path) -> None:
         ("seg_2", None),
         ("seg_10", None),
     ]
+
+
+def test_a_column_person_is_refused_rather_than_ignored(tmp_path: Path) -> None:
+    table = tmp_path / "pairs.tsv"
+    table.write_text("image\tperson\na.nii.gz\tanna\n")
+    with pytest.raises(DatasetError) as caught:
+        list_subjects("pairs", table, DEFAULT)
+    assert caught.value.remedy == "call it participant"

@@ -1,4 +1,4 @@
-"""Visits of one miniature head, each with its own rotation, shift and noise."""
+"""Sessions of one miniature head, each with its own rotation, shift and noise."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.space.grid_map import GridMap
 from trinat.segmentation.space.resample import resample_image
 
-__all__ = ["head_of", "pose_of", "visit_of"]
+__all__ = ["head_of", "pose_of", "session_of"]
 
 
-def head_of(person: int = 0) -> Volume:
-    """Return a head with the outline of the miniature head and lumps of tissue of this person."""
+def head_of(participant: int = 0) -> Volume:
+    """Return a head with the miniature head's outline and this participant's lumps of tissue."""
     labels = head_labels()
     _, affine = turned(labels, "RAS")
-    lumps = np.random.default_rng(person).normal(size=labels.shape)
+    lumps = np.random.default_rng(participant).normal(size=labels.shape)
     lumps = ndimage.gaussian_filter(lumps, 2.5)
     image = 120 + 50 * lumps / lumps.std()
     return Volume(np.where(labels > 0, image, 0).astype(np.float32), affine)
@@ -34,7 +34,7 @@ def pose_of(turn_deg: float, shift_mm: float) -> np.ndarray:
     return pose
 
 
-def visit_of(head: Volume, pose: np.ndarray, seed: int = 0) -> Volume:
+def session_of(head: Volume, pose: np.ndarray, seed: int = 0) -> Volume:
     """Return a scan of the head in another pose, on the grid of the head."""
     placed = Grid(head.grid.shape, pose @ head.affine)
     image = resample_image(head.data, GridMap.between(placed, head.grid))

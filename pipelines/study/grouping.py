@@ -1,4 +1,4 @@
-"""Groups of scans by person and by date of acquisition: from a table, a BIDS dataset, or names.
+"""Scans grouped by participant and date of acquisition: from a table, BIDS, or names.
 
 Imports no torch and no volumes, so that the command line starts quickly.
 """
@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from datetime import date, datetime
 from pathlib import Path
 
-from trinat.pipelines.study.cases import Case, Person
+from trinat.pipelines.study.cases import Case, Participant
 from trinat.pipelines.study.participants_check import (
     match_participants,
-    refuse_merged_persons,
+    refuse_merged_participants,
     report_table,
 )
 from trinat.pipelines.study.participants_table import read_participants
@@ -38,7 +38,7 @@ from trinat.segmentation.io.files import read_table
 
 _log = logging.getLogger(__name__)
 
-_NEEDED_COLUMNS = ("scan", "person")
+_NEEDED_COLUMNS = ("scan", "participant")
 _DAYS_OF_YEAR = 365.25
 # Start of the years that dates are converted to.
 _START = date(2000, 1, 1)
@@ -54,64 +54,64 @@ _UNIT_OF_COLUMN = {
 _LIKE_TIMES = re.compile(r"date|time|age\b|year|month|week|day")
 # Valid ranges: ages and years since a baseline, and calendar years.
 _YEARS = ((-120, 120), (1900, 2200))
-# Longest time between two scans of a person.
+# Longest time between two scans of a participant.
 _LONGEST_YEARS = 60
 # Number of scans named in a message about scans missing from a table.
 _MOST_NAMED = 5
 
 
 @dataclass(frozen=True)
-class _Visit:
-    """Data in a table about a scan: its person, its time, and the person's group."""
+class _ScanRow:
+    """Data in a table about a scan: its participant, its time, and the participant's group."""
 
-    person: str
+    participant: str
     year: float | None = None
     group: str = ""
 
 
-def persons_of(
+def participants_of(
     cases: Sequence[Case],
     bids_root: Path | None,
     table: Path | None,
     *,
     strict: bool = False,
-) -> list[Person]:
-    """Return the persons of all cases in the order of their first scans, each with its scans.
+) -> list[Participant]:
+    """Return the participants of all cases in the order of their first scans, each with its scans.
 
-    A table (scan, person, date, group) assigns scans to persons. Without a table they are assigned
-    by a BIDS dataset, or by name: OAS1_0001_MR1 and OAS1_0001_MR2 are two scans of OAS1_0001. Any
-    other scan belongs to a person of its own. What is not understood of tables is logged;
-    with `strict` it raises a DatasetError.
+    A table (scan, participant, date, group) assigns scans to participants. Without a table they are
+    assigned by a BIDS dataset, or by name: OAS1_0001_MR1 and OAS1_0001_MR2 are two scans of
+    OAS1_0001. Any other scan belongs to a participant of its own. What is not understood of tables
+    is logged; with `strict` it raises a DatasetError.
     """
-    known: dict[str, _Visit] = {}
+    known: dict[str, _ScanRow] = {}
     if table is not None:
         known = _from_table(cases, table, strict=strict)
     elif bids_root is not None:
         known = _from_bids(cases, bids_root, strict=strict)
     scans: dict[str, list[Case]] = defaultdict(list)
-    visits: dict[str, list[_Visit]] = defaultdict(list)
+    rows: dict[str, list[_ScanRow]] = defaultdict(list)
     identities = _identities_of(cases)
     clash = clash_among(
-        identity.person
+        identity.participant
         for case, identity in zip(cases, identities, strict=True)
         if case.id not in known
     )
     if clash:
         _log.warning("%s", clash)
     for case, named in zip(cases, identities, strict=True):
-        visit = known.get(case.id) or _Visit(named.person)
-        scans[visit.person].append(case)
-        visits[visit.person].append(visit)
-    persons = []
-    for name, of_person in visits.items():
-        years = [visit.year for visit in of_person]
-        group = max(visit.group for visit in of_person)
-        persons.append(Person(name, tuple(scans[name]), tuple(years), group))
-    return persons
+        row = known.get(case.id) or _ScanRow(named.participant)
+        scans[row.participant].append(case)
+        rows[row.participant].append(row)
+    participants = []
+    for name, of_participant in rows.items():
+        years = [row.year for row in of_participant]
+        group = max(row.group for row in of_participant)
+        participants.append(Participant(name, tuple(scans[name]), tuple(years), group))
+    return participants
 
 
 def _identities_of(cases: Sequence[Case]) -> list[Identity]:
-    """Return scans' identities by names and folders; other scans get a person of their own."""
+    """Return scans' identities by names and folders; other scans get a participant of their own."""
     return identify([Named.of_path(case.id) for case in cases])
 
 
@@ -121,19 +121,19 @@ def with_facts(
     *,
     strict: bool = False,
 ) -> list[Case]:
-    """Return the cases with the facts about their persons from a participants table.
+    """Return the cases with the facts about their participants from a participants table.
 
     What is not understood of it is logged; with `strict` it raises a DatasetError, and so does a
-    table without any person of the scans. ConfigError is raised if the table does not exist.
+    table without any participant of the scans. ConfigError is raised if the table does not exist.
     """
     if not table.is_file():
         raise ConfigError(
-            "no such table, and norms need age and sex of each person",
+            "no such table, and norms need age and sex of each participant",
             where=table,
             remedy="give --participants",
         )
     named = zip(cases, _identities_of(cases), strict=True)
-    names = [(case.stem, identity.person) for case, identity in named]
+    names = [(case.stem, identity.participant) for case, identity in named]
     matched = match_participants(table, names, strict=strict)
     return [
         replace(case, facts=matched.of(*name))
@@ -146,7 +146,7 @@ def _from_bids(
     root: Path,
     *,
     strict: bool,
-) -> dict[str, _Visit]:
+) -> dict[str, _ScanRow]:
     """Return the data about each case in a BIDS dataset, by id.
 
     Times are from sub-*_sessions.tsv and *_scans.tsv, groups from participants.tsv.
@@ -154,20 +154,22 @@ def _from_bids(
     times: dict[Path, Mapping[str, float | None]] = {}
     doubts: list[str] = []
     table = root / "participants.tsv"
-    people = read_participants(table)
-    persons = {case.id: f"sub-{case.entities['sub']}" for case in cases}
-    matched = people.match((case.stem, persons[case.id]) for case in cases)
-    refuse_merged_persons(table, people, matched)
-    known: dict[str, _Visit] = {}
+    participants_table = read_participants(table)
+    participants = {case.id: f"sub-{case.entities['sub']}" for case in cases}
+    matched = participants_table.match(
+        (case.stem, participants[case.id]) for case in cases
+    )
+    refuse_merged_participants(table, participants_table, matched)
+    known: dict[str, _ScanRow] = {}
     for case in cases:
-        person = persons[case.id]
-        folder = root / person
-        sessions = folder / f"{person}_sessions.tsv"
-        scans = folder / f"{person}_scans.tsv"
+        participant = participants[case.id]
+        folder = root / participant
+        sessions = folder / f"{participant}_sessions.tsv"
+        scans = folder / f"{participant}_scans.tsv"
         year = None
         if "ses" in case.entities:
             session = f"ses-{case.entities['ses']}"
-            scans = folder / session / f"{person}_{session}_scans.tsv"
+            scans = folder / session / f"{participant}_{session}_scans.tsv"
             of_sessions = _times_in(sessions, "session_id", times, doubts)
             year = of_sessions.get(session)
             if of_sessions and session not in of_sessions:
@@ -175,29 +177,33 @@ def _from_bids(
         if year is None:
             filename = f"anat/{case.path.name}"
             year = _times_in(scans, "filename", times, doubts).get(filename)
-        group = matched.of(case.stem, person).group
-        known[case.id] = _Visit(person, year, group)
+        group = matched.of(case.stem, participant).group
+        known[case.id] = _ScanRow(participant, year, group)
     several = _in_several_groups(known.values())
     remarks = list(matched.remarks)
-    for person, groups in several.items():
+    for participant, groups in several.items():
         named = " and ".join(groups)
-        remarks.append(f"{person} is in the groups {named}, and counts in none of them")
-    for case_id, visit in known.items():
-        if visit.person in several:
-            known[case_id] = replace(visit, group="")
+        remarks.append(f"{participant} is in the groups {named}, and counts in none of them")
+    for case_id, row in known.items():
+        if row.participant in several:
+            known[case_id] = replace(row, group="")
     report_table(table, matched.notes, remarks, strict=strict)
     report_table(root / "acq_time", (), doubts, strict=strict)
     return known
 
 
-def _in_several_groups(visits: Iterable[_Visit]) -> dict[str, list[str]]:
-    """Return the persons whose visits are in more than one group, with these groups in order."""
+def _in_several_groups(rows: Iterable[_ScanRow]) -> dict[str, list[str]]:
+    """Return the participants whose sessions are in several groups, with these groups in order."""
     groups_of: dict[str, list[str]] = defaultdict(list)
-    for visit in visits:
-        groups = groups_of[visit.person]
-        if visit.group and visit.group not in groups:
-            groups.append(visit.group)
-    return {person: groups for person, groups in groups_of.items() if len(groups) > 1}
+    for row in rows:
+        groups = groups_of[row.participant]
+        if row.group and row.group not in groups:
+            groups.append(row.group)
+    return {
+        participant: groups
+        for participant, groups in groups_of.items()
+        if len(groups) > 1
+    }
 
 
 def _times_in(
@@ -232,7 +238,7 @@ def _from_table(
     path: Path,
     *,
     strict: bool,
-) -> dict[str, _Visit]:
+) -> dict[str, _ScanRow]:
     """Return the data about each case in a table, by id.
 
     ConfigError is raised if a column is missing, if a row names no scan of the run or a scan twice,
@@ -242,13 +248,13 @@ def _from_table(
     titles = [title.lower() for title in table.titles]
     if any(titles.count(column) != 1 for column in _NEEDED_COLUMNS):
         raise ConfigError(
-            "needs the columns scan and person, and may have date and group",
+            "needs the columns scan and participant, and may have date and group",
             where=path,
             remedy="write a line with these names above the rows",
         )
     times = _Times.of(titles, path)
     by_name = _names_of(cases, path.absolute().parent)
-    known: dict[str, _Visit] = {}
+    known: dict[str, _ScanRow] = {}
     for row in table.rows:
         line = row.number
         cells = dict(zip(titles, row.cells, strict=True))
@@ -260,20 +266,20 @@ def _from_table(
         if case_id in known:
             what = f"line {line}: {cells['scan']!r} is there twice"
             raise ConfigError(what, where=path, remedy="keep one of the two lines")
-        if cells["person"].lower() in NO_NAME:
-            what = f"line {line}: no person"
+        if cells["participant"].lower() in NO_NAME:
+            what = f"line {line}: no participant"
             raise ConfigError(what, where=path, remedy="write whose scan it is")
         group = cells.get("group", "")
         if group.lower() in NO_NAME:
             group = ""
         year = times.year(cells, line)
-        known[case_id] = _Visit(cells["person"], year, group)
+        known[case_id] = _ScanRow(cells["participant"], year, group)
     times.check(known.values())
-    for person, groups in _in_several_groups(known.values()).items():
+    for participant, groups in _in_several_groups(known.values()).items():
         raise ConfigError(
-            f"{person} is in the groups {groups[0]!r} and {groups[1]!r}",
+            f"{participant} is in the groups {groups[0]!r} and {groups[1]!r}",
             where=path,
-            remedy="write one group for each person",
+            remedy="write one group for each participant",
         )
     unnamed = [case.shown for case in cases if case.id not in known]
     notes = []
@@ -367,17 +373,17 @@ class _Times:
             raise self._error(line, f"{text!r} is a number, and other lines have dates")
         return number
 
-    def check(self, visits: Iterable[_Visit]) -> None:
-        """Raise ConfigError if the times of a person are too far apart to be years."""
+    def check(self, rows: Iterable[_ScanRow]) -> None:
+        """Raise ConfigError if the times of a participant are too far apart to be years."""
         years: dict[str, list[float]] = defaultdict(list)
-        for visit in visits:
-            if visit.year is not None:
-                years[visit.person].append(visit.year)
-        for person, times in years.items():
+        for row in rows:
+            if row.year is not None:
+                years[row.participant].append(row.year)
+        for participant, times in years.items():
             apart = max(times) - min(times)
             if apart > _LONGEST_YEARS:
                 raise ConfigError(
-                    f"scans of {person} are {apart:,.0f} years apart",
+                    f"scans of {participant} are {apart:,.0f} years apart",
                     where=self.path,
                     remedy="call the column days if its numbers are days",
                 )

@@ -1,4 +1,4 @@
-"""Several scans of one person, made equally bright and segmented together."""
+"""Several scans of one participant, made equally bright and segmented together."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 import torch
 from helpers.overfitted import random_model
-from helpers.visits import head_of, pose_of, visit_of
+from helpers.sessions import head_of, pose_of, session_of
 
 from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.inference.preparation import REVERSED, Reversal
 from trinat.segmentation.io.volume import Volume
-from trinat.segmentation.longitudinal.person import (
+from trinat.segmentation.longitudinal.participant import (
     TimePoint,
     equalise_brightness,
     image_to_align,
     in_order,
-    segment_person,
+    segment_participant,
 )
 from trinat.segmentation.longitudinal.space import heads_of
 
@@ -30,7 +30,7 @@ def points_of(scans: list[Volume]) -> list[TimePoint]:
     images = [image_to_align(scan) for scan in ordered]
     (head,) = heads_of(images)
     predictor = Predictor(str(random_model()), device="cpu")
-    together = segment_person(predictor, ordered, images, head.alignments)
+    together = segment_participant(predictor, ordered, images, head.alignments)
     return [together.time_point(order.index(number)) for number in range(len(scans))]
 
 
@@ -38,9 +38,9 @@ def points_of(scans: list[Volume]) -> list[TimePoint]:
 @pytest.mark.important
 def test_the_order_of_scans_changes_no_byte() -> None:
     scans = [
-        visit_of(head_of(), np.eye(4)),
-        visit_of(head_of(), pose_of(5, 2), seed=1),
-        visit_of(head_of(), pose_of(-4, 1), seed=2),
+        session_of(head_of(), np.eye(4)),
+        session_of(head_of(), pose_of(5, 2), seed=1),
+        session_of(head_of(), pose_of(-4, 1), seed=2),
     ]
     found = points_of(scans)
     backwards = points_of(scans[::-1])[::-1]
@@ -52,22 +52,22 @@ def test_the_order_of_scans_changes_no_byte() -> None:
 
 
 @pytest.fixture(scope="module")
-def two_visits() -> list[Volume]:
+def two_sessions() -> list[Volume]:
     return [
-        visit_of(head_of(), np.eye(4)),
-        visit_of(head_of(), pose_of(5, 2), seed=1),
+        session_of(head_of(), np.eye(4)),
+        session_of(head_of(), pose_of(5, 2), seed=1),
     ]
 
 
 @pytest.fixture(scope="module")
-def points(two_visits: list[Volume]) -> list[TimePoint]:
-    return points_of(two_visits)
+def points(two_sessions: list[Volume]) -> list[TimePoint]:
+    return points_of(two_sessions)
 
 
 def test_labels_lie_in_each_scans_own_space(
-    two_visits: list[Volume], points: list[TimePoint]
+    two_sessions: list[Volume], points: list[TimePoint]
 ) -> None:
-    for scan, point in zip(two_visits, points, strict=True):
+    for scan, point in zip(two_sessions, points, strict=True):
         labels = point.prediction.labels
         assert labels.shape == scan.shape
         np.testing.assert_array_equal(labels.affine, scan.affine)
@@ -86,7 +86,7 @@ def test_volumes_are_sums_of_probabilities(points: list[TimePoint]) -> None:
 @pytest.mark.slow
 @pytest.mark.important
 def test_odds_of_structures_reach_what_each_scan_keeps_of_its_own(
-    two_visits: list[Volume], monkeypatch: pytest.MonkeyPatch
+    two_sessions: list[Volume], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dimensions = []
 
@@ -94,7 +94,7 @@ def test_odds_of_structures_reach_what_each_scan_keeps_of_its_own(
         dimensions.append(probabilities.dim())
 
     monkeypatch.setattr(Predictor, "multiply_odds", multiply)
-    points_of(two_visits)
+    points_of(two_sessions)
     # The mean of both, and for each scan the voxels in which it differs.
     assert dimensions == [4, 2, 2]
 
@@ -102,7 +102,7 @@ def test_odds_of_structures_reach_what_each_scan_keeps_of_its_own(
 @pytest.mark.slow
 @pytest.mark.important
 def test_the_template_says_for_all_scans_whether_networks_see_them_reversed(
-    two_visits: list[Volume], monkeypatch: pytest.MonkeyPatch
+    two_sessions: list[Volume], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
     seen = []
@@ -119,7 +119,7 @@ def test_the_template_says_for_all_scans_whether_networks_see_them_reversed(
     monkeypatch.setattr(Predictor, "find_reversal", find)
     monkeypatch.setattr(Reversal, "apply", lambda reversal, image: 1 - image)
     monkeypatch.setattr(Predictor, "fuse", look)
-    points = points_of(two_visits)
+    points = points_of(two_sessions)
     (template,) = asked
     of_template, first, second = seen
     assert torch.equal(of_template, 1 - template)

@@ -1,6 +1,6 @@
-"""Simulated visits of one head: structures grow or shrink, and each scan is acquired anew.
+"""Simulated sessions of one head: structures grow or shrink, and each scan is acquired anew.
 
-A deformation is an array (3, X, Y, Z) in voxels of 1 mm: the point x of the visit comes from x
+A deformation is an array (3, X, Y, Z) in voxels of 1 mm: the point x of the session comes from x
 + deformation(x) in the head.
 """
 
@@ -16,7 +16,7 @@ from trinat.pipelines.models.fit_limits import bias, noise
 from trinat.segmentation.grid import Grid, moved, to_shape
 from trinat.segmentation.io.volume import Volume
 
-__all__ = ["Protocol", "change_of", "deformation", "visit"]
+__all__ = ["Protocol", "change_of", "deformation", "session"]
 
 Array = NDArray[np.float64]
 
@@ -96,7 +96,7 @@ def flow_of(divergence: Array) -> Array:
     return np.stack([fft.irfftn(potential * wave, s=lengths) for wave in waves])
 
 
-def visit(
+def session(
     head: Volume, field: Array | None, protocol: Protocol, draw: np.random.Generator
 ) -> Volume:
     """Return a scan of a head, deformed and acquired anew.

@@ -1,4 +1,4 @@
-"""Grouping of scans by person and by time."""
+"""Grouping of scans by participant and by time."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from helpers.refusals import refusal
 
-from trinat.pipelines.study.cases import Case, Person
+from trinat.pipelines.study.cases import Case, Participant
 from trinat.pipelines.study.discovery import find_cases
-from trinat.pipelines.study.persons import persons_of, with_facts
+from trinat.pipelines.study.grouping import participants_of, with_facts
 from trinat.segmentation.errors import ConfigError, DatasetError
 
 
@@ -17,41 +17,44 @@ def cases(*ids: str) -> list[Case]:
     return [Case(one, Path(f"/scans/{one}.nii.gz"), f"{one}.nii.gz") for one in ids]
 
 
-def scans(persons: list[Person]) -> dict[str, list[str]]:
-    return {person.name: [scan.id for scan in person.scans] for person in persons}
+def scans(participants: list[Participant]) -> dict[str, list[str]]:
+    return {
+        participant.name: [scan.id for scan in participant.scans]
+        for participant in participants
+    }
 
 
 def table(tmp_path: Path, text: str) -> Path:
-    path = tmp_path / "visits.tsv"
+    path = tmp_path / "sessions.tsv"
     path.write_text(text)
     return path
 
 
-def test_names_of_oasis_and_bids_say_the_person() -> None:
+def test_names_of_oasis_and_bids_say_the_participant() -> None:
     given = cases("OAS1_0001_MR1", "d/OAS1_0001_MR2_mpr", "sub-2_ses-a_T1w", "x")
-    assert scans(persons_of(given, None, None)) == {
+    assert scans(participants_of(given, None, None)) == {
         "OAS1_0001": ["OAS1_0001_MR1", "d/OAS1_0001_MR2_mpr"],
         "sub-2": ["sub-2_ses-a_T1w"],
         "x": ["x"],
     }
 
 
-def test_a_table_says_person_date_and_group(tmp_path: Path) -> None:
+def test_a_table_says_participant_date_and_group(tmp_path: Path) -> None:
     path = table(
         tmp_path,
-        "scan\tperson\tdate\tgroup\na.nii.gz\tp\t2020-01-01\tpatients\n"
+        "scan\tparticipant\tdate\tgroup\na.nii.gz\tp\t2020-01-01\tpatients\n"
         "b.nii.gz\tp\t2021-01-01\tpatients\n",
     )
-    (person,) = persons_of(cases("a", "b"), None, path)
-    first, second = person.years
+    (participant,) = participants_of(cases("a", "b"), None, path)
+    first, second = participant.years
     assert second - first == pytest.approx(366 / 365.25)
-    assert person.group == "patients"
+    assert participant.group == "patients"
 
 
 def test_an_age_is_a_time_too(tmp_path: Path) -> None:
-    path = table(tmp_path, "scan,person,date\na,p,70.5\nb,p,72\n")
-    (person,) = persons_of(cases("a", "b"), None, path)
-    assert person.years == (70.5, 72)
+    path = table(tmp_path, "scan,participant,date\na,p,70.5\nb,p,72\n")
+    (participant,) = participants_of(cases("a", "b"), None, path)
+    assert participant.years == (70.5, 72)
 
 
 @pytest.mark.parametrize("title", ["scan_date", "Age", "months", "date (months)"])
@@ -59,49 +62,53 @@ def test_a_column_like_one_of_times_is_named_where_no_other_is_read(
     tmp_path: Path, title: str, logged: pytest.LogCaptureFixture
 ) -> None:
     logged.clear()
-    path = table(tmp_path, f"scan\tperson\t{title}\na\tp\t1\nb\tp\t2\n")
-    (person,) = persons_of(cases("a", "b"), None, path)
-    assert person.years == (None, None)
+    path = table(tmp_path, f"scan\tparticipant\t{title}\na\tp\t1\nb\tp\t2\n")
+    (participant,) = participants_of(cases("a", "b"), None, path)
+    assert participant.years == (None, None)
     what = f"{title.lower()!r} is not read: times are in a column date, years or days"
-    assert logged.messages == [f"visits.tsv: {what}"]
-    with_years = table(tmp_path, f"scan\tperson\t{title}\tdate\na\tp\t1\t2020-01-01\n")
+    assert logged.messages == [f"sessions.tsv: {what}"]
+    with_years = table(
+        tmp_path, f"scan\tparticipant\t{title}\tdate\na\tp\t1\t2020-01-01\n"
+    )
     logged.clear()
-    persons_of(cases("a"), None, with_years)
+    participants_of(cases("a"), None, with_years)
     assert logged.messages == []
 
 
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("scan\tdate\na\t1\n", "needs the columns scan and person"),
-        ("scan\tperson\nc\tp\n", "line 2: 'c' is no scan of this run"),
-        ("scan\tperson\na\tp\na\tq\n", "line 3: 'a' is there twice"),
-        ("scan\tperson\na\t\n", "line 2: no person"),
-        ("scan\tperson\tdate\na\tp\tsoon\n", "line 2: 'soon' is no date"),
-        ("", "needs the columns scan and person"),
+        ("scan\tdate\na\t1\n", "needs the columns scan and participant"),
+        ("scan\tparticipant\nc\tp\n", "line 2: 'c' is no scan of this run"),
+        ("scan\tparticipant\na\tp\na\tq\n", "line 3: 'a' is there twice"),
+        ("scan\tparticipant\na\t\n", "line 2: no participant"),
+        ("scan\tparticipant\tdate\na\tp\tsoon\n", "line 2: 'soon' is no date"),
+        ("", "needs the columns scan and participant"),
     ],
 )
 def test_a_wrong_table_is_refused(tmp_path: Path, text: str, problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
-        persons_of(cases("a", "b"), None, table(tmp_path, text))
+        participants_of(cases("a", "b"), None, table(tmp_path, text))
 
 
 def test_what_is_no_table_is_refused(tmp_path: Path) -> None:
-    path = table(tmp_path, "scan\tperson\na\t" + "p" * 200_000)
+    path = table(tmp_path, "scan\tparticipant\na\t" + "p" * 200_000)
     with refusal(DatasetError, path):
-        persons_of(cases("a", "b"), None, path)
+        participants_of(cases("a", "b"), None, path)
 
 
 def test_what_is_not_known_is_empty_and_spaces_do_not_count(tmp_path: Path) -> None:
-    path = table(tmp_path, "scan, person, date, group\na, p, N/A, n/a\nb, p, 72,\n")
-    (person,) = persons_of(cases("a", "b"), None, path)
-    assert person.name == "p"
-    assert person.years == (None, 72)
-    assert person.group == ""
+    path = table(
+        tmp_path, "scan, participant, date, group\na, p, N/A, n/a\nb, p, 72,\n"
+    )
+    (participant,) = participants_of(cases("a", "b"), None, path)
+    assert participant.name == "p"
+    assert participant.years == (None, 72)
+    assert participant.group == ""
 
 
-def write_two_visits(folder: Path, people: str) -> None:
-    """Write a BIDS dataset of one person with the sessions a and b."""
+def write_two_sessions(folder: Path, people: str) -> None:
+    """Write a BIDS dataset of one participant with the sessions a and b."""
     for session in ("a", "b"):
         anat = folder / "sub-1" / f"ses-{session}" / "anat"
         anat.mkdir(parents=True)
@@ -110,42 +117,45 @@ def write_two_visits(folder: Path, people: str) -> None:
     (folder / "participants.tsv").write_text(people)
 
 
-def test_a_bids_dataset_says_person_time_and_group(tmp_path: Path) -> None:
-    write_two_visits(tmp_path, "participant_id\tgroup\nsub-1\told\n")
+def test_a_bids_dataset_says_participant_time_and_group(tmp_path: Path) -> None:
+    write_two_sessions(tmp_path, "participant_id\tgroup\nsub-1\told\n")
     (tmp_path / "sub-1" / "sub-1_sessions.tsv").write_text(
         "session_id\tacq_time\nses-a\t2020-01-01T12:00:00\nses-b\tn/a\n"
     )
     found = find_cases([tmp_path])
-    (person,) = persons_of(found.cases, found.bids_root, None)
-    assert person.name == "sub-1"
-    assert person.group == "old"
-    assert person.years[0] is not None
-    assert person.years[1] is None
+    (participant,) = participants_of(found.cases, found.bids_root, None)
+    assert participant.name == "sub-1"
+    assert participant.group == "old"
+    assert participant.years[0] is not None
+    assert participant.years[1] is None
 
 
-def test_a_person_whose_visits_are_of_two_groups_is_in_none(
+def test_a_participant_whose_sessions_are_of_two_groups_is_in_none(
     tmp_path: Path, logged: pytest.LogCaptureFixture
 ) -> None:
     people = "participant_id\tgroup\nsub-1_ses-a\tMCI\nsub-1_ses-b\tAD\n"
-    write_two_visits(tmp_path, people)
+    write_two_sessions(tmp_path, people)
     found = find_cases([tmp_path])
-    (person,) = persons_of(found.cases, found.bids_root, None)
-    assert person.group == ""
+    (participant,) = participants_of(found.cases, found.bids_root, None)
+    assert participant.group == ""
     assert "sub-1 is in the groups MCI and AD" in logged.messages[0]
     with refusal(DatasetError, tmp_path / "participants.tsv", remedy="--strict"):
-        persons_of(found.cases, found.bids_root, None, strict=True)
+        participants_of(found.cases, found.bids_root, None, strict=True)
 
 
 def test_one_scan_stays_a_case_of_its_own() -> None:
-    persons = persons_of(cases("p_MR1", "p_MR2", "x"), None, None)
-    assert [type(person.unit) for person in persons] == [Person, Case]
+    participants = participants_of(cases("p_MR1", "p_MR2", "x"), None, None)
+    assert [type(participant.unit) for participant in participants] == [
+        Participant,
+        Case,
+    ]
 
 
 def years(tmp_path: Path, *times: str, column: str = "date") -> list[float | None]:
     rows = [f"{case}\tp\t{time}\n" for case, time in zip("abc", times, strict=False)]
-    path = table(tmp_path, f"scan\tperson\t{column}\n" + "".join(rows))
-    (person,) = persons_of(cases(*"abc"[: len(times)]), None, path)
-    return list(person.years)
+    path = table(tmp_path, f"scan\tparticipant\t{column}\n" + "".join(rows))
+    (participant,) = participants_of(cases(*"abc"[: len(times)]), None, path)
+    return list(participant.years)
 
 
 def test_a_date_may_have_no_dashes(tmp_path: Path) -> None:
@@ -200,33 +210,33 @@ def test_times_that_could_be_other_times_are_refused(
 
 
 def test_two_columns_of_times_are_refused(tmp_path: Path) -> None:
-    path = table(tmp_path, "scan\tperson\tdate\tdays\na\tp\t2020-01-01\t0\n")
+    path = table(tmp_path, "scan\tparticipant\tdate\tdays\na\tp\t2020-01-01\t0\n")
     with refusal(ConfigError, path):
-        persons_of(cases("a"), None, path)
+        participants_of(cases("a"), None, path)
 
 
 def test_it_is_said_how_numbers_are_read_and_which_scans_a_table_lacks(
     tmp_path: Path, logged: pytest.LogCaptureFixture
 ) -> None:
-    path = table(tmp_path, "scan\tperson\tdate\na\tp\t70.5\n")
-    persons_of(cases("a", "b"), None, path)
+    path = table(tmp_path, "scan\tparticipant\tdate\na\tp\t70.5\n")
+    participants_of(cases("a", "b"), None, path)
     assert logged.messages == [
-        "visits.tsv: the numbers in date are read as years",
-        "visits.tsv: 1 of 2 scans are not in it: b.nii.gz",
+        "sessions.tsv: the numbers in date are read as years",
+        "sessions.tsv: 1 of 2 scans are not in it: b.nii.gz",
     ]
     with pytest.raises(DatasetError, match="1 of 2 scans are not in it"):
-        persons_of(cases("a", "b"), None, path, strict=True)
+        participants_of(cases("a", "b"), None, path, strict=True)
 
 
-def test_a_person_is_in_one_group(tmp_path: Path) -> None:
-    path = table(tmp_path, "scan\tperson\tgroup\na\tp\told\nb\tp\tyoung\n")
+def test_a_participant_is_in_one_group(tmp_path: Path) -> None:
+    path = table(tmp_path, "scan\tparticipant\tgroup\na\tp\told\nb\tp\tyoung\n")
     with refusal(ConfigError, path):
-        persons_of(cases("a", "b"), None, path)
+        participants_of(cases("a", "b"), None, path)
 
 
-def test_persons_of_two_sites_stay_apart() -> None:
+def test_participants_of_two_sites_stay_apart() -> None:
     given = cases("A/sub-01_ses-1_T1w", "A/sub-01_ses-2_T1w", "B/sub-01_ses-1_T1w")
-    assert scans(persons_of(given, None, None)) == {
+    assert scans(participants_of(given, None, None)) == {
         "A/sub-01": ["A/sub-01_ses-1_T1w", "A/sub-01_ses-2_T1w"],
         "B/sub-01": ["B/sub-01_ses-1_T1w"],
     }
@@ -244,9 +254,9 @@ def test_a_time_of_bids_may_have_no_dashes_and_what_is_none_is_named(
         "session_id\tacq_time\nses-a\t20210301\nses-b\t34.5\n"
     )
     found = find_cases([tmp_path])
-    (person,) = persons_of(found.cases, found.bids_root, None)
+    (participant,) = participants_of(found.cases, found.bids_root, None)
     # 2021-03-01 is 7730 days after 2000-01-01.
-    assert person.years == (2000 + 7730 / 365.25, None)
+    assert participant.years == (2000 + 7730 / 365.25, None)
     assert logged.messages == ["acq_time: sub-1_sessions.tsv, row 3: '34.5' is no date"]
 
 
@@ -263,12 +273,12 @@ def test_a_session_that_its_table_does_not_have_is_named(
         "session_id\tacq_time\nses-1\tn/a\n2\t2021-03-01\n"
     )
     found = find_cases([tmp_path])
-    (person,) = persons_of(found.cases, found.bids_root, None)
-    assert person.years == (None, None)
+    (participant,) = participants_of(found.cases, found.bids_root, None)
+    assert participant.years == (None, None)
     assert logged.messages == ["acq_time: sub-1_sessions.tsv has no row ses-2"]
 
 
-def test_persons_of_one_name_in_two_folders_have_their_own_facts(
+def test_participants_of_one_name_in_two_folders_have_their_own_facts(
     tmp_path: Path,
 ) -> None:
     rows = "participant_id\tage\tsex\nA/sub-01\t25\tF\nB/sub-01\t70\tM\n"
@@ -278,7 +288,7 @@ def test_persons_of_one_name_in_two_folders_have_their_own_facts(
     assert [(one.age, one.sex) for one in facts] == [(25, "F"), (70, "M")]
 
 
-def test_nobody_has_the_facts_of_a_person_of_the_same_name_elsewhere(
+def test_nobody_has_the_facts_of_a_participant_of_the_same_name_elsewhere(
     tmp_path: Path,
 ) -> None:
     path = table(tmp_path, "participant_id\tage\tsex\nsub-01\t25\tF\nC\t30\tF\n")
@@ -290,14 +300,14 @@ def test_a_table_in_another_folder_names_scans_as_they_were_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("a", "b"):
-        (tmp_path / "visits").mkdir(exist_ok=True)
-        (tmp_path / f"visits/{name}.nii.gz").touch()
+        (tmp_path / "sessions").mkdir(exist_ok=True)
+        (tmp_path / f"sessions/{name}.nii.gz").touch()
     (tmp_path / "tables").mkdir()
-    rows = "scan\tperson\nvisits/a.nii.gz\tanna\nvisits/b.nii.gz\tanna\n"
+    rows = "scan\tparticipant\nsessions/a.nii.gz\tanna\nsessions/b.nii.gz\tanna\n"
     path = table(tmp_path / "tables", rows)
     monkeypatch.chdir(tmp_path)
-    (person,) = persons_of(find_cases(["visits"]).cases, None, path)
-    assert person.name == "anna"
+    (participant,) = participants_of(find_cases(["sessions"]).cases, None, path)
+    assert participant.name == "anna"
 
 
 @pytest.mark.parametrize(
@@ -306,9 +316,9 @@ def test_a_table_in_another_folder_names_scans_as_they_were_given(
 def test_days_that_could_be_thousands_are_refused(
     tmp_path: Path, days: str, is_clear: bool
 ) -> None:
-    path = table(tmp_path, f"scan,person,days\na,p,0\nb,p,{days}\n")
+    path = table(tmp_path, f"scan,participant,days\na,p,0\nb,p,{days}\n")
     if is_clear:
-        assert len(persons_of(cases("a", "b"), None, path)) == 1
+        assert len(participants_of(cases("a", "b"), None, path)) == 1
         return
     with refusal(ConfigError, path):
-        persons_of(cases("a", "b"), None, path)
+        participants_of(cases("a", "b"), None, path)

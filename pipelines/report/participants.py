@@ -1,4 +1,4 @@
-"""Sections of a group's page on its people: volumes over age, head size, sites."""
+"""Sections of a group's page on its participants: volumes over age, head size, sites."""
 
 from __future__ import annotations
 
@@ -82,7 +82,9 @@ def site_tables(harmonisation: Harmonisation) -> list[Table]:
     for site, rows in effects.groupby("site", sort=False):
         cells = _before_and_after(rows)
         scale = rows["scale"].median()
-        rows_of_sites.append([site, harmonisation.persons[str(site)], *cells, scale])
+        rows_of_sites.append(
+            [site, harmonisation.participants[str(site)], *cells, scale]
+        )
     rows_of_structures = []
     by_structure = effects.groupby("structure", sort=False)
     for place, (structure, rows) in enumerate(by_structure):
@@ -93,7 +95,7 @@ def site_tables(harmonisation: Harmonisation) -> list[Table]:
         "Sites before and after: mean over structures",
         [
             "Site",
-            Column("Persons", 0),
+            Column("Participants", 0),
             *columns,
             Column("Scale", 2, "Of the spread, before: 1 is that of all sites"),
         ],
@@ -125,7 +127,7 @@ def site_plot(harmonisation: Harmonisation) -> Drawing:
     """
     effects = harmonisation.effects.dropna(subset="percent_before")
     structures = list(effects["structure"].unique())
-    sites = list(harmonisation.persons)
+    sites = list(harmonisation.participants)
     rows = effects["structure"].map(structures.index)
     marks: dict[str, list[str]] = {}
     with canvas(8.6, len(structures) * 0.24 + 1.2) as (figure, axis):
@@ -148,7 +150,7 @@ def site_plot(harmonisation: Harmonisation) -> Drawing:
                 marks[gid] = [f"{site}, {when}: {value:+.2f} %" for value in percent]
         name_rows(axis, structures)
         figure.supxlabel(
-            "site − all sites (% of the volume), persons being equal; ring: before, dot: after"
+            "site − all sites (% of the volume), participants being equal; ring: before, dot: after"
         )
         add_legend(figure, sites)
     label = (
@@ -158,29 +160,29 @@ def site_plot(harmonisation: Harmonisation) -> Drawing:
     return Drawing(SITES, figure, label, marks)
 
 
-def people_plot(cohort: Cohort) -> Drawing | None:
-    """Draw a panel for each structure, a dot for each person.
+def participants_plot(cohort: Cohort) -> Drawing | None:
+    """Draw a panel for each structure, a dot for each participant.
 
     Volumes are drawn over age, else by group; None without either. Colours are groups, else sexes,
-    if there are enough colours. Over age each colour with four persons has a regression line with
-    its band.
+    if there are enough colours. Over age each colour with four participants has a regression line
+    with its band.
     """
-    persons = cohort.persons
-    fact, groups = _fact_to_draw(persons)
-    over_age = bool(persons["age"].notna().any())
+    participants = cohort.participants
+    fact, groups = _fact_to_draw(participants)
+    over_age = bool(participants["age"].notna().any())
     if not over_age and not fact:
         return None
     names = [group or _NOT_KNOWN for group in groups]
     marks: dict[str, list[str]] = {}
     with panels(cohort.structures, 1.9, 0.5) as (figure, axes):
         for place, structure in enumerate(cohort.structures):
-            of_structure = persons[persons["structure"] == structure]
+            of_structure = participants[participants["structure"] == structure]
             for color, group in enumerate(groups):
                 chosen = of_structure
                 if fact:
                     chosen = of_structure[of_structure[fact] == group]
-                gid = f"people-{place}-{color}"
-                marks[gid] = _draw_persons(
+                gid = f"participants-{place}-{color}"
+                marks[gid] = _draw_participants(
                     axes[place], chosen, color, gid, over_age, cohort.unit
                 )
             axes[place].tick_params(labelsize=_TICK)
@@ -197,29 +199,29 @@ def people_plot(cohort: Cohort) -> Drawing | None:
             title = f"{title}, harmonised"
         figure.supylabel(title)
         add_legend(figure, names)
-    label = (
-        f"Volumes of {len(cohort.structures)} structures, a panel each, a dot a person"
-    )
+    label = f"Volumes of {len(cohort.structures)} structures, a panel each, a dot a participant"
     caption = ""
     if over_age:
         caption = (
-            "A straight line through the persons of a colour, with the 95 % band of its mean. "
+            "A straight line through the participants of a colour, with the 95 % band of its mean. "
             "Nothing else is taken into account."
         )
-    return Drawing("people", figure, label, marks, caption=caption, for_print=True)
+    return Drawing(
+        "participants", figure, label, marks, caption=caption, for_print=True
+    )
 
 
-def _fact_to_draw(persons: pd.DataFrame) -> tuple[str, list[str]]:
+def _fact_to_draw(participants: pd.DataFrame) -> tuple[str, list[str]]:
     """Return the fact that colours show, and its groups; "" and one group if no fact is suitable.
 
-    A fact has two groups or more, and no more than there are colours. Persons for whom the fact is
-    unknown are a group of their own.
+    A fact has two groups or more, and no more than there are colours. Participants for whom the
+    fact is unknown are a group of their own.
     """
     for fact in ("group", "sex"):
-        groups = groups_of(persons, fact)
+        groups = groups_of(participants, fact)
         if len(groups) < 2:
             continue
-        if (persons[fact] == "").any():
+        if (participants[fact] == "").any():
             groups = [*groups, ""]
         if len(groups) <= len(MODEL_COLORS):
             return fact, groups
@@ -227,7 +229,7 @@ def _fact_to_draw(persons: pd.DataFrame) -> tuple[str, list[str]]:
 
 
 def _draw_line(axis: Any, x: Values, y: Values, color: str) -> None:
-    """Draw the regression line with the 95 % band of its mean; nothing for too few persons."""
+    """Draw the regression line with the 95 % band of its mean; nothing for too few participants."""
     from statsmodels.api import OLS, add_constant
 
     known = np.isfinite(x) & np.isfinite(y)
@@ -241,28 +243,28 @@ def _draw_line(axis: Any, x: Values, y: Values, color: str) -> None:
     axis.plot(along, expected.predicted_mean, color=color, lw=1)
 
 
-def _draw_persons(
+def _draw_participants(
     axis: Any,
-    persons: pd.DataFrame,
+    participants: pd.DataFrame,
     color: int,
     gid: str,
     over_age: bool,
     unit: str,
 ) -> list[str]:
-    """Draw the persons of one group in a panel; return the names of its dots."""
-    x = persons["age"].to_numpy(float)
+    """Draw the participants of one group in a panel; return the names of its dots."""
+    x = participants["age"].to_numpy(float)
     if not over_age:
-        x = np.full(len(persons), float(color))
-    y = persons["value"].to_numpy(float)
+        x = np.full(len(participants), float(color))
+    y = participants["value"].to_numpy(float)
     if unit == "mm³":
         y = y / 1000
     axis.scatter(x, y, s=10, color=model_color(color), lw=0, zorder=3, gid=gid)
     if over_age:
         _draw_line(axis, x, y, model_color(color))
     names = []
-    for person, age, value in zip(persons["subject"], x, y, strict=True):
+    for participant, age, value in zip(participants["subject"], x, y, strict=True):
         # Only dots that are drawn have a name.
         if np.isfinite(age + value):
             shown_unit = "ml" if unit == "mm³" else unit
-            names.append(f"{person}: {value:.4g} {shown_unit}")
+            names.append(f"{participant}: {value:.4g} {shown_unit}")
     return names

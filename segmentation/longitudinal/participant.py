@@ -1,7 +1,7 @@
-"""Joint segmentation of several scans of one person.
+"""Joint segmentation of several scans of one participant.
 
 All scans are resampled into a space halfway between them. The networks segment each scan
-there, and their mean, the person's template. The probabilities are averaged, and each scan
+there, and their mean, the participant's template. The probabilities are averaged, and each scan
 gets its labels in its own space.
 """
 
@@ -31,7 +31,7 @@ from trinat.segmentation.inference.prior import most_probable
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.longitudinal.joining import Joining, flows_from
 from trinat.segmentation.longitudinal.rigid import Alignment
-from trinat.segmentation.longitudinal.space import PersonSpace, person_space
+from trinat.segmentation.longitudinal.space import ParticipantSpace, participant_space
 from trinat.segmentation.space.background import on_working_scale
 from trinat.segmentation.space.conform import Conformed, ConformPlan, conform
 from trinat.segmentation.space.grid_map import GridMap
@@ -45,7 +45,7 @@ __all__ = [
     "equalise_brightness",
     "image_to_align",
     "in_order",
-    "segment_person",
+    "segment_participant",
 ]
 
 Image = NDArray[np.float32]
@@ -66,8 +66,8 @@ _EPSILON = 1e-4
 class TimePoint:
     """Segmentation of one of several scans.
 
-    `volumes_mm3` are the sums of the joint probabilities in the person's space, so that a voxel
-    that is half of a structure counts half: they are less noisy than counts of voxels.
+    `volumes_mm3` are the sums of the joint probabilities in the participant's space, so that a
+    voxel that is half of a structure counts half: they are less noisy than counts of voxels.
     """
 
     prediction: Prediction
@@ -75,7 +75,7 @@ class TimePoint:
 
 
 class Together:
-    """Jointly segmented scans of a person; results are computed on request.
+    """Jointly segmented scans of a participant; results are computed on request.
 
     Memory holds the result of one scan at a time, however many scans there are.
     """
@@ -114,7 +114,7 @@ def _digest(volume: Volume) -> str:
     return digest.hexdigest()
 
 
-def segment_person(
+def segment_participant(
     predictor: Predictor,
     scans: Sequence[Volume],
     images: Sequence[Volume],
@@ -130,7 +130,7 @@ def segment_person(
     preprocessing = predictor.model.info.preprocessing
     with stage("halfway"):
         shape = needed_shape(preprocessing)
-        space = person_space(images, alignments, shape)
+        space = participant_space(images, alignments, shape)
         data = []
         for number, scan in enumerate(scans):
             image = on_working_scale(reoriented(scan, "RAS"))
@@ -197,11 +197,11 @@ def _upsample(values: NDArray[Any], shape: Sequence[int]) -> NDArray[np.float32]
 def _prepared(
     predictor: Predictor,
     scan: Volume,
-    space: PersonSpace,
+    space: ParticipantSpace,
     number: int,
     image: Image,
 ) -> Conformed:
-    """Prepare a scan in the person's space, with the plan back to its own space."""
+    """Prepare a scan in the participant's space, with the plan back to its own space."""
     pose = space.poses[number]
     plan = ConformPlan(scan.grid.moved_by(pose), scan.codes, space.grid)
     conformed = _conformed(predictor, image, plan)
