@@ -190,7 +190,7 @@ def test_a_site_with_too_few_participants_is_refused_by_name_and_number() -> Non
 
 def test_one_site_alone_is_refused() -> None:
     scans, _ = study(12)
-    with pytest.raises(EvaluationError, match="1 site in the table"):
+    with pytest.raises(EvaluationError, match="1 site in the participants table"):
         cohort_of(scans[:12], SCHEME, harmonising=True)
 
 
