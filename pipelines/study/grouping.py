@@ -183,7 +183,9 @@ def _from_bids(
     remarks = list(matched.remarks)
     for participant, groups in several.items():
         named = " and ".join(groups)
-        remarks.append(f"{participant} is in the groups {named}, and counts in none of them")
+        remarks.append(
+            f"{participant} is in the groups {named}, and counts in none of them"
+        )
     for case_id, row in known.items():
         if row.participant in several:
             known[case_id] = replace(row, group="")

@@ -39,9 +39,9 @@ Named = tuple[str, str]
 class Matched:
     """Rows of a table that belong to scans: `rows` and `facts`, by the scans' names.
 
-    Scans without a row are in neither. `participants` counts the participants of all scans, and `absent`
-    names those without a row. `notes` are those of the table; `doubts` are those of the table, and
-    which names fit several rows.
+    Scans without a row are in neither. `participants` counts the participants of all scans, and
+    `absent` names those without a row. `notes` are those of the table; `doubts` are those of the
+    table, and which names fit several rows.
     """
 
     rows: Mapping[Named, str]
@@ -113,7 +113,11 @@ class ParticipantsTable:
         present = {participant for _, participant in rows}
         absent: tuple[str, ...] = ()
         if self.facts:
-            absent = tuple(participant for participant in participants if participant not in present)
+            absent = tuple(
+                participant
+                for participant in participants
+                if participant not in present
+            )
         facts = {names: self.facts[row] for names, row in rows.items()}
         return Matched(
             rows, facts, len(participants), absent, self.notes, (*self.doubts, *doubts)
