@@ -339,13 +339,13 @@ def _check_content(state: _State, what: str, learnt: Corrected) -> None:
     ]
     if not fitting:
         raise wrong(f"{what}: the map is neither the old nor the new one")
-    if learnt.mask is None:
+    if learnt.structures is None:
         if state.changed is not None:
             raise wrong(
                 f"{what}: a painted correction counts as a map of another program"
             )
         return
-    mask = Volume.read(learnt.mask, labels=True).data > 0
+    mask = correction.changed()
     known = [changed for _, changed in fitting if changed is not None]
     if known and not any((changed == mask).all() for changed in known):
         raise wrong(f"{what}: the mask is of another map")

@@ -23,7 +23,7 @@ from trinat.segmentation.data.identity import Named, clash_among, identify
 
 @dataclass(frozen=True)
 class _Scheme:
-    """A way to name participants and scans: the number of a participant, and of its session, as text."""
+    """A way to name participants and scans; numbers and sessions are texts."""
 
     participant: Callable[[int], str]
     sessions: tuple[str, ...]
@@ -108,8 +108,10 @@ class _Scan:
     """A scan of the drawn study: the path of its label map, its participant and its session."""
 
     path: str  # below the folder of label maps, without the ending
-    participant: str  # as the documents say, with its site where participants of one name are
-    several session: str row: str  # of the table
+    # As the documents say, with its site where participants of one name are several.
+    participant: str
+    session: str
+    row: str  # of the table
 
 
 def identities(attempt: Try) -> None:
@@ -173,7 +175,7 @@ def _study(scheme: _Scheme, chance: random.Random) -> list[_Scan]:
 
 
 def _sessions(scheme: _Scheme, chance: random.Random) -> tuple[str, ...]:
-    """Draw the sessions of a participant; "" if the scheme has none. A trial always names its session."""
+    """Draw the sessions of a participant; "" without any. A trial always names its session."""
     if not scheme.sessions:
         return ("",)
     if scheme.is_bids and happens(chance, 0.3):
@@ -299,7 +301,8 @@ def _compare_rows(
         if scan.row in absent:
             if found is not None:
                 raise wrong(f"{scan.path} has a row, and its participant has none")
-            if not matched.remarks:
+            # An empty table that the user names is refused; another one misses no scan.
+            if people.facts and not matched.remarks:
                 raise wrong(f"{scan.path} has no row, and nothing is said")
         elif found != ages[scan.row] and (found is not None or not matched.remarks):
             raise wrong(f"{scan.path} is {found}, not {ages[scan.row]}")
