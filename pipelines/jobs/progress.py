@@ -116,7 +116,7 @@ class Progress:
                 self.say(text)
 
     def end(self) -> None:
-        """Cancel the pending line."""
+        """Stop reporting: cancel the line that `enter` has delayed, if there is one."""
         with self._lock:
             self._forget()
 
@@ -129,7 +129,7 @@ class Progress:
                 self.say(text)
 
     def _forget(self) -> None:
-        """Cancel the pending line; the lock must be held."""
+        """Cancel the line that `enter` has delayed; the lock must be held."""
         if self._later:
             self._later.cancel()
         self._later = None

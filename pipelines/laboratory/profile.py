@@ -307,9 +307,11 @@ def _measure(
     root: str = "",
     after_first: Callable[[], object] = lambda: None,
 ) -> Profiled:
-    """Profile steps: `paths` are the modules of interest, `root` is the name for all else.
+    """Profile `steps` calls of `step`, after a warm-up call and a call of `after_first`.
 
-    `counted` are operations and shapes of one slice, by path; a step has `slices` of them.
+    `paths` names the modules whose time is listed separately; `root` names all other time.
+    `counted` is the result of `count_flops` for one slice, and a step processes `slices` slices.
+    The profiler's trace is written to `trace`.
     """
     flops, shapes = counted
 

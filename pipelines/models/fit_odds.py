@@ -125,9 +125,10 @@ def classes_without_odds(
     scans: Sequence[DoubtfulVoxels],
     counted: Sequence[int] | None = None,
 ) -> list[int]:
-    """List the classes that get no odds and are in no mean.
+    """List the classes that keep odds of 1 and are left out of the mean Dice.
 
-    These are the classes of `without_odds`, those in no truth, and those that are not `counted`.
+    These are the classes that `without_odds` lists, the classes that no reference label map
+    contains, and, if `counted` is given, the classes that it does not name.
     """
     fixed = {*without_odds(model), *without_truth(scans)}
     if counted is not None:

@@ -266,15 +266,18 @@ def _write_page(path: Path, entries: Sequence[Entry], results: Path) -> None:
         notices=taught_by_models(entries),
         cards=[(grade, f"{scans:,}", "") for grade, scans in counts.items()],
         doubtful=doubtful,
-        scans=_scans(ranked),
+        scans=_scan_table(ranked),
         facts=_facts(entries),
         pictures=pictures,
     )
     write_whole(path, page)
 
 
-def _scans(ranked: Iterable[Entry]) -> Table:
-    """Return a table with a row for each scan; sorted by grade it has the order of `ranked`."""
+def _scan_table(ranked: Iterable[Entry]) -> Table:
+    """Return a table with a row for each scan, in the order of `ranked`.
+
+    On the page, sorting the column of grades restores this order.
+    """
     rows: list[list[Any]] = []
     for rank, entry in enumerate(ranked):
         grade = entry.grade

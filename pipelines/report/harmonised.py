@@ -198,7 +198,11 @@ def _kept_facts(facts: pd.DataFrame) -> tuple[tuple[str, ...], pd.DataFrame]:
 def _check_sites(
     participants: Mapping[str, int], sites: pd.Series, kept: Sequence[str]
 ) -> None:
-    """Raise EvaluationError unless there are two or more sites, each with enough participants."""
+    """Raise EvaluationError unless there are two or more sites, each with enough participants.
+
+    `participants` is the number of participants at each site for whom all `kept` facts are known;
+    `sites` has the site of each scan, "" if unknown.
+    """
     names = sorted(set(sites) - {""})
     if len(names) < 2:
         raise EvaluationError(

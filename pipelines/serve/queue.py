@@ -168,8 +168,8 @@ class Queue:
     ) -> None:
         """Open the queue in `folder`, which must exist, and resume what an earlier server left.
 
-        At most `queued` scans wait, and `per_client` scans of one client have not ended. A scan is
-        deleted `keep_s` seconds after its end.
+        The queue is full if `queued` scans wait; a client may have `per_client` unfinished scans. A
+        scan is deleted `keep_s` seconds after it has ended.
         """
         self.folder = folder
         self.keep_s = keep_s

@@ -221,10 +221,12 @@ class _Matching:
         self.take(matches, f"name and {ending}", is_guess=is_guess)
 
     def take_by_beginning(self, *, guess: bool) -> None:
-        """Pair `case_1` with `case_1_seg`; a pair of `case_1` with `case_1_b` is a guess.
+        """Pair files if one name is the beginning of the other, up to a separator.
 
-        The shorter name must begin the longer name, up to a separator, and be the longest such name
-        on its side: `case_1_b_seg` belongs to `case_1_b` if that exists.
+        The longest such beginning wins: `case_1_b_seg` belongs to `case_1_b` if that exists, and to
+        `case_1` otherwise. `case_1` and `case_1_seg` are a sure pair, because `seg` only says what
+        kind of file it is. `case_1` and `case_1_b` are a guess. If any match is a guess, all are,
+        and nothing is paired without `guess`.
         """
         matches: list[_Match] = []
         truths_by_name = _by_name(self.truths)

@@ -78,9 +78,11 @@ ValueIn = Callable[[str], Any]
 
 @dataclass(frozen=True)
 class _Title:
-    """Title of a column: `name` in small letters with single spaces, `inside` its brackets.
+    """Column title, normalised for comparison with known titles.
 
-    "SEX_ID (1=m, 2=f)" has the name "sex id", AgeMonths "age months".
+    `name` is the title in lower case, with single spaces between words and without brackets;
+    `inside` is the content of the brackets. "SEX_ID (1=m, 2=f)" has the name "sex id" and inside
+    "1=m, 2=f"; AgeMonths has the name "age months".
     """
 
     text: str
@@ -89,7 +91,7 @@ class _Title:
 
     @classmethod
     def of(cls, text: str) -> _Title:
-        """Split the text of a title."""
+        """Split the text of a column title into its name and the content of its brackets."""
         match = re.fullmatch(r"(.*?)\s*[(\[](.*)[)\]]\s*", text, re.DOTALL)
         name, inside = (text, "") if match is None else (match[1], match[2])
         words = re.sub(r"(?<=[a-z])(?=[A-Z][a-z])", " ", name)

@@ -431,10 +431,11 @@ class ScanResult(_Record):
 def measured_in(
     scheme: LabelScheme, structures: Iterable[str], parcels: Iterable[str]
 ) -> set[str]:
-    """Return the names of structures and parcels that have volumes in a scheme.
+    """Return the names of the structures and parcels of results that a scheme measures.
 
-    `structures` and `parcels` are the names in the results. In a scheme with parcels, these replace
-    the cortex.
+    `structures` and `parcels` are the names in the results. If the scheme has parcels and the
+    results do, too, the parcels replace the structures that the scheme lacks, such as the cortex.
+    Otherwise all structures are measured, and no parcels.
     """
     if scheme.has_parcels and parcels:
         return (set(structures) & set(scheme.names)) | set(parcels)

@@ -186,10 +186,11 @@ def append_scores(
     scores: Mapping[View, Scores],
     scheme: LabelScheme,
 ) -> None:
-    """Add the scores at a step to validations.csv: one row a view and structure.
+    """Add the scores at a step to validations.csv: a row for each view and structure.
 
-    Structures without a score have no row. A run that was killed between this and its next state
-    repeats the validation: rows of this step and later ones are replaced.
+    Structures without a score have no row. Existing rows of this step and later ones are replaced:
+    a run that was killed after it wrote them, but before it saved its next state, repeats the
+    validation.
     """
     path = folder / VALIDATIONS_FILE
     earlier = [row for row in read_rows(path) if int(row["step"]) < step]

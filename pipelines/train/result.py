@@ -333,9 +333,10 @@ def read_data(out: Path) -> dict[str, Any]:
 
 
 def pseudo_labels(recipe: Recipe, out: Path) -> str:
-    """Name the models that made labels which the weights saw, in this run or before it.
+    """Name the models whose predictions served as training labels, joined by "; ".
 
-    In words, for the model's description; empty where people made all of them.
+    Includes the labels that the starting weights were trained on. The text is for the model's
+    description. It is empty if people made all labels.
     """
     made = {found["pseudo_labels"] for found in read_data(out).values()}
     for stage in recipe.stages:

@@ -210,12 +210,13 @@ def train(
     seconds: float | None = None,
     device: str = "cpu",
 ) -> Path:
-    """Train all of a recipe's jobs in the folder `out`; return the folder of the model.
+    """Train all jobs of a recipe in the folder `out`; return the folder of the model.
 
-    `views` are trained of those that the recipe has; all of them without it. A folder that holds
-    a run is refused without `resume`, and with it where recipe or data differ.
+    `views` limits the training to some of the recipe's views. A folder that already holds a run is
+    refused unless `resume` is given, and then the recipe and the data must be the same as before.
 
-    With `seconds` this call does all that is left, whatever the recipe's steps, in that time.
+    With `seconds` the remaining training is fitted into that time, whatever number of steps the
+    recipe has.
     """
     (model,) = train_runs(
         {out: recipe},

@@ -225,7 +225,10 @@ class SubjectFile:
         return len(self._dataset(view, name))
 
     def class_counts(self, view: View) -> NDArray[np.uint32]:
-        """Return voxels of each class in each slice, (N, K), of those that count in training."""
+        """Return the number of voxels of each class in each slice, (N, K).
+
+        Voxels that do not count in training (see `counted`) are left out.
+        """
         counts: NDArray[np.uint32] = self._dataset(view, "class_counts")[:]
         return counts
 

@@ -68,10 +68,17 @@ _SD_OF_MAD = 1.4826
 
 
 class LesionNetwork(nn.Module):
-    """Network of a voxel's features, and the map of how often lesions lie at a place."""
+    """Classifier of single voxels by their features (`FEATURES`).
+
+    `prior` is the map of how often lesions lie at a place of the white matter's extent; `mean` and
+    `deviation` normalise the features. All three are saved with the weights.
+    """
 
     def __init__(self, prior_shape: tuple[int, ...], hidden: int = 32) -> None:
-        """Build the network; `hidden` is the width of its two layers."""
+        """Build an untrained network.
+
+        `prior_shape` is the shape of the map `prior`, `hidden` the width of the two hidden layers.
+        """
         super().__init__()
         self.prior: Tensor
         self.mean: Tensor

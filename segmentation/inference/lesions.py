@@ -229,9 +229,10 @@ def _distance_mm(
     structures: Volume,
     scheme: LabelScheme,
 ) -> NDArray[np.float64]:
-    """Return the distance of each voxel (X, Y, Z) from structures by FreeSurfer number.
+    """Return the distance from each voxel (X, Y, Z) to the nearest of some structures, in mm.
 
-    Voxels of lesions and small parts of the structures do not count. Infinite without structures.
+    `numbers` are the FreeSurfer numbers of these structures. Their voxels inside lesions and their
+    small parts are ignored. The distance is infinite if nothing of the structures is left.
     """
     classes = [label.index for label in scheme.labels if label.fs_id in numbers]
     mask = np.isin(structures.data, classes) & (lesions == 0)

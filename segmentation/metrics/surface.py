@@ -267,7 +267,11 @@ def surfel_areas_mm2(spacing_mm: tuple[float, float, float]) -> NDArray[np.float
 
 
 def _connected_parts(voxels: list[int]) -> list[list[int]]:
-    """Group voxels by shared faces; each group is cut off by a surface of its own."""
+    """Group voxels that share faces; each group has a surface of its own.
+
+    `voxels` are bits of a code, 0 to 7. The three binary digits of such a number are the voxel's
+    position in the cube: x, y and z, the lowest digit first.
+    """
     parts: list[list[int]] = []
     for voxel in voxels:
         joined = [voxel]

@@ -109,11 +109,11 @@ def import_port(
 
 
 def read_port(path: str | Path) -> QuickNat:
-    """Read a network from a checkpoint of the port, without running code from it.
+    """Read a network from a checkpoint of QuickNAT's PyTorch port, without running code from it.
 
-    The file may be a whole module or a state dict. The network is on the CPU, in float32 and in
-    evaluation mode. A checkpoint of another network, or with weights that do not fit, is
-    refused with the mismatch.
+    The file may hold a whole pickled module or a state dict. The network is on the CPU, in float32
+    and in evaluation mode. ModelError, which names the mismatch, for a checkpoint of another
+    network or with weights that do not fit.
     """
     path = Path(path)
     state, dropout = _find_state(read_torch_file(path), path)

@@ -120,11 +120,11 @@ def _entry(folder: Path, kind: str) -> Subject | Exclusion:
             image, labels = _find_freesurfer(folder)
         else:
             layout = IMAGES[kind]
-            image = _one(folder, layout.pattern.format(s=session))
+            image = _only_image(folder, layout.pattern.format(s=session))
             labels = None
             # Not every layout has tissue labels.
             if layout.labels is not None:
-                labels = _one(folder, layout.labels.format(s=session))
+                labels = _only_image(folder, layout.labels.format(s=session))
     except _LacksFileError as error:
         return Exclusion(session, str(error), broken=True)
 
@@ -162,8 +162,12 @@ def _find_freesurfer(folder: Path) -> tuple[Path, Path]:
     return image, labels
 
 
-def _one(folder: Path, pattern: str) -> Path:
-    """Return the only file of this name: converted, or the header of both Analyze halves."""
+def _only_image(folder: Path, pattern: str) -> Path:
+    """Return the only image whose path below `folder` matches a pattern without extension.
+
+    This is a NIfTI file, if the image was converted, or else the header of an Analyze pair. Raise
+    _LacksFileError if there is no image, more than one, or half of a pair.
+    """
     name = Path(pattern).name
     converted = sorted(folder.glob(f"{pattern}.nii.gz"))
     headers = sorted(folder.glob(f"{pattern}.hdr"))

@@ -155,11 +155,14 @@ class RandomMotion(_FromTorchIO):
     num_transforms: Annotated[int, Ge(1), Le(10)] = 2  # movements
 
     def build(self) -> SliceChange:
-        """Build a change of the image alone; labels stay at the pose in the middle of k-space.
+        """Build a change of the image alone.
 
-        TorchIO fills k-space along the third axis, which a slice does not have: it would move
-        the whole image, and no labels. So the columns are passed as the third axis, and the
-        single voxel is along the second.
+        Labels stay in place: TorchIO takes the middle of k-space, which determines where the head
+        appears, from the unmoved image.
+
+        TorchIO fills k-space along the third axis. A slice has a single voxel there, so its whole
+        image would move away from its labels. The columns are therefore passed as the third axis,
+        and the single voxel is along the second.
         """
         from torchio import Motion, RandomMotion, ScalarImage
 

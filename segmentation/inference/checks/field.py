@@ -51,16 +51,17 @@ def check_field_of_view(evidence: Evidence, limits: Limits) -> list[Finding]:
 def find_cut(
     evidence: Evidence, *, with_fluid: bool = False
 ) -> tuple[float, tuple[str, ...]]:
-    """Return the largest area of labels in one end plane of the scan, in mm², and their names.
+    """Find the plane in which the field of view may cut the brain; return its area and structures.
 
-    CSF counts `with_fluid` only. 0 and no names if the labels do not reach the end of the scan.
-    A brain that only touches the end has a small area, a cut one a large area.
+    Of all planes at the end of the scan, this is the one that contains the largest area of labels,
+    in mm². A brain that only touches the end has a small area, a cut brain a large one. The area is
+    0, without structures, if the labels do not reach the end. CSF counts only `with_fluid`.
     """
     labels = evidence.brain
     if with_fluid:
         labels = evidence.indices.data > 0
-    # All with one more voxel on each side. The scan is empty beyond its end, and where it is as
-    # dark as air.
+    # Pad by a voxel on each side, so that the arrays have voxels beyond the scan. Voxels as dark
+    # as air count as beyond it, too.
     labelled = np.pad(labels, 1)
     with_one_more = tuple(slice(-1, length + 1) for length in labels.shape)
     near_end = evidence.image.grid.cut(to_box(with_one_more)).beyond(evidence.scan)

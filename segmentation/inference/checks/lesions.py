@@ -56,6 +56,7 @@ _GREY = (1.3, 0.6)
 _GREY_RADIUS = 4
 # Structures that are as grey and as thick.
 _GREY_STRUCTURES = NO_TISSUE | {"subcortical", "brainstem", "cerebellum"}
+# At most this many structures are named.
 _NAMED = 2
 
 
@@ -130,9 +131,9 @@ def find_regions(evidence: Evidence) -> dict[str, Region]:
     masses = _opening(around & (means > darkest) & (means < brightest), _GREY_RADIUS)
     grey_places |= _with_edge(masses, means, weights, (0, brightest))
     return {
-        "dark": _place(evidence, dark_places),
-        "bright": _place(evidence, bright_places),
-        "grey": _place(evidence, grey_places),
+        "dark": _region_of(evidence, dark_places),
+        "bright": _region_of(evidence, bright_places),
+        "grey": _region_of(evidence, grey_places),
     }
 
 
@@ -188,8 +189,11 @@ def _opening(mask: Mask, radius: int) -> Mask:
     return opened
 
 
-def _place(evidence: Evidence, mask: Mask) -> Region:
-    """Measure a mask of blocks, and the structures that it and its rim are mostly in."""
+def _region_of(evidence: Evidence, mask: Mask) -> Region:
+    """Return the volume of the blocks in a mask and the structures that fill most of them.
+
+    Neighbouring blocks count for the structures, but not for the volume.
+    """
     if not mask.any():
         return Region(0.0)
     rim = ndimage.binary_dilation(mask)
