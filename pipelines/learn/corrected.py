@@ -59,9 +59,9 @@ def find_corrected(study: Study) -> tuple[list[Corrected], list[str]]:
                 if why:
                     failures.append(f"{item.name}: {why}")
                     continue
-            if correction is not None and correction.facts is not None:
-                structures = frozenset(correction.facts.structures)
-                if not correction.facts.changed_voxels:
+            if correction is not None and correction.sidecar is not None:
+                structures = frozenset(correction.sidecar.structures)
+                if not correction.sidecar.changed_voxels:
                     failures.append(f"{item.name}: its correction changes nothing")
                     continue
         if labels is None:

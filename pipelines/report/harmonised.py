@@ -33,21 +33,21 @@ FEWEST_AT_SITE = 10
 _SETTLED = 1e-10
 _MOST_STEPS = 10_000
 
-# Facts whose effects are kept, if participants differ by them.
-_KEPT_FACTS = ("age", "sex", "group")
+# Covariates whose effects are kept, if participants differ by them.
+_KEPT_COVARIATES = ("age", "sex", "group")
 
 
 @dataclass(frozen=True)
 class Harmonisation:
     """Result of removing the effects of sites from the values of a `metric`.
 
-    `kept` are the facts of participants whose effects are kept, `participants` the number at each
-    site, and `without` the number of scans that lack a site or one of these facts: they have no
-    harmonised volume.
+    `kept` are the covariates of participants whose effects are kept, `participants` the number at
+    each site, and `without` the number of scans that lack a site or one of these covariates: they
+    have no harmonised volume.
 
     `effects` has a row for each structure and site: `participants`, and their `mean_before` and
-    `mean_after`; the difference of the site from all sites for equal kept facts, in percent of the
-    structure's mean (`percent_before` and `percent_after`); and what ComBat removed, `shift` in
+    `mean_after`; the difference of the site from all sites for equal kept covariates, in percent of
+    the structure's mean (`percent_before` and `percent_after`); and what ComBat removed, `shift` in
     standard deviations and the factor `scale`. NaN if a structure was not harmonised.
     """
 
@@ -70,20 +70,20 @@ def harmonise(
     rows = frame[frame["metric"] == metric]
     values = rows.pivot(index="scan", columns="structure", values="value")
     values = values[rows["structure"].unique()]
-    facts = rows.groupby("scan")[["subject", "site", *_KEPT_FACTS]].first()
-    design = refuse_unharmonisable(facts)
+    covariates = rows.groupby("scan")[["subject", "site", *_KEPT_COVARIATES]].first()
+    design = refuse_unharmonisable(covariates)
     kept, of_scans, is_known = design.kept, design.of_scans, design.is_known
-    known = facts[is_known]
+    known = covariates[is_known]
     of_participants = [known["subject"], known["site"]]
     means = values[is_known].groupby(of_participants).mean()
     numbers, names = design.sites, design.names
-    facts_of_participants = design.of_participants
+    covariates_of_participants = design.of_participants
     at_site = dict(zip(names, np.bincount(numbers), strict=True))
 
     before = means.to_numpy(float)
-    effects = site_effects(before, numbers, facts_of_participants)
-    after = effects.remove_site_effects(before, numbers, facts_of_participants)
-    remaining = site_effects(after, numbers, facts_of_participants)
+    effects = site_effects(before, numbers, covariates_of_participants)
+    after = effects.remove_site_effects(before, numbers, covariates_of_participants)
+    remaining = site_effects(after, numbers, covariates_of_participants)
     sites_of_scans = pd.Index(names).get_indexer(known["site"])
     harmonised = np.full(values.shape, np.nan)
     harmonised[is_known.to_numpy()] = effects.remove_site_effects(
@@ -93,9 +93,9 @@ def harmonise(
     )
 
     # Relative to the expected volume of these participants: `mean` alone is that at age 0.
-    percent = 100 * effects.sd / effects.expected(facts_of_participants).mean(0)
+    percent = 100 * effects.sd / effects.expected(covariates_of_participants).mean(0)
     percent_remaining = (
-        100 * remaining.sd / remaining.expected(facts_of_participants).mean(0)
+        100 * remaining.sd / remaining.expected(covariates_of_participants).mean(0)
     )
     table = []
     for place, structure in enumerate(values.columns):
@@ -126,9 +126,9 @@ def harmonise(
 
 @dataclass(frozen=True)
 class _Design:
-    """Facts to keep: their names, their columns for scans (N, P) and for participants (M, P).
+    """Covariates to keep: their names, their columns for scans (N, P) and for participants (M, P).
 
-    `is_known` marks the scans with a site and all facts. `sites` are the numbers of the
+    `is_known` marks the scans with a site and all covariates. `sites` are the numbers of the
     participants' sites in `names`.
     """
 
@@ -140,14 +140,14 @@ class _Design:
     names: pd.Index
 
 
-def refuse_unharmonisable(facts: pd.DataFrame) -> _Design:
+def refuse_unharmonisable(covariates: pd.DataFrame) -> _Design:
     """Return the design of a group, or raise EvaluationError if its sites cannot be harmonised.
 
-    `facts` has a row for each scan: subject, site, age, sex and group.
+    `covariates` has a row for each scan: subject, site, age, sex and group.
     """
-    kept, of_scans = _kept_facts(facts)
-    is_known = (facts["site"] != "") & of_scans.notna().all(axis=1)
-    known = facts[is_known]
+    kept, of_scans = _kept_covariates(covariates)
+    is_known = (covariates["site"] != "") & of_scans.notna().all(axis=1)
+    known = covariates[is_known]
     # A participant counts once at each site.
     with_site = of_scans[is_known].assign(participants=1.0)
     of_participants = with_site.groupby([known["subject"], known["site"]]).mean()
@@ -156,7 +156,7 @@ def refuse_unharmonisable(facts: pd.DataFrame) -> _Design:
     )
     columns = of_participants.drop(columns="participants").to_numpy(float)
     at_site = dict(zip(names, np.bincount(sites), strict=True))
-    _check_sites(at_site, facts["site"], kept)
+    _check_sites(at_site, covariates["site"], kept)
     for place, name in enumerate(of_scans.columns, start=1):
         if not tells_apart(sites, columns[:, :place]):
             raise EvaluationError(
@@ -166,33 +166,35 @@ def refuse_unharmonisable(facts: pd.DataFrame) -> _Design:
     return _Design(kept, of_scans, is_known, columns, sites, names)
 
 
-def _kept_facts(facts: pd.DataFrame) -> tuple[tuple[str, ...], pd.DataFrame]:
-    """Choose the facts of scans to keep, and write them as numbers, (N, P); NaN if not known.
+def _kept_covariates(covariates: pd.DataFrame) -> tuple[tuple[str, ...], pd.DataFrame]:
+    """Choose the covariates of scans to keep, and write them as numbers, (N, P); NaN if not known.
 
-    A fact that is the same for all who have it has no effect to keep. A categorical fact has a
-    column of 0 and 1 for each category but the first. EvaluationError if some have a group and
-    others none.
+    A covariate that is the same for all who have it has no effect to keep. A categorical covariate
+    has a column of 0 and 1 for each category but the first. EvaluationError if some have a group
+    and others none.
     """
     kept = []
     columns = {}
-    for fact in _KEPT_FACTS:
-        of_fact = facts[fact].replace("", np.nan)
-        found = sorted(of_fact.dropna().unique())
-        if fact == "group" and len(found) == 1 and of_fact.isna().any():
+    for covariate in _KEPT_COVARIATES:
+        of_covariate = covariates[covariate].replace("", np.nan)
+        found = sorted(of_covariate.dropna().unique())
+        if covariate == "group" and len(found) == 1 and of_covariate.isna().any():
             raise EvaluationError(
-                f"{count(int(of_fact.notna().sum()), 'scan')} with the group {found[0]}, and "
-                f"{int(of_fact.isna().sum())} without a group",
+                f"{count(int(of_covariate.notna().sum()), 'scan')} with the group {found[0]}, and "
+                f"{int(of_covariate.isna().sum())} without a group",
                 remedy="name the group of all, so that what they differ by can be kept",
             )
         if len(found) < 2:
             continue
-        kept.append(fact)
-        if fact == "age":
-            columns[fact] = of_fact
+        kept.append(covariate)
+        if covariate == "age":
+            columns[covariate] = of_covariate
             continue
         for word in found[1:]:
-            columns[f"{fact} {word}"] = (of_fact == word).where(of_fact.notna())
-    return tuple(kept), pd.DataFrame(columns, index=facts.index, dtype=float)
+            columns[f"{covariate} {word}"] = (of_covariate == word).where(
+                of_covariate.notna()
+            )
+    return tuple(kept), pd.DataFrame(columns, index=covariates.index, dtype=float)
 
 
 def _check_sites(
@@ -210,14 +212,14 @@ def _check_sites(
             "harmonise",
             remedy="give --participants with a column site, or leave --harmonise out",
         )
-    with_facts = ""
+    with_covariates = ""
     if kept:
-        with_facts = f" of known {' and '.join(kept)}"
+        with_covariates = f" of known {' and '.join(kept)}"
     for name in names:
         number = participants.get(name, 0)
         if number < FEWEST_AT_SITE:
             raise EvaluationError(
-                f"site {name} has {count(number, 'participant')}{with_facts}, and "
+                f"site {name} has {count(number, 'participant')}{with_covariates}, and "
                 f"{FEWEST_AT_SITE} are needed to harmonise",
                 remedy="leave the site's scans out, or join sites with one scanner and protocol",
             )
@@ -235,7 +237,7 @@ class SiteEffects:
 
     `shift` and `scale` (S, K) are of residuals: the mean in standard deviations, and the factor of
     the standard deviation. `shift_alone` (S, K) is the shift without empirical Bayes. `mean` (K,),
-    `slopes` (P, K) and `sd` (K,) give the values expected for P facts. Unknown values are NaN.
+    `slopes` (P, K) and `sd` (K,) give the values expected for P covariates. Unknown values are NaN.
     """
 
     shift: Values
@@ -245,40 +247,41 @@ class SiteEffects:
     slopes: Values
     sd: Values
 
-    def expected(self, facts: Values) -> Values:
-        """Return the mean values (N, K) expected for facts (N, P), without site effects."""
-        return np.asarray(self.mean + facts @ self.slopes)
+    def expected(self, covariates: Values) -> Values:
+        """Return the mean values (N, K) expected for covariates (N, P), without site effects."""
+        return np.asarray(self.mean + covariates @ self.slopes)
 
     def remove_site_effects(
-        self, values: Values, sites: Sites, facts: Values
+        self, values: Values, sites: Sites, covariates: Values
     ) -> Values:
         """Return measurements (N, K) taken at `sites` (N,) with the site effects removed."""
-        expected = self.expected(facts)
+        expected = self.expected(covariates)
         residuals = (values - expected) / self.sd
         restored = (residuals - self.shift[sites]) / self.scale[sites]
         return np.asarray(expected + self.sd * restored)
 
 
-def site_effects(values: Values, sites: Sites, facts: Values) -> SiteEffects:
+def site_effects(values: Values, sites: Sites, covariates: Values) -> SiteEffects:
     """Estimate the effects of each site on measurements (N, K) of N participants.
 
-    `sites` (N,) counts from 0, and `facts` (N, P) are kept: numbers, and 0 or 1 for categories.
-    Values may be NaN. Facts may not, and must not follow from sites (see `tells_apart`). Effects on
-    a structure are not known if a site has fewer than `FEWEST_AT_SITE` values of it, or if nobody
-    differs. EvaluationError if the effects on fewer than two structures are known.
+    `sites` (N,) counts from 0, and `covariates` (N, P) are kept: numbers, and 0 or 1 for
+    categories. Values may be NaN. Covariates may not, and must not follow from sites (see
+    `tells_apart`). Effects on a structure are not known if a site has fewer than `FEWEST_AT_SITE`
+    values of it, or if nobody differs. EvaluationError if the effects on fewer than two structures
+    are known.
     """
     count = int(sites.max()) + 1
     at_site = np.eye(count)[sites]
-    design = np.hstack([at_site, facts])
+    design = np.hstack([at_site, covariates])
     structures = values.shape[1]
     mean = np.full(structures, np.nan)
-    slopes = np.full((facts.shape[1], structures), np.nan)
+    slopes = np.full((covariates.shape[1], structures), np.nan)
     sd = np.full(structures, np.nan)
     for place in range(structures):
         known = np.isfinite(values[:, place])
         of_sites = at_site[known].sum(0)
         if of_sites.min() < FEWEST_AT_SITE or not tells_apart(
-            sites[known], facts[known]
+            sites[known], covariates[known]
         ):
             continue
         found, *_ = np.linalg.lstsq(design[known], values[known, place], rcond=None)
@@ -290,7 +293,7 @@ def site_effects(values: Values, sites: Sites, facts: Values) -> SiteEffects:
         if spread > 1e-9 * abs(mean[place]):
             sd[place] = spread
 
-    standard = (values - mean - facts @ slopes) / sd
+    standard = (values - mean - covariates @ slopes) / sd
     shift = np.full((count, structures), np.nan)
     variance = np.full((count, structures), np.nan)
     shift_alone = np.full((count, structures), np.nan)
@@ -309,13 +312,13 @@ def site_effects(values: Values, sites: Sites, facts: Values) -> SiteEffects:
     return SiteEffects(shift, np.sqrt(variance), shift_alone, mean, slopes, sd)
 
 
-def tells_apart(sites: Sites, facts: Values) -> bool:
-    """Return True if effects of sites (N,) and of facts (N, P) can be separated.
+def tells_apart(sites: Sites, covariates: Values) -> bool:
+    """Return True if effects of sites (N,) and of covariates (N, P) can be separated.
 
-    They cannot if a fact follows from the site and the other facts: if all patients are of one site
-    that has nobody else.
+    They cannot if a covariate follows from the site and the other covariates: if all patients are
+    of one site that has nobody else.
     """
-    design = np.hstack([np.eye(int(sites.max()) + 1)[sites], facts])
+    design = np.hstack([np.eye(int(sites.max()) + 1)[sites], covariates])
     return bool(np.linalg.matrix_rank(design) == design.shape[1])
 
 

@@ -106,7 +106,7 @@ class Session(_Stated):
     minutes: NonNegativeFloat
 
 
-class Facts(_Stated):
+class Sidecar(_Stated):
     """Content of the JSON sidecar of a corrected label map.
 
     `sha256` is the hash of the corrected label map, `mask_sha256` of its mask of changed voxels,
@@ -142,7 +142,7 @@ class Facts(_Stated):
 class Correction:
     """A corrected label map and the result beside it.
 
-    `facts` is None if there is no JSON sidecar or if the sidecar belongs to other bytes.
+    `sidecar` is None if there is no JSON sidecar or if the sidecar belongs to other bytes.
     `scan_sha256` is the hash of the scan that was corrected, even if another program has saved the
     map again; "" if it is not known. `is_whole` is False if a saving was killed before all files
     were in their places.
@@ -150,7 +150,7 @@ class Correction:
 
     path: Path
     result: Path
-    facts: Facts | None
+    sidecar: Sidecar | None
     scan_sha256: str = ""
     is_whole: bool = True
 
@@ -191,7 +191,7 @@ class Correction:
         They are read from the mask beside the map; without JSON they are the voxels that differ
         from the result.
         """
-        if self.facts is not None:
+        if self.sidecar is not None:
             return Volume.read(mask_path(self.result), labels=True).data > 0
         result = Volume.read(self.result, labels=True)
         return np.asarray(self.read().data != result.data)
@@ -263,15 +263,15 @@ def correction_of(result: Path) -> Correction | None:
     path = corrected_path(result)
     if not path.is_file():
         return None
-    facts = _read_facts(sidecar_path(result))
+    sidecar = _read_sidecar(sidecar_path(result))
     mask = mask_path(result)
-    if facts is None:
+    if sidecar is None:
         return Correction(path, result, None, is_whole=not mask.is_file())
     # Deleting the mask declares the map to be that of another program.
-    is_whole = not mask.is_file() or sha256_of(mask) == facts.mask_sha256
-    is_ours = mask.is_file() and is_whole and sha256_of(path) == facts.sha256
+    is_whole = not mask.is_file() or sha256_of(mask) == sidecar.mask_sha256
+    is_ours = mask.is_file() and is_whole and sha256_of(path) == sidecar.sha256
     return Correction(
-        path, result, facts if is_ours else None, facts.scan_sha256, is_whole
+        path, result, sidecar if is_ours else None, sidecar.scan_sha256, is_whole
     )
 
 
@@ -326,23 +326,23 @@ def save_correction(
         if shown_sha256 != builds_on:
             if not is_same:
                 raise _overtaken(result, earlier)
-            if earlier is not None and earlier.facts is not None:
+            if earlier is not None and earlier.sidecar is not None:
                 return earlier
 
         before = None
         if earlier is not None:
-            before = _read_facts(sidecar_path(result))
+            before = _read_sidecar(sidecar_path(result))
         sessions: tuple[Session, ...] = ()
         changed = corrected.data != original.data
         if before is not None:
             sessions = before.sessions
-            is_ours = earlier is not None and earlier.facts is not None
+            is_ours = earlier is not None and earlier.sidecar is not None
             if before.result_sha256 != result_sha256 and is_ours:
                 # The result was replaced since then: only the mask knows what was changed in it.
                 changed = Volume.read(mask_path(result), labels=True).data > 0
                 changed = changed | (corrected.data != shown.data)
                 result_sha256 = before.result_sha256
-        facts = Facts(
+        sidecar = Sidecar(
             sha256="",  # known once the files are written
             mask_sha256="",
             result_sha256=result_sha256,
@@ -352,29 +352,29 @@ def save_correction(
             sessions=(*sessions, session),
             **_origin_of(result),
         )
-        return _write(result, corrected, changed, facts)
+        return _write(result, corrected, changed, sidecar)
 
 
 def list_correction(
     table: Path, scan: str, correction: Correction, *, lock: Path
 ) -> None:
-    """Write the facts of a correction to the table of a folder, replacing the row of its scan.
+    """Write the sidecar of a correction to the table of a folder, replacing the row of its scan.
 
     The table is for people only: commands read the files themselves. The other rows stay.
     """
-    facts = correction.facts
-    assert facts is not None
-    last = facts.sessions[-1]
+    sidecar = correction.sidecar
+    assert sidecar is not None
+    last = sidecar.sessions[-1]
     row = [
         scan,
         os.path.relpath(correction.path, table.parent),
-        facts.changed_voxels,
-        round(facts.minutes, 1),
-        len(facts.sessions),
+        sidecar.changed_voxels,
+        round(sidecar.minutes, 1),
+        len(sidecar.sessions),
         last.by,
         last.at,
-        facts.sha256,
-        facts.result_sha256,
+        sidecar.sha256,
+        sidecar.result_sha256,
     ]
     with run_lock(lock, patience_s=_PATIENCE_S):
         rows = []
@@ -389,7 +389,7 @@ def list_correction(
 
 
 def _write(
-    result: Path, corrected: Volume, changed: NDArray[np.bool_], facts: Facts
+    result: Path, corrected: Volume, changed: NDArray[np.bool_], sidecar: Sidecar
 ) -> Correction:
     """Write the three files, and move them into place once all are complete.
 
@@ -397,7 +397,7 @@ def _write(
     """
     path = corrected_path(result)
     mask = mask_path(result)
-    sidecar = sidecar_path(result)
+    json_path = sidecar_path(result)
     prefix, suffix = _STAGED
     for left in path.parent.glob(f"{prefix}*{suffix}"):
         shutil.rmtree(left, ignore_errors=True)
@@ -414,11 +414,13 @@ def _write(
                 "sha256": sha256_of(staged / path.name),
                 "mask_sha256": sha256_of(staged / mask.name),
             }
-            facts = facts.model_copy(update=hashes)
-            content = facts.model_dump_json(by_alias=True, exclude_none=True, indent=2)
-            write_whole(staged / sidecar.name, content + "\n")
+            sidecar = sidecar.model_copy(update=hashes)
+            content = sidecar.model_dump_json(
+                by_alias=True, exclude_none=True, indent=2
+            )
+            write_whole(staged / json_path.name, content + "\n")
             # Move the JSON last, so that its content is true as soon as it is visible.
-            for file in (mask, path, sidecar):
+            for file in (mask, path, json_path):
                 (staged / file.name).replace(file)
         sync(path.parent)
     except OutputError as error:
@@ -427,7 +429,7 @@ def _write(
         raise
     except OSError as error:
         raise not_written(path, error) from error
-    return Correction(path, result, facts, facts.scan_sha256)
+    return Correction(path, result, sidecar, sidecar.scan_sha256)
 
 
 def _changed_by_structure(
@@ -459,12 +461,12 @@ def _origin_of(result: Path) -> dict[str, Any]:
     }
 
 
-def _read_facts(path: Path) -> Facts | None:
+def _read_sidecar(path: Path) -> Sidecar | None:
     """Read a JSON sidecar; return None if it does not exist."""
     if not path.is_file():
         return None
     try:
-        return Facts.model_validate_json(read_text(path))
+        return Sidecar.model_validate_json(read_text(path))
     except ValidationError:
         what = "is not what trinat writes of a correction"
         raise IntegrityError(
@@ -477,8 +479,8 @@ def _overtaken(result: Path, earlier: Correction | None) -> OvertakenError:
     what = "its result has changed since it was shown"
     if earlier is not None:
         what = "another correction was saved meanwhile"
-        if earlier.facts is not None:
-            last = earlier.facts.sessions[-1]
+        if earlier.sidecar is not None:
+            last = earlier.sidecar.sessions[-1]
             what = f"{what}, by {last.by} at {last.at}"
     remedy = "load it and put your changes on it"
     return OvertakenError(what, where=without_suffix(result), remedy=remedy)

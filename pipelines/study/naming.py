@@ -21,7 +21,7 @@ _ORDER = (
 
 
 @dataclass(frozen=True)
-class _Facts:
+class _Spec:
     """Properties of a product; see `Product`."""
 
     suffix: str
@@ -38,9 +38,9 @@ class _Facts:
     for_fmriprep: bool = False
 
 
-def _tissue(label: str) -> _Facts:
+def _tissue(label: str) -> _Spec:
     """Return the properties of a tissue's probability map, by its label in BIDS."""
-    return _Facts(
+    return _Spec(
         "probseg",
         ".nii.gz",
         plain=f"{label}_probseg",
@@ -52,9 +52,9 @@ def _tissue(label: str) -> _Facts:
     )
 
 
-def _for_fmriprep(suffix: str, *, label: str = "", desc: str = "") -> _Facts:
+def _for_fmriprep(suffix: str, *, label: str = "", desc: str = "") -> _Spec:
     """Return the properties of a file that fMRIPrep looks for by this name in its derivatives."""
-    return _Facts(
+    return _Spec(
         suffix,
         ".nii.gz",
         label=label,
@@ -83,14 +83,14 @@ class Product(Enum):
     A product is written by the function for it in `CaseFiles.write_all`.
     """
 
-    LABELS = _Facts(
+    LABELS = _Spec(
         "dseg",
         ".nii.gz",
         further=(".mgz", ".json"),
         download="labels.nii.gz",
         media_type="application/gzip",
     )
-    BRAIN_MASK = _Facts(
+    BRAIN_MASK = _Spec(
         "mask",
         ".nii.gz",
         plain="brainmask",
@@ -99,11 +99,9 @@ class Product(Enum):
         download="brainmask.nii.gz",
         media_type="application/gzip",
     )
-    DICOM_SEG = _Facts(
-        "seg", ".dcm", download="seg.dcm", media_type="application/dicom"
-    )
-    PROBABILITIES = _Facts("probseg", ".nii.gz", further=(".json",))
-    TISSUES = _Facts(
+    DICOM_SEG = _Spec("seg", ".dcm", download="seg.dcm", media_type="application/dicom")
+    PROBABILITIES = _Spec("probseg", ".nii.gz", further=(".json",))
+    TISSUES = _Spec(
         "dseg",
         ".nii.gz",
         plain="tissues",
@@ -111,7 +109,7 @@ class Product(Enum):
         desc="",
         further=(".json",),
     )
-    PARCELS = _Facts(
+    PARCELS = _Spec(
         "dseg",
         ".nii.gz",
         plain="parcels",
@@ -121,7 +119,7 @@ class Product(Enum):
         download="parcels.nii.gz",
         media_type="application/gzip",
     )
-    CALLOSUM = _Facts(
+    CALLOSUM = _Spec(
         "dseg",
         ".nii.gz",
         plain="callosum",
@@ -129,10 +127,10 @@ class Product(Enum):
         desc="",
         further=(".json",),
     )
-    LESIONS = _Facts(
+    LESIONS = _Spec(
         "mask", ".nii.gz", plain="lesions", label="lesion", desc="", further=(".json",)
     )
-    LESION_LIST = _Facts("lesions", ".tsv", is_in_bids=False, setting="lesions")
+    LESION_LIST = _Spec("lesions", ".tsv", is_in_bids=False, setting="lesions")
     GREY_MATTER = _tissue("GM")
     WHITE_MATTER = _tissue("WM")
     FLUID = _tissue("CSF")
@@ -141,35 +139,35 @@ class Product(Enum):
     FMRIPREP_GREY_MATTER = _for_fmriprep("probseg", label="GM")
     FMRIPREP_WHITE_MATTER = _for_fmriprep("probseg", label="WM")
     FMRIPREP_FLUID = _for_fmriprep("probseg", label="CSF")
-    PICTURE = _Facts(
+    PICTURE = _Spec(
         "qc", ".png", is_in_bids=False, download="qc.png", media_type="image/png"
     )
-    ENTROPY = _Facts("entropy", ".nii.gz", is_in_bids=False)
-    STATS = _Facts("stats", ".stats", plain="aseg", is_in_bids=False)
-    PARCEL_STATS = _Facts("parcelstats", ".stats", plain="parcels", is_in_bids=False)
-    THICKNESS = _Facts("thickness", ".nii.gz", is_in_bids=False)
-    LEFT_CORTEX_STATS = _Facts(
+    ENTROPY = _Spec("entropy", ".nii.gz", is_in_bids=False)
+    STATS = _Spec("stats", ".stats", plain="aseg", is_in_bids=False)
+    PARCEL_STATS = _Spec("parcelstats", ".stats", plain="parcels", is_in_bids=False)
+    THICKNESS = _Spec("thickness", ".nii.gz", is_in_bids=False)
+    LEFT_CORTEX_STATS = _Spec(
         "lhaparc", ".stats", plain="lh.aparc", is_in_bids=False, setting="cortex_stats"
     )
-    RIGHT_CORTEX_STATS = _Facts(
+    RIGHT_CORTEX_STATS = _Spec(
         "rhaparc", ".stats", plain="rh.aparc", is_in_bids=False, setting="cortex_stats"
     )
-    PAGE = _Facts(
+    PAGE = _Spec(
         "page", ".html", is_in_bids=False, download="page.html", media_type="text/html"
     )
 
-    def __init__(self, facts: _Facts) -> None:
-        self.suffix = facts.suffix
-        self.ending = facts.ending
-        self.plain = facts.plain or facts.suffix
-        own = {"seg": facts.seg, "label": facts.label, "desc": facts.desc}
+    def __init__(self, spec: _Spec) -> None:
+        self.suffix = spec.suffix
+        self.ending = spec.ending
+        self.plain = spec.plain or spec.suffix
+        own = {"seg": spec.seg, "label": spec.label, "desc": spec.desc}
         self.own_entities = {entity: value for entity, value in own.items() if value}
-        self.further = facts.further
-        self.is_in_bids = facts.is_in_bids
-        self.download = facts.download
-        self.media_type = facts.media_type
-        self.setting = facts.setting or self.name.lower()
-        self.for_fmriprep = facts.for_fmriprep
+        self.further = spec.further
+        self.is_in_bids = spec.is_in_bids
+        self.download = spec.download
+        self.media_type = spec.media_type
+        self.setting = spec.setting or self.name.lower()
+        self.for_fmriprep = spec.for_fmriprep
 
     def entities(self, of_scan: Mapping[str, str]) -> dict[str, str]:
         """Return the entities of its BIDS name that extend or replace those of the scan."""

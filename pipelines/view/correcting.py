@@ -131,13 +131,13 @@ class Corrections:
             "voxels": None,
             "stale": False,
         }
-        if correction.facts is not None:
-            last = correction.facts.sessions[-1]
+        if correction.sidecar is not None:
+            last = correction.sidecar.sessions[-1]
             said["by"] = last.by
             said["at"] = last.at
-            said["minutes"] = correction.facts.minutes
-            said["voxels"] = correction.facts.changed_voxels
-            said["stale"] = correction.facts.result_sha256 != digest(item.labels)
+            said["minutes"] = correction.sidecar.minutes
+            said["voxels"] = correction.sidecar.changed_voxels
+            said["stale"] = correction.sidecar.result_sha256 != digest(item.labels)
         return said
 
     def draft(self, number: int, tab: str) -> bytes:

@@ -142,10 +142,10 @@ def test_a_correction_that_builds_on_the_last_adds_its_session(result: Path) -> 
     save(result, painted(path, (0, 0, 1)), BERTA, path)
     found = correction_of(result)
     assert found
-    assert found.facts
-    assert found.facts.sessions == (ANNA, BERTA)
-    assert found.facts.minutes == 3.5
-    assert found.facts.changed_voxels == 2
+    assert found.sidecar
+    assert found.sidecar.sessions == (ANNA, BERTA)
+    assert found.sidecar.minutes == 3.5
+    assert found.sidecar.changed_voxels == 2
 
 
 def test_a_voxel_that_is_put_back_is_not_changed(result: Path) -> None:
@@ -166,8 +166,8 @@ def test_what_was_changed_stays_known_when_the_result_is_replaced(result: Path) 
     save(result, painted(path, (0, 0, 1)), BERTA, path)
     found = correction_of(result)
     assert found
-    assert found.facts
-    assert found.facts.result_sha256 == first
+    assert found.sidecar
+    assert found.sidecar.result_sha256 == first
     changed = [tuple(voxel) for voxel in np.argwhere(found.changed())]
     assert changed == [(0, 0, 0), (0, 0, 1)]
 
@@ -197,7 +197,7 @@ def test_a_saving_that_was_cut_short_comes_again(result: Path) -> None:
     second.write(path, labels=True)
     found = correction_of(result)
     assert found
-    assert found.facts is None
+    assert found.sidecar is None
     save_correction(
         result,
         second,
@@ -208,8 +208,8 @@ def test_a_saving_that_was_cut_short_comes_again(result: Path) -> None:
     )
     found = correction_of(result)
     assert found
-    assert found.facts
-    assert found.facts.sessions == (ANNA, BERTA)
+    assert found.sidecar
+    assert found.sidecar.sessions == (ANNA, BERTA)
 
 
 def test_a_saving_that_was_killed_between_mask_and_map_trains_nothing_wrong(
@@ -239,8 +239,8 @@ def test_a_saving_that_was_killed_between_mask_and_map_trains_nothing_wrong(
     save(result, painted(path, (0, 0, 1)), BERTA, path)
     found = correction_of(result)
     assert found
-    assert found.facts
-    assert found.facts.sessions == (ANNA, BERTA)
+    assert found.sidecar
+    assert found.sidecar.sessions == (ANNA, BERTA)
     assert np.argwhere(found.changed()).tolist() == [[0, 0, 0], [0, 0, 1]]
     assert not left.exists()
 
@@ -286,7 +286,7 @@ def test_a_saving_that_was_killed_counts_whole_or_not_at_all(
         assert mask_path(result).name in found.why_unfit("")
     else:
         assert not found.why_unfit("")
-        assert found.facts
+        assert found.sidecar
         expected = before if moved == 0 else corrected.data
         np.testing.assert_array_equal(found.read().data, expected)
         original = Volume.read(result, labels=True).data
@@ -299,7 +299,7 @@ def test_a_label_map_from_elsewhere_is_a_correction_by_its_name(result: Path) ->
     turned.write(corrected_path(result), labels=True)
     found = correction_of(result)
     assert found
-    assert found.facts is None
+    assert found.sidecar is None
     np.testing.assert_array_equal(found.read().data, corrected.data)
     assert [tuple(voxel) for voxel in np.argwhere(found.changed())] == [(0, 0, 0)]
 

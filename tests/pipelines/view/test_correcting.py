@@ -145,8 +145,8 @@ def test_the_second_of_two_participants_is_refused_and_loses_nothing(out: Path) 
     assert berta.save(kept).status_code == 200
     found = correction_of(result(anna, out))
     assert found
-    assert found.facts
-    assert [session.by for session in found.facts.sessions] == ["anna", "berta"]
+    assert found.sidecar
+    assert [session.by for session in found.sidecar.sessions] == ["anna", "berta"]
     assert [tuple(voxel) for voxel in np.argwhere(found.changed())] == [
         (1, 1, 1),
         (2, 3, 4),

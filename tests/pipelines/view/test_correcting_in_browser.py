@@ -134,8 +134,8 @@ def test_painted_undone_saved_and_there_again(
     assert result.read_bytes() == before
     correction = correction_of(result)
     assert correction
-    assert correction.facts
-    assert correction.facts.changed_voxels == first
+    assert correction.sidecar
+    assert correction.sidecar.changed_voxels == first
     corrected = Volume.read(corrected_path(result), labels=True)
     assert int((corrected.data == 49).sum()) == shown
     assert np.unique(corrected.data[correction.changed()]) == [49]
@@ -175,8 +175,8 @@ def test_what_is_painted_while_it_is_saved_is_not_lost(
         page.wait(f"{STATE}.startsWith('Saved')")
     correction = correction_of(result)
     assert correction
-    assert correction.facts
-    assert correction.facts.changed_voxels == first + second
+    assert correction.sidecar
+    assert correction.sidecar.changed_voxels == first + second
 
 
 def test_a_finger_paints_as_the_mouse_does(
@@ -314,9 +314,9 @@ def test_who_is_overtaken_is_told_and_puts_the_changes_on_what_was_saved(
         page.wait(f"{STATE}.startsWith('Saved')")
     correction = correction_of(result)
     assert correction
-    assert correction.facts
-    assert [session.by for session in correction.facts.sessions] == ["berta", "anna"]
-    assert correction.facts.changed_voxels == first + 1
+    assert correction.sidecar
+    assert [session.by for session in correction.sidecar.sessions] == ["berta", "anna"]
+    assert correction.sidecar.changed_voxels == first + 1
 
 
 def test_a_corrected_volume_is_held_against_what_was_predicted(
