@@ -287,7 +287,8 @@ def split(
         )
     if validation and kfold is not None:
         raise ConfigError(
-            "--kfold has a fold for validation", remedy="give --validation 0 or none"
+            "--validation cannot be combined with --kfold, which takes a fold for validation",
+            remedy="leave it out, or give 0",
         )
     for path, split in split_store(
         store,

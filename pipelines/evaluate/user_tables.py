@@ -264,7 +264,12 @@ def read_norms(path: Path, scheme: LabelScheme) -> Norms:
             what = f"line {line}: the head size or its power of {curve[0]}, {curve[1]} changes"
             raise ConfigError(what, where=path)
         if row["model"] != rows[0]["model"]:
-            raise ConfigError(f"line {line}: has another model", where=path)
+            raise ConfigError(
+                f"line {line}: norms of the model {row['model']}, after those of "
+                f"{rows[0]['model']}",
+                where=path,
+                remedy="keep the rows of one model",
+            )
     return Norms.of(rows)
 
 

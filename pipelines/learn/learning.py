@@ -158,7 +158,7 @@ def learn(
         return _fit_factors(material, settings, why)
     if participants < 2:
         raise ConfigError(
-            f"{what}: nobody would be left to judge a training by",
+            f"{what}: no other participant is left to validate the training",
             where=settings.results,
             remedy="correct a scan of another participant, or leave --method out",
         )

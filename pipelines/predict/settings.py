@@ -382,7 +382,8 @@ class Shard:
         are_numbers = bool(slash) and part.isdecimal() and of.isdecimal()
         if not are_numbers or not 1 <= int(part) <= int(of):
             raise ConfigError(
-                f"--shard {text}: not a part", remedy="give K/N, as 1/10 to 10/10"
+                f"--shard {text}: not a valid shard",
+                remedy="give K/N, as 1/10 to 10/10",
             )
         return cls(int(part), int(of))
 

@@ -98,7 +98,7 @@ class Ledger:
         if self._file is None:
             if self._path.is_symlink() and not self._path.exists():
                 raise OutputError(
-                    "is a link to nothing", where=self._path, remedy="remove it"
+                    "is a broken symbolic link", where=self._path, remedy="remove it"
                 )
             file = open_to_append(self._path)
             # End a torn last line, so that it does not swallow the next one.
