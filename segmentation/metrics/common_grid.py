@@ -13,8 +13,9 @@ from trinat.segmentation.grid import Grid
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.space.views import reoriented
 
-# Headers store positions as float32, and rotations as quaternions of float32.
-_TOLERANCE = 0.02  # voxels, at the corners of the volume
+# Largest distance of corresponding corners of two equal grids, in voxels. Headers store positions
+# as float32, and rotations as quaternions of float32.
+_TOLERANCE = 0.02
 
 
 def on_grid_of(
@@ -73,7 +74,8 @@ def _times(numbers: Sequence[float]) -> str:
 Indices = NDArray[np.uint8]
 Spacing = tuple[float, float, float]
 
-# Few single slices with few structures can also be a whole small structure.
+# Fewer slices with fewer structures do not count as drawn slices: they can be a whole small
+# structure.
 _FEW_SLICES = 3
 _FEW_STRUCTURES = 3
 
@@ -113,7 +115,7 @@ class DrawnSlices:
     def blank_between(self, labels: Indices) -> Indices:
         """Return a copy of a map (X, Y, Z) with background on the slices that are not labelled."""
         blank = np.zeros_like(labels)
-        # Views whose first axis is that of the slices.
+        # Array views with the axis across the slices first.
         from_slices = np.moveaxis(labels, self.axis, 0)
         to_slices = np.moveaxis(blank, self.axis, 0)
         to_slices[self.places] = from_slices[self.places]

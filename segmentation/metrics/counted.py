@@ -154,7 +154,7 @@ def _parts(scheme: LabelScheme, source: LabelScheme) -> dict[str, list[str]]:
         for index in scheme.classes_of_number(part.fs_id):
             by_class[index].append(part.name)
     for label in scheme.labels:
-        # A rim that a map lacks is made around that structure.
+        # A rim that is missing in a label map is made from the structure that it surrounds.
         if label.rim_of is not None:
             by_class[label.index].extend(by_class[label.rim_of])
     return dict(zip(scheme.names, by_class, strict=True))

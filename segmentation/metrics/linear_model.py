@@ -105,8 +105,9 @@ class Design:
         rest = 1 - self.leverage
         usable = np.where(self.is_fitted_exactly, 1.0, rest)
         weights = np.where(self.is_fitted_exactly, 0.0, shares**2 / usable)
-        # The HC2 variance is a quadratic form of residuals. If all values vary alike, its mean and
-        # variance are those of a multiple of chi-squared with these degrees of freedom.
+        # The HC2 variance is a quadratic form of residuals. If the values of all participants have
+        # the same variance, its mean and variance are those of a multiple of chi-squared with these
+        # degrees of freedom.
         weighted = self._weighted.T @ (weights[:, None] * self._weighted)
         of_fit = self._inverse_square @ weighted
         squares = (weights**2 * (1 - 2 * self.leverage)).sum()

@@ -39,7 +39,7 @@ COLUMNS = (
     "model",
 )
 SEXES = ("F", "M")
-# z of the centiles that tables and pages show.
+# z score of the 95th centile, which tables and pages show.
 _Z_OF_95 = NormalDist().inv_cdf(0.95)
 # A smaller skewness counts as 0.
 NO_SKEWNESS = 1e-6
@@ -72,7 +72,8 @@ class Curve:
         intracranial volume and it is None.
         """
         first, last = self.ages[0], self.ages[-1]
-        # Ages are whole years, so the last year ends with its last day.
+        # Ages of the curve are whole years, and the last one lasts until the day before the next
+        # birthday.
         if not first <= age < last + 1:
             raise NormError(f"norms are for ages from {first:g} to {last:g}")
         # Linear interpolation between two years.

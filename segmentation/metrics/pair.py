@@ -155,7 +155,7 @@ def compare(
     voxels = truth.size
     truth, prediction = _crop(truth, prediction)
     joint = overlap.joint_histogram(truth, prediction, len(scheme))
-    # All cropped voxels are background in both.
+    # All voxels that were cut off are background in both maps.
     joint[0, 0] += voxels - truth.size
     true_voxels = joint.sum(1)
     predicted_voxels = joint.sum(0)
@@ -299,7 +299,10 @@ def _boxes(
 
 
 def _absence(true: Any, predicted: Any) -> Absence | Literal[""]:
-    """Return the word for a structure that one or both maps lack; "" if both have it."""
+    """Return the word for a structure that is absent from one or both maps; "" if it is in both.
+
+    `true` and `predicted` are its numbers of voxels.
+    """
     if true and predicted:
         return ""
     if true:

@@ -58,7 +58,7 @@ def mean_interval(
     half = stats.t.ppf(1 - _TAIL, participants - 1) * np.sqrt(variance / participants)
     if not np.isfinite(least):
         return np.stack([mean - half, mean + half])
-    # A mean at a bound is that of equal values: any other mean leaves its interval without width.
+    # If the mean is at a bound, all values are equal to it, and the interval is the mean itself.
     is_inside = (mean > least) & (mean < most)
     if np.isfinite(most):
         share = np.where(is_inside, (mean - least) / (most - least), 0.5)
@@ -70,8 +70,8 @@ def mean_interval(
         above = np.where(is_inside, mean - least, 1.0)
         ratio = half / above
         ends = least + above * np.exp([-ratio, ratio])
-        # The delta method holds for small errors only: that of two participants could reach
-        # anywhere.
+        # The delta method holds for small errors only: the interval of two participants could have
+        # any width.
         cut = np.maximum([mean - half, mean + half], least)
         interval = np.where(ratio > _LARGE_ERROR, cut, ends)
     return np.asarray(np.where(is_inside, interval, mean))
@@ -88,7 +88,7 @@ class PairedTest:
     participants: int
     mean_difference: float
     p: float | None
-    effect: float  # Matched-pairs rank-biserial correlation: -1 to 1.
+    effect: float  # matched-pairs rank-biserial correlation: -1 to 1
     note: str = ""
 
 
@@ -114,8 +114,8 @@ def paired_test(first: Values, second: Values) -> PairedTest:
         return PairedTest(0, float("nan"), None, float("nan"), note)
     mean = float(difference.mean())
     changed = difference[difference != 0]
-    # Matched-pairs rank-biserial: positive less negative ranks, as a share of all; 0 if all are
-    # equal.
+    # Sum of the ranks with a positive sign minus that with a negative sign, as a share of all
+    # ranks; 0 if all values are equal.
     effect = 0.0
     if len(changed):
         ranks: Any = stats.rankdata(np.abs(changed))
