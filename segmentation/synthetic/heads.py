@@ -58,7 +58,7 @@ Variant = Literal[
     "small-accumbens",
     "redrawn",
 ]
-# A fixed seed, so that heads are redrawn alike in each run.
+# A fixed seed, so that heads are redrawn in the same way in each run.
 _SEED_OF_REDRAWING = 7
 
 

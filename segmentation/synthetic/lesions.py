@@ -30,7 +30,7 @@ Mask = NDArray[np.bool_]
 LESION = 77
 # Lesions in label maps for generation, left and right.
 _GENERATION_LESIONS = (25, 57)
-# FreeSurfer numbers and those of label maps for generation.
+# Structures, as FreeSurfer numbers and as numbers of label maps for generation.
 _CEREBRAL_WHITE = (2, 41, LESION, *_GENERATION_LESIONS, 251, 252, 253, 254, 255)
 _INFRATENTORIAL = (7, 46, 16)
 _VENTRICLES = (4, 5, 14, 15, 43, 44, 72)
@@ -42,7 +42,7 @@ _PALLIDUM = (13, 52)
 _DEEP_GREY = (10, 49, 11, 50, 12, 51, 26, 58, 28, 60)
 _LIMBIC = (17, 53, 18, 54)
 _FLUID = (24, *_VENTRICLES)
-# Extent of the cerebral white matter in MNI space in mm: first to 99th percentile.
+# Extent of the cerebral white matter in MNI space in mm, from the 1st to the 99th percentile.
 _MNI_LOW = np.array([-57.0, -92.0, -30.0])
 _MNI_HIGH = np.array([57.0, 54.0, 57.0])
 # Smallest share of a lesion's voxels that must lie in tissue where lesions occur, and the number of
@@ -140,7 +140,7 @@ def paint(
         axis = int(rng.choice(3, p=(0.2, 0.2, 0.6)))
         image, coverage = _thick_slices(image, coverage, axis, thick_mm, rng)
     image = painter.add_noise(image)
-    # Raters draw what they see in a thick slice, also where a lesion fills a part of it.
+    # Raters mark what they see in a thick slice, even if a lesion fills only a part of the slice.
     least = 0.35 if thick_mm else 0.5
     numbers = _numbers_to_learn(head.numbers)
     numbers[coverage >= least] = LESION
@@ -201,7 +201,7 @@ class _Painter:
         strength = np.zeros(shape, np.float32)
         # Lesions that are in the label map are in the T1 scan, too.
         known = np.isin(self.head.numbers, (LESION, *_GENERATION_LESIONS))
-        # Fewer are partial volume at the ventricles of healthy participants.
+        # Fewer lesion voxels are partial volume at the ventricles of healthy participants.
         if known.sum() > 3000:
             coverage = ndimage.gaussian_filter(known.astype(np.float32), 0.5)
             strength[coverage > 0.05] = rng.uniform(0.3, 1)

@@ -56,7 +56,7 @@ WARP_SD_MM = 2.0
 WARP_KNOTS_MM = 30.0
 # Lower limit of the warp's Jacobian: tissue is never folded, nor compressed further.
 MIN_JACOBIAN = 0.3
-BIAS_SD = 0.12  # of the logarithm of the coil's gain
+BIAS_SD = 0.12  # standard deviation of the logarithm of the coil's gain
 BIAS_KNOTS_MM = 80.0
 CONTRAST_SHARED = (
     0.7  # share of the variation in brightness that tissues have in common
@@ -67,8 +67,8 @@ NOISE = (0.01, 0.03)  # relative to the brightness of white matter
 WHITE_MATTER_VALUE = (250.0, 700.0)
 
 _SLAB_SAMPLES = 2**19
-_AIR = 0  # its row in the contrast table
-_WHITE_MATTER = 1  # its class, on the left
+_AIR = 0  # row of air in the contrast table
+_WHITE_MATTER = 1  # class of the left cerebral white matter
 
 
 def phantom(
@@ -436,7 +436,7 @@ def _render(
     for start in range(0, grid.shape[0], depth):
         slab = slice(start, min(start + depth, grid.shape[0]))
         slab_places, slab_log_gain = _between_nodes(nodes, grid, slab)
-        # Below its last slice the neck is continued by its mirror image.
+        # The anatomy ends in the neck; below, its mirror image continues it.
         slab_places[2].abs_()
         shaded = _sample(field, slab_places) * slab_log_gain.exp()
         # Mean over the samples of each voxel.
@@ -490,7 +490,8 @@ def _sample(field: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
     Edge values are repeated outside.
     """
     last = torch.tensor(field.shape[2:]).reshape(3, 1, 1, 1) - 1
-    # grid_sample has -1..1 from the first voxel to the last, and the last axis first.
+    # grid_sample expects positions from -1 (first voxel) to 1 (last voxel), with the last axis
+    # first.
     scaled = places * 2 / last - 1
     last_axis_first = scaled.flip(0).permute(1, 2, 3, 0)
     values = functional.grid_sample(

@@ -105,14 +105,14 @@ def _change(
     part = head[box]
     own = own[box]
     if direction > 0:
-        # It grows by one voxel; a ventricle may grow into all of the brain.
+        # The structure grows by one voxel. A ventricle may grow into all of the brain.
         may_be_taken = np.isin(numbers, _MAY_BE_TAKEN)
         if number in _VENTRICLES:
             may_be_taken = ~is_outside_brain(numbers)
         near = ndimage.binary_dilation(own, _FACES) & ~own
         part[near & is_moved[box] & may_be_taken[part]] = entry
     else:
-        # Its outermost voxels get the nearest other entry.
+        # The outermost voxels of the structure get the entry of the nearest voxel outside of it.
         edge = own & ~ndimage.binary_erosion(own, _FACES) & is_moved[box]
         nearest = ndimage.distance_transform_edt(
             own, return_distances=False, return_indices=True

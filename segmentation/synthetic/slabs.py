@@ -141,7 +141,7 @@ def cut_slabs(
     log_scale = draw.uniform(-1, 1, count, 3) * config.scaling
     affine = rotation @ (shear + torch.diag_embed(torch.exp(log_scale)))
     frame = torch.stack([affine[:, :, axis] for axis in (rows, columns, along)], -1)
-    # A mirrored head is cut by a mirrored plane: its left is painted on the right.
+    # In a mirrored head the plane is mirrored, so that the left side appears on the right.
     frame[:, 0] *= torch.where(mirrored, -1.0, 1.0)[:, None]
     # Row and column of each pixel of a plane, from its middle, (H, W, 2).
     height, width = size

@@ -66,7 +66,8 @@ def synthesise(
     middle = look_up(heads, head, plane[:, :, neighbours]) * seen[:, neighbours]
     middle = middle.long()
     classes = _classes_to_learn(heads, config, middle, mirrored)
-    # The image differs from the target by displaced borders and by the position within a voxel.
+    # The image differs from the labels: borders are displaced, and samples lie anywhere within a
+    # voxel.
     shown = plane + displace_borders(draw, head, plane)
     thickness = choose_thickness(draw, view, count)
     entries = []
@@ -77,7 +78,7 @@ def synthesise(
             place = shown + places_within_voxels(draw, thickness, size)
             entries.append(look_up(heads, head, place) * seen)
     removed = _find_removed(draw, head, entries[0], plane)
-    # Fluid that a stripped scan does not show cannot be learnt; removed brain can.
+    # Fluid that stripping has removed cannot be learnt, but removed brain can.
     unseen = removed[:, neighbours] & heads.is_fluid[middle]
     classes = classes.masked_fill(unseen, 0)
     images = _render(draw, entries, removed, thickness)

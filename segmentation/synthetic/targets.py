@@ -22,7 +22,7 @@ from trinat.segmentation.space.resample import occupied_box
 from trinat.segmentation.space.views import View
 from trinat.segmentation.synthetic.heads import HeadMaps
 
-# Left and right numbers that quicknat33 does not pair.
+# Pairs of left and right numbers that are not in quicknat33.
 _PARTNERS = {136: 163, 137: 164, 25: 57, 30: 62}
 # Linings of the ventricles: partial volume of ventricle and white matter.
 _LININGS = (136, 137, 163, 164)
