@@ -39,7 +39,7 @@ from trinat.segmentation.training.config import StoreConfig, ValidationConfig
 from trinat.segmentation.training.state import seeded
 from trinat.segmentation.training.validation import ValidationScan
 
-# View, first slice and number of slices.
+# View, number of the first slice, and number of slices.
 _Request = tuple[View, int, int]
 
 
@@ -280,7 +280,8 @@ class StoreSource(BatchSource):
             transforms = SliceTransforms(store.augmentation.transforms)
             self._transforms = _StoredTransforms(transforms, seed, processes)
         if self._transforms is not None and processes is None:
-            # In a thread they would use torch's random numbers while the training does.
+            # In a thread, the transforms would use torch's global random numbers at the same time
+            # as training.
             workers = 0
             self.may_draw_in_thread = False
         on_batches = store.augmentation.model_copy(update={"transforms": ()})

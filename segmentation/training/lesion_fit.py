@@ -21,8 +21,8 @@ from trinat.segmentation.inference.lesion_network import (
     VoxelFeatures,
 )
 
-# Most voxels that are sampled in a scan: of lesions, of bright tissue that is no lesion, and of
-# other tissue.
+# Maximum number of voxels that are sampled in a scan: of lesions, of bright tissue that is no
+# lesion, and of other tissue.
 _LESION_VOXELS = 4000
 _BRIGHT_VOXELS = 12_000
 _OTHER_VOXELS = 6000

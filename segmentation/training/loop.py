@@ -131,7 +131,8 @@ class Trainer:
         )
         slices_of_step = stage.batch * stage.accumulate
         self.epoch_steps = max(1, slices_of_epoch // slices_of_step)
-        self.not_compiled = ""  # reason, if it should be compiled
+        # Reason why the network is not compiled although the stage asks for it.
+        self.not_compiled = ""
         # Excludes the classifiers, so that all views share one compiled graph.
         self._trunk: Callable[[Tensor], Tensor] | None = None
         if stage.compile:
@@ -415,7 +416,7 @@ class Trainer:
         self.counters.bad_in_a_row += 1
         if self.counters.bad_in_a_row < self.stage.max_bad_steps:
             return
-        # All processes get here together, since they use the mean of their losses.
+        # All processes reach this line together, because they use the mean of their losses.
         own: list[tuple[float, str]] = []
         for part in parts:
             slices = "; ".join(batch.what for batch in part.batches)

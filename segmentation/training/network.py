@@ -153,7 +153,7 @@ def update_average(
             latest.append(now[name])
         else:
             value.copy_(now[name])
-    # All at once: on a GPU two hundred small launches would be slow.
+    # All weights in one call: two hundred small kernels would be slow on a GPU.
     move = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
     move(averages, latest, 0)
 

@@ -116,7 +116,7 @@ class DoubtfulVoxels:
         reachable = _is_reachable(logarithms)
         ranks = reachable.sum(1)
         order = ranks.argsort(descending=True)
-        # Number of voxels with a first class, a second class, and so on.
+        # Number of voxels with at least one possible class, at least two, and so on.
         lengths = reachable.sum(0).tolist()
         of_rank = []
         logarithms_of_rank = []

@@ -228,7 +228,8 @@ def rank(
     spread = _shrunken_spread(own, usual, len(subjects))
     distances = pd.DataFrame(apart / spread, subjects, list(MEASURES))
     by_structure = _structure_distances(list(found.values()), partners)
-    # Among many structures one is always somewhat far, so only the excess over others counts.
+    # Among many structures one always differs somewhat, so only the excess over other subjects
+    # counts.
     farthest = by_structure.max(1)
     distances["structure"] = farthest - np.median(farthest)
     # The columns of `by_structure` begin with the first structure, while `names` begins with
