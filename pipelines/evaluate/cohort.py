@@ -372,7 +372,7 @@ def _make_scans(
         result = results.result_of(file)
         judged = result
         if file.corrects is not None:
-            # The grades describe the prediction, which a rater has corrected since.
+            # The grades in the ledger are for the prediction, before a rater corrected it.
             judged = result.corrected()
         names = measured_in(scheme, judged.volumes_mm3, judged.parcels)
         made = made_by(names, rated, scheme)
@@ -408,7 +408,7 @@ def _make_scans(
             for structure in made.rejected_but_measured(scheme, rejected_here):
                 in_part.add((volumes.sha256, structure))
 
-    # Scans with equal names are named after their files.
+    # If several scans have the same name, the names of their files are used.
     times = Counter(each.scan.name for each in chosen)
     for number, each in enumerate(chosen):
         if times[each.scan.name] > 1:

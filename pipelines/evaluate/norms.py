@@ -412,7 +412,7 @@ class _Model:
         design = self._design_at(ages, sex)
         level, slope, skewness = parameters[-3:]
         spread = np.exp(level) * self._relative_spread(ages, slope)
-        # A fitted spread is too small for new participants: correct it for the number of fitted
+        # The fitted spread is too small for new participants. Correct it for the number of fitted
         # parameters and for the uncertainty of the median.
         participants = len(controls.age)
         freedom = participants - len(parameters)

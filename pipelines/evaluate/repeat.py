@@ -71,7 +71,7 @@ _log = logging.getLogger(__name__)
 _OUTPUTS = ("pairs.csv", "repeat.csv", "structures.csv", "report.html")
 # Columns of pairs.csv that describe the registration of two scans.
 _FACTS = ("likeness", "turned_deg", "shifted_mm", "stretch_percent")
-# Options that --repeat does not have.
+# Options that cannot be combined with --repeat.
 _NOT_HERE = ("ratings", "resample", "show_heads", "latex", "csv")
 
 

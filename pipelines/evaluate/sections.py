@@ -72,7 +72,8 @@ def _section(name: str, title: str, cohort: Cohort | None) -> list[Section]:
     try:
         model = cohort.model
     except EvaluationError as error:
-        # The group as a whole has enough participants for the terms that were asked for.
+        # An error ends the section only, because the whole group has enough participants for these
+        # terms.
         return [Section(name, title, cohort, notices=(str(error),))]
     notices = () if model is None else model.notices
     return [Section(name, title, cohort, model, notices)]
