@@ -45,7 +45,7 @@ from trinat.segmentation.training.workers import Workers
 
 _log = logging.getLogger(__name__)
 
-# Reason given if a run stops because of another process.
+# Reason to stop, if another process of the run was stopped.
 IN_ANOTHER_PROCESS = "another of its processes was stopped"
 
 

@@ -195,7 +195,7 @@ def _train_in_process(request: _Request) -> list[Path]:
     models = _train_together(request)
     parent = multiprocessing.parent_process()
     if parent is not None and not parent.is_alive():
-        # A killed parent cannot take the result, and torch would wait for it forever.
+        # A killed parent process cannot receive the result, and torch would wait for it forever.
         os._exit(0)
     return models
 
@@ -250,7 +250,7 @@ def _join_and_train(request: _Request) -> list[Path]:
     if workers.leads:
         watching = request.watching()
     elif request.is_apart:
-        # rich: lines beside the leader's bar.
+        # Makes rich print plain lines next to the progress bar of the process with rank 0.
         os.environ["TTY_COMPATIBLE"] = "0"
         watching = request.watching()
     with watching as watcher:

@@ -173,7 +173,8 @@ def read_rows(path: Path) -> list[dict[str, str]]:
     if not path.is_file():
         return []
     text = read_text(path, errors="replace")
-    # A line without a newline may lack a digit, too. After a power cut a file may end in zeros.
+    # A last line without a newline may be incomplete. After a power failure a file may end in
+    # zeros.
     whole, _, _ = text.rpartition("\n")
     lines = whole.splitlines()
     if not lines:

@@ -166,7 +166,7 @@ def _draw_panel(axis: Any, panel: str, runs: Sequence[NamedCurves]) -> None:
     axis.grid()
     if panel in _VALIDATED:
         axis.set_ylim(0, 1)
-    # Rate and IoU have the colours of loss and Dice.
+    # The curves of rate and IoU have the same colours as those of loss and Dice.
     if has_legend and panel in _WITH_LEGEND:
         axis.legend(fontsize="small", frameon=False)
 

@@ -201,7 +201,8 @@ def save_run(
     licences = {licence_of(find_model(start)) for start in starts}
     label_table = None
     if scheme.name != recipe.scheme:
-        label_table = recipe.scheme  # a file of the user's, which the model takes along
+        # The user's own file, which is copied into the model.
+        label_table = recipe.scheme
     never = _not_predicted(recipe, scheme, out)
     save_model(
         model,
@@ -272,7 +273,7 @@ def _describe_data(recipe: Recipe, out: Path) -> str:
         seen += f" ({'; '.join(sorted(licences))})"
     for stage in recipe.stages:
         if stage.start is not None:
-            # A model is given to others: it must not contain paths of this disk.
+            # A model may be given to other people, so it must not contain paths of this disk.
             start = "/".join(stage.start.parts[-2:])
             seen += f", from the weights of {start}"
     return seen
