@@ -307,7 +307,7 @@ class _JobAtWork:
         Return the reason for the end.
         """
         trainer = self.trainer
-        # The patience of a run that was killed may have ended already.
+        # A run that was killed after its patience had ended does not train further.
         over = self._patience_is_over
         if trainer.counters.validation_due:
             over = self._validate_if_due()

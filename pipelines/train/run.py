@@ -74,7 +74,7 @@ _log = logging.getLogger(__name__)
 # Lock file in the folder of a run, and in that of each job.
 _LOCK = ".lock"
 _CARD = "MODEL_CARD.md"
-# Other processes lock the folder of a run for seconds only.
+# How long to wait for the lock of a run's folder, which other processes hold for seconds only.
 _PATIENCE_S = 300.0
 
 
@@ -303,7 +303,7 @@ def train_runs(
 def _save_model(recipe: Recipe, out: Path, model: Path) -> list[str]:
     """Write the model of a run; return the names of its views.
 
-    A lock prevents that two processes write at the same time.
+    A lock prevents two processes from writing at the same time.
     """
     with run_lock(out / _LOCK, patience_s=_PATIENCE_S):
         # Saving replaces the whole folder of the model, so a card that somebody wrote is put back.

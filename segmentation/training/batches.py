@@ -384,7 +384,8 @@ def store_scans(
 ) -> Iterator[ValidationScan]:
     """Yield whole scans from the validation part of a split.
 
-    `validation` chooses them, with `seed`. Each scan is read when it is requested.
+    `validation` chooses them, with `seed`. Each scan is read when it is requested, and its file is
+    closed before the next one.
     """
     opened = Store(store)
     subjects = opened.part("validation", split)

@@ -108,8 +108,8 @@ def fit_lesion_network(
         network.parameters(), _RATE, weight_decay=_WEIGHT_DECAY
     )
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
-    # Voxels with a large weight are drawn more often, but only by the square root of the weight.
-    # The other half of the weight is applied in the loss.
+    # Voxels with a large weight are drawn more often, in proportion to the square root of the
+    # weight. The other factor, again the square root, is applied in the loss.
     likelihood = (weights / weights.mean()).sqrt()
     for _ in range(steps):
         drawn = torch.multinomial(
