@@ -91,9 +91,11 @@ _OUTPUTS = (*_TABLES, "figures", "report.html")
 
 @dataclass(frozen=True)
 class Known:
-    """Label maps and tables that were read before measuring.
+    """Label maps and tables that are read before anything is measured.
 
-    `matched` assigns each label map to a row of the participants `table`.
+    `ranges` or `norms` are from the reference table, if there is one. `ratings` are people's
+    ratings, and `files` the label maps. `matched` assigns each label map to a row of the
+    participants `table`.
     """
 
     scheme: LabelScheme
@@ -107,9 +109,11 @@ class Known:
 
 @dataclass(frozen=True)
 class MeasuredScan:
-    """A measured label map with its result in the ledger, and the scan that it stands for.
+    """A measured label map.
 
-    `result` is empty if no ledger has the map. The scan may be left out.
+    `file` is the label map. `result` is its entry in the run ledger, empty if there is none. `scan`
+    has its volumes and the participant's data; a scan that is left out has the reason in
+    `left_out`.
     """
 
     file: ScanFile
@@ -119,11 +123,12 @@ class MeasuredScan:
 
 @dataclass(frozen=True)
 class MeasuredGroup:
-    """Measured label maps, with the tables and ledgers that describe them.
+    """Measured label maps, with the tables and run ledgers that describe them.
 
-    `in_part` are rejected structures, as (SHA-256 of the map, name), that were measured as a part
-    of another structure. `failures` are scans without volumes, as (name, reason); `digests` are the
-    SHA-256 of the label maps.
+    `known` and `results` are the tables and the ledgers. `in_part` are rejected structures that
+    were measured nevertheless, as a part of another structure: each is (SHA-256 of the label map,
+    name of the structure). `failures` are the scans without volumes, as (name, reason). `digests`
+    are the SHA-256 of the label maps.
     """
 
     known: Known
@@ -135,12 +140,12 @@ class MeasuredGroup:
 
     @property
     def scans(self) -> list[Scan]:
-        """The scan of each label map."""
+        """Scan of each label map, including those that are left out."""
         return [each.scan for each in self.measured]
 
     @property
     def uncorrected(self) -> list[tuple[ScanResult, Scan]]:
-        """Result and scan of each label map that counts and was not corrected by hand."""
+        """Result and scan of each label map that was not corrected by hand and is not left out."""
         return [
             (each.result, each.scan)
             for each in self.measured
@@ -155,12 +160,12 @@ def report_cohort(
         None
     ),
 ) -> Exit:
-    """Measure every label map, write volumes.csv and the page; failures are listed in the page.
+    """Measure all label maps, and write the tables and the page of a report.
 
-    `progress(result, done, total)` is called after each map; failures are logged.
-    EvaluationError if no label map is left (all failed or are left out), if volumes are to be
-    adjusted and too few scans have an intracranial volume, or if volumes are to be harmonised and
-    sites have too few participants.
+    `progress(result, done, total)` is called after each label map. Failures are logged and listed
+    in the page. Raises EvaluationError if no label map is left (all failed or are left out), if
+    volumes are to be adjusted and too few scans have an intracranial volume, or if volumes are to
+    be harmonised and sites have too few participants.
     """
     started = datetime.now(UTC)
     refuse_foreign(settings.out, _OUTPUTS)
@@ -221,11 +226,12 @@ def measure_group(
     progress: Callable[[MapVolumes, int, int], object],
     check: Callable[[pd.DataFrame, Path], None],
 ) -> MeasuredGroup:
-    """Measure every label map, and report which ones failed or are left out.
+    """Measure all label maps; log the scans that failed or are left out, and why.
 
-    `check` may raise before any voxel is read. It gets a frame with a row for each scan that may
-    count (subject, age, sex, site and group), and the participants table. EvaluationError if no
-    label map is left.
+    `progress(result, done, total)` is called after each label map. `check(facts, table)` is called
+    before any voxel is read, and may raise. `facts` has a row for each scan that may count
+    (subject, age, sex, site and group), and `table` is the path of the participants table. Raises
+    EvaluationError if no label map is left.
     """
     results = Results(settings.predictions)
     known = _read_known(settings, results)
@@ -239,7 +245,7 @@ def measure_group(
     volumes = measure_volumes(
         fit, settings.labels, settings.trust_affine, settings.jobs, progress
     )
-    measured, in_part = _choose(volumes, known, results, settings.excluded)
+    measured, in_part = _make_scans(volumes, known, results, settings.excluded)
 
     # Label maps that are unfit or could not be read, and scans without a label map.
     failures = [
@@ -278,10 +284,10 @@ def measure_group(
 
 
 def _read_known(settings: CohortSettings, results: Results) -> Known:
-    """Read the scheme and the tables, find the label maps, and report what is unclear about them.
+    """Read the label scheme and the tables, and find the label maps.
 
-    ConfigError for a table that the user has named and that does not exist, DatasetError if it has
-    no participant of these label maps.
+    What is unclear about them is logged. Raises ConfigError if a table that the user has named does
+    not exist, and DatasetError if it has no participant of these label maps.
     """
     scheme = load_scheme(settings.labels)
     ranges: list[Range] = []
@@ -316,7 +322,11 @@ def _facts_of(
     results: Results,
     excluded: Collection[str],
 ) -> pd.DataFrame:
-    """Make a row of the participant's facts for each scan that the ledger does not leave out."""
+    """Return a row for each scan that the run ledger does not leave out.
+
+    The columns are subject, age, sex, site and group. `excluded` are the grades of scans to leave
+    out.
+    """
     rows = []
     for file in files:
         result = results.result_of(file)
@@ -337,16 +347,17 @@ def _facts_of(
     return frame.astype({"age": float})
 
 
-def _choose(
+def _make_scans(
     measured: Iterable[MapVolumes],
     known: Known,
     results: Results,
     excluded: Collection[str],
 ) -> tuple[list[MeasuredScan], set[tuple[str, str]]]:
-    """Make a scan of each measured label map, and record which are left out and why.
+    """Make a scan of each measured label map, and record why scans and structures are left out.
 
-    Structures that were rejected, or that the model does not know, have no volume. The second
-    result is `in_part` of the group.
+    Structures that were rejected, or that the model does not predict, get no volume. `excluded` are
+    the grades of scans and structures to leave out. The second result is `in_part` of
+    `MeasuredGroup`.
     """
     scheme = known.scheme
     rejected = rejections(known.ratings)
@@ -361,7 +372,7 @@ def _choose(
         result = results.result_of(file)
         judged = result
         if file.corrects is not None:
-            # The grades describe the prediction, which a rater has corrected since.
+            # The grades in the ledger are for the prediction, before a rater corrected it.
             judged = result.corrected()
         names = measured_in(scheme, judged.volumes_mm3, judged.parcels)
         made = made_by(names, rated, scheme)
@@ -371,7 +382,7 @@ def _choose(
         }
         structures = made.left_out(scheme, {**graded, **rejected_here})
         participant = known.matched.of(file.name, file.participant)
-        scan = _scan(volumes, participant, judged)
+        scan = _make_scan(volumes, participant, judged)
         volumes_mm3 = {
             structure: volume_mm3
             for structure, volume_mm3 in scan.volumes_mm3.items()
@@ -397,7 +408,7 @@ def _choose(
             for structure in made.rejected_but_measured(scheme, rejected_here):
                 in_part.add((volumes.sha256, structure))
 
-    # Scans with equal names are named after their files.
+    # If several scans have the same name, the names of their files are used.
     times = Counter(each.scan.name for each in chosen)
     for number, each in enumerate(chosen):
         if times[each.scan.name] > 1:
@@ -425,10 +436,11 @@ def _two_kinds_of_heads(measured: Iterable[MeasuredScan]) -> str:
     )
 
 
-def _scan(result: MapVolumes, participant: Facts, facts: ScanResult) -> Scan:
-    """Return the scan of a label map.
+def _make_scan(result: MapVolumes, participant: Facts, facts: ScanResult) -> Scan:
+    """Combine the volumes of a label map with the data of its participant and of the run ledger.
 
-    `participant` has the facts of the participant in the table, `facts` are those of the ledger.
+    `participant` is from the participants table, and `facts` is the label map's entry in the
+    ledger.
     """
     file = result.file
     uncertainty = {
@@ -460,9 +472,10 @@ def _scan(result: MapVolumes, participant: Facts, facts: ScanResult) -> Scan:
 def _changes(
     group: MeasuredGroup, cohort: Cohort, settings: CohortSettings
 ) -> Changes | None:
-    """Compare the changes of participants with longitudinal segmentations; None if there are none.
+    """Compare changes over time between groups, from longitudinal segmentations.
 
-    Scans and structures that the report leaves out, whatever the reason, have no part in changes.
+    Scans and structures that the report leaves out are also left out here. None if no participant
+    was segmented longitudinally.
     """
     courses = []
     left_out = {
@@ -544,7 +557,10 @@ def _write_page(
     sections: Sequence[Section],
     changes: Changes | None,
 ) -> None:
-    """Write report.html and the figures beside it."""
+    """Write report.html and its figures.
+
+    `facts` are lines about the provenance, by title.
+    """
     known = group.known
     drawings = cohort_drawings(cohort, sections, changes)
     for drawing in drawings:

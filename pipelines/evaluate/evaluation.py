@@ -49,7 +49,7 @@ _OUTPUTS = (
     "figures",
     "report.html",
 )
-# Columns of pairs.csv; the facts are filled for pairs that were measured or rejected.
+# Columns of pairs.csv. `_FACTS` are filled only for pairs that were measured or rejected.
 _COLUMNS = (
     "subject",
     "session",
@@ -69,10 +69,11 @@ def evaluate_predictions(
     *,
     progress: Callable[[Done, int, int], object] = lambda result, done, total: None,
 ) -> Exit:
-    """Measure every pair, write the tables and the report; failures are in both.
+    """Measure all pairs of a prediction and its ground truth, and write the tables and the report.
 
-    `progress(result, done, total)` is called after each pair; files that were not measured are
-    logged. A truth without a prediction counts as a failure in the exit status.
+    `progress(result, done, total)` is called after each pair. Failures are in the tables and the
+    report, and files that were not measured are logged. A ground truth without a prediction counts
+    as a failure in the exit status.
     """
     started = datetime.now(UTC)
     refuse_foreign(settings.out, _OUTPUTS)
@@ -101,9 +102,9 @@ def _publish(
     done: Sequence[Done],
     started: datetime,
 ) -> None:
-    """Write the tables and the report, and report what was not measured.
+    """Write the tables and the report, and log which pairs were not measured, and why.
 
-    If nothing was measured, only pairs.csv is written, and EvaluationError is raised.
+    If no pair was measured, write pairs.csv only and raise EvaluationError.
     """
     from trinat.pipelines.report.summary import evaluate_frame
 
@@ -202,7 +203,11 @@ def _row_alone(
     side: str,
     other: str,
 ) -> dict[str, str]:
-    """Make the row of a file that has no partner on the other side (truth or prediction)."""
+    """Return the row of pairs.csv for a file without a partner.
+
+    `side` is the column of the file, and `other` that of the missing partner: "truth" or
+    "prediction".
+    """
     return {
         "subject": file.participant,
         "session": file.table_session,
@@ -214,7 +219,10 @@ def _row_alone(
 
 
 def _notices(inputs: Inputs, done: Sequence[Done]) -> list[str]:
-    """Return notices about the labels for the reader of the report."""
+    """Return sentences for the report about the labels.
+
+    They are about labels made by models, corrections by hand, and the use of ratings.
+    """
     lines: set[str] = set()
     for of_model in inputs.results.values():
         lines.update(taught_by_models(of_model.entries))
@@ -256,7 +264,10 @@ def _write_page(
     facts: Mapping[str, str],
     notices: Sequence[str],
 ) -> None:
-    """Write report.html and the figures beside it."""
+    """Write report.html and its figures.
+
+    `facts` are lines about the provenance, by title.
+    """
     from trinat.pipelines.report.evaluation import (
         drawings,
         evaluation_page,

@@ -48,9 +48,11 @@ ValueT = TypeVar("ValueT")
 class Inputs:
     """Inputs of an evaluation, read before anything is measured.
 
-    `settings` are completed from the store, and `subjects` are the store's. `truth` is the truth of
-    the settings. `results`, `pairings` and `mappings` are by model; `unfit` has the predictions
-    that cannot be measured, and why.
+    `settings` are those of the user, completed from the store. `truth` is the folder, file or store
+    with the ground truth. `store` is None if it is no store; else `subjects` are the subjects to
+    evaluate. `images` are the scans to show. The ledgers of the predictions (`results`), the pairs
+    of files (`pairings`) and the label numbers (`mappings`) are by name of the model. `unfit` has
+    the reason for each prediction that cannot be measured.
     """
 
     settings: EvaluationSettings
@@ -67,10 +69,10 @@ class Inputs:
 
 
 def named_models(predictions: Sequence[Path], names: Sequence[str]) -> dict[str, Path]:
-    """Return the folder or file of each model's predictions by the model's name.
+    """Return the folder or file of each model's predictions, by name of the model.
 
-    The names are those given, else those in the ledgers next to the predictions, else those of the
-    folders. Two models of the same name are a ConfigError.
+    The first that applies: the given `names`, the model names in the run ledgers next to the
+    predictions, the names of the folders. Raises ConfigError if two models have the same name.
     """
     if names and len(names) != len(predictions):
         raise ConfigError(
@@ -94,9 +96,9 @@ def named_models(predictions: Sequence[Path], names: Sequence[str]) -> dict[str,
 
 
 def gather(settings: EvaluationSettings) -> Inputs:
-    """Find the files of both sides and pair them; raise if they cannot be measured.
+    """Find the files of ground truth and predictions and pair them.
 
-    All user errors are reported here: before hours of measuring, not after.
+    All errors in the user's input are raised here, before hours of measuring.
     """
     truth = settings.truth
     if truth is None:
@@ -154,7 +156,10 @@ def gather(settings: EvaluationSettings) -> Inputs:
 def find_predictions(
     settings: EvaluationSettings, scheme: LabelScheme, results: Mapping[str, Results]
 ) -> tuple[dict[str, list[ScanFile]], dict[Path, str]]:
-    """Find the label maps of each model and why some are unfit; log which scans failed."""
+    """Find the label maps of each model, and log the scans that failed in `trinat predict`.
+
+    The second result has the reason for each label map that cannot be measured.
+    """
     found: dict[str, list[ScanFile]] = {}
     unfit: dict[Path, str] = {}
     for model, of_model in results.items():
@@ -184,9 +189,11 @@ def made_of_model(
     csf: Csf | None,
     rated: Collection[str] = (),
 ) -> Made:
-    """Return the structures of a model's predictions; raise for a wrong name before measuring.
+    """Return which structures a model predicts, according to its run ledger and the options.
 
-    `csf` is their meaning of CSF if their ledger has none.
+    `not_predicted` are structures that the user declares as not predicted; ConfigError if the
+    scheme lacks one of them. `csf` is the definition of CSF to use if the ledger has none. `rated`
+    are the structures in people's ratings.
     """
     names = measured_in(scheme, results.structures, results.parcels)
     made = made_by(names, rated, scheme, not_predicted, results.csf or csf)
@@ -195,10 +202,10 @@ def made_of_model(
 
 
 def plan_tasks(inputs: Inputs) -> list[Task]:
-    """Plan one measurement for each pair of each model; raise EvaluationError if there is no pair.
+    """Plan one measurement for each pair of files of each model; nothing is measured yet.
 
-    Nothing is measured yet. A structure in --not-predicted or in ratings that the label scheme
-    lacks is refused here.
+    Raises EvaluationError if there is no pair, and ConfigError for a structure in --not-predicted
+    that the label scheme lacks.
     """
     settings = inputs.settings
     rejected = rejections(inputs.ratings)
@@ -246,7 +253,10 @@ def plan_tasks(inputs: Inputs) -> list[Task]:
 
 
 def mappings_of(settings: EvaluationSettings) -> dict[str, Mappings]:
-    """Read the mappings of label numbers by model; all share the mapping of the truth."""
+    """Read the mappings of label numbers, by name of the model.
+
+    All models have the same mapping for the ground truth.
+    """
     mappings = Mappings()
     if settings.mapping is not None:
         mappings = read_mapping(settings.mapping)
@@ -262,7 +272,11 @@ def mappings_of(settings: EvaluationSettings) -> dict[str, Mappings]:
 def one_each(
     given: tuple[ValueT, ...], models: Collection[str], option: str
 ) -> dict[str, ValueT]:
-    """Return an option's values by model, given once for all or for each; {} without any."""
+    """Return an option's values by model; {} if the option was not given.
+
+    The option was given once for all models, or once for each in the order of `models`. `option` is
+    its name for the error message.
+    """
     if not given:
         return {}
     if len(given) == 1:

@@ -1,6 +1,6 @@
-"""Measurement of label maps in a process pool: pairs with a ground truth, and maps alone.
+"""Measurement of label maps in a process pool: pairs with a ground truth, and single label maps.
 
-Each is measured on its own: an error is recorded in its result and does not stop the others.
+Each measurement is independent: an error is recorded in its result and does not stop the others.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ KILLED = "its process was killed (out of memory?)"
 
 @dataclass(frozen=True)
 class Task:
-    """One pair to measure, with all that a worker process needs for it.
+    """One pair to measure, with everything that a worker process needs for it.
 
-    `rejected` has, by the SHA-256 of a prediction, the structures that raters rejected and the
-    raters' names; the structure "" stands for the whole label map. `truth_csf` is the truth's
-    meaning of CSF.
+    `scheme` is the name or file of the label scheme. `rejected` has the rejections of raters, by
+    the SHA-256 of a prediction: a mapping from structure to the raters' names. The structure ""
+    stands for the whole label map. `truth_csf` is the definition of CSF in the ground truth.
     """
 
     model: str
@@ -57,10 +57,11 @@ class Task:
 
 @dataclass(frozen=True)
 class Done:
-    """Outcome of one pair: its rows, or a `failure`, or the rater who `rejected` it.
+    """Outcome of one pair.
 
-    `failure` and `rejected` are empty for a pair that was measured; `facts` are the columns of
-    pairs.csv that come from the files.
+    `measurements` are its values. `facts` are columns of pairs.csv that describe the files. `note`
+    describes how the two label maps were made comparable. `failure` is the error, and `rejected`
+    the raters who rejected the prediction; both are empty for a pair that was measured.
     """
 
     task: Task
@@ -72,16 +73,16 @@ class Done:
 
     @property
     def subject(self) -> str:
-        """The name of the true label map."""
+        """Name of the true label map."""
         return self.task.pair.truth.name
 
 
 @dataclass(frozen=True, eq=False)
 class AlignedPair:
-    """Both label maps of a pair on the truth's grid.
+    """Both label maps of a pair on the grid of the ground truth.
 
-    `true` and `predicted` are (X, Y, Z) class indices, `facts` columns of the table of pairs, and
-    `note` describes how the two were made comparable.
+    `true` and `predicted` (X, Y, Z) are class indices. `facts` are columns of pairs.csv that
+    describe the files, and `note` describes how the two were made comparable.
     """
 
     truth: Volume
@@ -96,9 +97,10 @@ def measure_all(
     jobs: int,
     finished: Callable[[Done, int, int], object] = lambda done, so_far, total: None,
 ) -> list[Done]:
-    """Measure pairs in worker processes; results have the order of the tasks.
+    """Measure pairs in worker processes; return the outcomes in the order of the tasks.
 
-    `finished(result, done, total)` is called with each result as it arrives.
+    `jobs` is the number of processes. `finished(result, done, total)` is called with each outcome
+    as it arrives.
     """
     results = run_isolated(
         _measure_pair,
@@ -116,7 +118,7 @@ def measure_all(
 
 
 def _measure_pair(task: Task) -> Done:
-    """Measure one pair; an error in its files becomes the failure of the result."""
+    """Measure one pair; an error in its files is recorded as the failure of the outcome."""
     try:
         pair = read_pair(task)
         scheme = load_scheme(task.scheme)
@@ -135,10 +137,10 @@ def _measure_pair(task: Task) -> Done:
 
 
 def read_pair(task: Task) -> AlignedPair:
-    """Read both label maps and bring them to one grid, as class indices.
+    """Read both label maps and bring them to the grid of the ground truth, as class indices.
 
-    Raises if a map cannot be read, if the truth differs from its record in the store, or if the
-    prediction is on another grid and may not be resampled.
+    Raises if a map cannot be read, if the ground truth was changed since it was recorded in the
+    store, or if the prediction is on another grid and may not be resampled.
     """
     pair = task.pair
     truth = read_labels(pair.truth, task.trust_affine)
@@ -181,7 +183,11 @@ def read_pair(task: Task) -> AlignedPair:
 
 
 def read_labels(file: ScanFile, trust_affine: TrustAffine | None) -> Volume:
-    """Read a label map as it is on disk; a store may vouch for its axes."""
+    """Read a label map as it is on disk.
+
+    `file.axes` is the orientation that a store has recorded, and `trust_affine` the user's choice
+    of the orientation header to trust.
+    """
     return Volume.read(
         file.path,
         labels=True,
@@ -197,9 +203,11 @@ def as_classes(
     mapping: Mapping[int, int],
     fold: FoldingTable | None,
 ) -> NDArray[np.uint8]:
-    """Return class indices of a label map; a store's metadata takes precedence over options.
+    """Convert a label map to class indices of a scheme.
 
-    EvaluationError for a map without parcels if the scheme has parcels: none would be found.
+    `mapping` maps label numbers to FreeSurfer numbers, and `fold` is the table of the label map's
+    numbering. The store's own data on the file take precedence over both. Raises EvaluationError
+    for a map without parcels if the scheme has parcels: none would be found.
     """
     classes = scheme.from_freesurfer(
         labels.data,
@@ -230,16 +238,22 @@ def scan_of(task: Task) -> dict[str, str]:
 
 
 def rated_sha256(file: ScanFile, sha256: str) -> str:
-    """Return the SHA-256 of the map that raters judge: for parcels, the map of structures."""
+    """Return the SHA-256 of the label map that raters judge.
+
+    `sha256` is that of `file`. If `file` is a map of parcels, raters judge the map of structures
+    beside it, and its SHA-256 is returned.
+    """
     structures = structures_beside(file.path)
     return sha256 if structures is None else sha256_of(structures)
 
 
 @dataclass(frozen=True)
 class MapVolumes:
-    """Volumes of one label map in mm³ by structure, or the reason why it was not measured.
+    """Volumes of one label map.
 
-    `sha256` is the hash of the file that raters judge; empty if it could not be read.
+    `volumes_mm3` has the volume of each structure in mm³, by name; None if the map was not
+    measured, and then `failure` has the reason. `sha256` is the hash of the file that raters judge;
+    "" if it could not be read.
     """
 
     file: ScanFile
@@ -249,13 +263,13 @@ class MapVolumes:
 
     @property
     def subject(self) -> str:
-        """The name of the label map."""
+        """Name of the label map."""
         return self.file.name
 
 
 @dataclass(frozen=True)
 class _MapTask:
-    """A file, the scheme of its labels, and the orientation headers to trust."""
+    """A label map to measure, the scheme's name or file, and the orientation header to trust."""
 
     file: ScanFile
     scheme: str
@@ -269,10 +283,11 @@ def measure_volumes(
     jobs: int | None,
     finished: Callable[[MapVolumes, int, int], object],
 ) -> list[MapVolumes]:
-    """Measure label maps in the order of files, and call `finished(result, done, total)` with each.
+    """Measure the volumes in label maps; return them in the order of `files`.
 
-    `scheme` is the name or file of a label scheme. The default number of `jobs` is the number of
-    processors. A file that cannot be read gives a result with its failure.
+    `scheme` is the name or file of a label scheme. `jobs` is the number of processes, by default
+    that of the processors. `finished(result, done, total)` is called with each result as it
+    arrives. A file that cannot be read gives a result with its failure.
     """
     tasks = [_MapTask(file, scheme, trust_affine) for file in files]
     return run_isolated(
@@ -286,7 +301,7 @@ def measure_volumes(
 
 
 def _measure_map(task: _MapTask) -> MapVolumes:
-    """Measure all the scheme's structures; a structure that is not in the map has 0."""
+    """Measure the volume of each structure of the scheme; 0 for one that the map lacks."""
     file = task.file
     scheme = load_scheme(task.scheme)
     try:

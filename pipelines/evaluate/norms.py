@@ -44,17 +44,17 @@ Values = NDArray[np.float64]
 
 # Columns of participants that are not volumes.
 _FACTS = ("age", "sex", "intracranial_mm3")
-# If the intracranial volume is missing for a larger share of participants, norms are fitted without
-# it.
+# If the intracranial volume is missing for more than this share of the participants, norms are
+# fitted without it.
 _MOST_WITHOUT_HEAD = 0.2
-# Fewest participants for centiles: in all, of a sex, and around an age.
+# Smallest number of participants for centiles: in all, of one sex, and near an age.
 FEWEST_PARTICIPANTS = 80
 FEWEST_OF_SEX = 20
 FEWEST_NEAR = 5
 # Distance in years within which a participant's age is near an age of the curve.
 NEAR_YEARS = 5.0
-# The knots of the spline, by the number of participants, as quantiles of age. The ends are knots,
-# too.
+# Knots of the spline as quantiles of age, by the smallest number of participants for which they are
+# used. The youngest and oldest age are knots, too.
 _KNOTS = {0: (0, 1 / 3, 2 / 3, 1), 200: (0, 1 / 4, 1 / 2, 3 / 4, 1)}
 # Limits of the skewness: 1 is a normal distribution, 0 a log-normal one.
 _SKEWNESS = (-3.0, 4.0)
@@ -66,11 +66,13 @@ def make_norms(
     group: str | None,
     progress: Callable[[MapVolumes, int, int], object],
 ) -> Exit:
-    """Measure the label maps of controls and write their norms; who is left out is logged.
+    """Measure the label maps of controls and write their norms to the table `out`.
 
-    `group` is the table's name for controls; without it all participants are controls.
-    EvaluationError if there are too few, ConfigError if they may be patients, or have volumes of
-    several models.
+    `group` is the name of the controls in the column `group` of the participants table; None means
+    that all participants are controls. `progress(result, done, total)` is called after each label
+    map. Participants who are left out are logged. Raises EvaluationError if there are too few
+    controls, ConfigError if they may be patients or have volumes of several models, and OutputError
+    if `out` exists and is no table of norms.
     """
     if os.path.lexists(out) and not (out.is_file() and is_of_norms(out)):
         raise OutputError(
@@ -136,7 +138,7 @@ def make_norms(
             "no norms of %d structures, which fewer than %d participants have: %s",
             len(refused),
             FEWEST_PARTICIPANTS,
-            _some(refused),
+            _first_names(refused),
         )
     without = list(participants.index[~has_norms])
     if without:
@@ -144,7 +146,7 @@ def make_norms(
             "no norms of the ages of %s (%s): they are of the longest run of years that %d "
             "participants are near to",
             count(len(without), "participant"),
-            _some(without),
+            _first_names(without),
             FEWEST_NEAR,
         )
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -157,10 +159,10 @@ def _participants(
     settings: CohortSettings,
     group: str | None,
 ) -> pd.DataFrame:
-    """Return a row for each control: age, sex, intracranial volume, and each volume or measure.
+    """Return a row for each control: age, sex, intracranial volume, and all other measures.
 
-    Values of several scans of a participant are averaged. Participants without an age or a sex are
-    left out, and so are participants of a sex that has too few.
+    Values of several scans of a participant are averaged. Participants without age or sex are left
+    out, and so are all participants of a sex that has too few.
     """
     cohort = cohort_of(measured.scans, measured.known.scheme)
     frame = cohort.frame[cohort.frame["metric"] == "volume"]
@@ -196,7 +198,11 @@ def _participants(
 
 
 def _select_group(frame: pd.DataFrame, group: str | None, table: Path) -> pd.DataFrame:
-    """Return the rows of the healthy group; ConfigError if it is not clear which one that is."""
+    """Return the rows of the controls.
+
+    `frame` has a column `group`. Raises ConfigError if `group` is None and there are several
+    groups, or if no row has this group. `table` is the participants table, for messages.
+    """
     groups = sorted(set(frame["group"]) - {""})
     if group is None:
         if len(groups) > 1:
@@ -236,21 +242,27 @@ def _too_few(participants: pd.DataFrame, settings: CohortSettings) -> Evaluation
 def _log_left_out(
     participants: pd.DataFrame, are_left_out: pd.Series, why: str
 ) -> None:
-    """Log the participants who are left out of the norms."""
+    """Log the participants who are left out of the norms.
+
+    `are_left_out` has a flag for each row of `participants`; `why` is the reason, for the message.
+    """
     names = list(participants.index[are_left_out])
     if names:
         participants_out = count(len(names), "participant")
-        _log.info("left out: %s %s: %s", participants_out, why, _some(names))
+        _log.info("left out: %s %s: %s", participants_out, why, _first_names(names))
 
 
-def _some(names: Sequence[str]) -> str:
-    """Return the first names, and the number of the others."""
+def _first_names(names: Sequence[str]) -> str:
+    """Join the first five names for a message, with the number of the others."""
     more = f" and {len(names) - 5} more" if len(names) > 5 else ""
     return ", ".join(names[:5]) + more
 
 
 def _model_of(measured: MeasuredGroup, folder: Path) -> str:
-    """Return the hash of the model that made the label maps; "" if no ledger has it."""
+    """Return the SHA-256 of the model that made the label maps; "" if it is not known.
+
+    Raises ConfigError for label maps of several models.
+    """
     models = measured.results.models
     if len(models) > 1:
         raise ConfigError(
@@ -263,9 +275,10 @@ def _model_of(measured: MeasuredGroup, folder: Path) -> str:
 
 @dataclass(frozen=True)
 class Controls:
-    """Healthy participants, N: volumes of one structure, ages, sexes, intracranial volumes.
+    """Healthy participants and their volumes of one structure, each (N,).
 
-    `is_male` is 0 or 1. `intracranial_mm3` is None if it is unknown for any of them.
+    `age` is in years. `is_male` is 1 for men, 0 for women. `intracranial_mm3` is None if norms are
+    fitted without it.
     """
 
     volume_mm3: Values
@@ -275,11 +288,12 @@ class Controls:
 
 
 def fit_curves(controls: Controls) -> dict[str, Curve]:
-    """Fit curves of women (F) and men (M) at each year of age, for each sex among the controls.
+    """Fit the curves of one structure by age, for each sex among the controls ("F" and "M").
 
     There must be as many controls as `FEWEST_PARTICIPANTS` and `FEWEST_OF_SEX` require, with
-    volumes above 0. A curve ends where fewer than `FEWEST_NEAR` controls are near, and does not go
-    beyond the youngest and oldest control of its sex.
+    volumes above 0. A curve has a value for each year of age. It ends where fewer than
+    `FEWEST_NEAR` controls are near this age, and does not go beyond the youngest and oldest control
+    of its sex.
     """
     model = _Model.of(controls)
     found = optimize.minimize(
@@ -294,10 +308,13 @@ def fit_curves(controls: Controls) -> dict[str, Curve]:
 
 @dataclass(frozen=True)
 class _Model:
-    """Likelihood of the controls; the parameters are those of log M, two of log S, and L.
+    """Statistical model of one structure's volume, fitted by maximum likelihood.
 
-    `design` (N, P) is the design matrix of log M. Its columns are a spline of age, and then, if
-    they are known and vary, sex and the logarithm of the intracranial volume from its mean.
+    The parameters are the P coefficients of log M, two of log S (level and slope over age), and L,
+    in this order. `design` (N, P) is the design matrix of log M. Its columns are a spline of age
+    with `knots`, and then, if they vary or are known, sex and the centred logarithm of the
+    intracranial volume. `middle_age` is the mean age, and `log_head` the mean of that logarithm,
+    None without it.
     """
 
     controls: Controls
@@ -308,7 +325,7 @@ class _Model:
 
     @classmethod
     def of(cls, controls: Controls) -> _Model:
-        """Build the model of controls."""
+        """Build the model for these controls."""
         count = len(controls.age)
         quantiles = max(
             (least, places) for least, places in _KNOTS.items() if count >= least
@@ -332,18 +349,18 @@ class _Model:
 
     @property
     def _decades(self) -> Values:
-        """Ages relative to the middle age, in decades."""
+        """Ages of the controls minus the mean age, in decades."""
         return (self.controls.age - self.middle_age) / 10
 
     def start(self) -> Values:
-        """Return the initial parameters: least squares of log M, one spread, no skewness."""
+        """Return the initial parameters: log M by least squares, a constant spread, L = 0.5."""
         logarithms = np.log(self.controls.volume_mm3)
         found, *_ = np.linalg.lstsq(self.design, logarithms, rcond=None)
         spread = (logarithms - self.design @ found).std()
         return np.append(found, [np.log(max(spread, 1e-6)), 0.0, 0.5])
 
     def bounds(self) -> list[tuple[float | None, float | None]]:
-        """Return the bounds of each parameter; only the skewness is bounded."""
+        """Return the lower and upper bound of each parameter; only L is bounded."""
         free = [(None, None)] * (self.design.shape[1] + 2)
         return [*free, _SKEWNESS]
 
@@ -379,7 +396,10 @@ class _Model:
         return float(value), gradient
 
     def curve(self, parameters: Values, sex: int) -> Curve:
-        """Compute the curve of a sex, at the years of age that enough participants are near."""
+        """Compute the curve of a sex (0 for women, 1 for men).
+
+        It has the years of age that enough controls are near.
+        """
         controls = self.controls
         of_sex = controls.age[controls.is_male == sex]
         ages = np.arange(np.floor(of_sex.min()), np.floor(of_sex.max()) + 1)
@@ -392,7 +412,7 @@ class _Model:
         design = self._design_at(ages, sex)
         level, slope, skewness = parameters[-3:]
         spread = np.exp(level) * self._relative_spread(ages, slope)
-        # A fitted spread is too small for new participants: correct it for the number of fitted
+        # The fitted spread is too small for new participants. Correct it for the number of fitted
         # parameters and for the uncertainty of the median.
         participants = len(controls.age)
         freedom = participants - len(parameters)
@@ -414,7 +434,10 @@ class _Model:
         )
 
     def _design_at(self, ages: Values, sex: int) -> Values:
-        """Return rows of the design matrix for participants of a sex with the mean head size."""
+        """Return rows of the design matrix, (A, P), for the mean head size.
+
+        They are for participants of these ages, (A,), and one sex, 0 or 1.
+        """
         columns = [_spline(self.knots, ages)]
         if np.ptp(self.controls.is_male):
             columns.append(np.full((len(ages), 1), float(sex)))
@@ -423,13 +446,17 @@ class _Model:
         return np.hstack(columns)
 
     def _relative_spread(self, ages: Values, slope: float) -> Values:
-        """Return the spread at these ages, relative to the spread at the middle age."""
+        """Return the spread at these ages, divided by the spread at the mean age.
+
+        `slope` is the change of the logarithm of the spread in ten years.
+        """
         return np.exp(slope * (ages - self.middle_age) / 10)
 
     def _leverage(self, design: Values, ages: Values, slope: float) -> Values:
-        """Return the variance of the median relative to that of a participant, at these ages, (A,).
+        """Return the variance of the fitted median relative to that of a participant, (A,).
 
-        `design` (A, P) has the rows of these ages.
+        `design` (A, P) has the rows of the design matrix for these `ages` (A,), and `slope` is as
+        in `_relative_spread`.
         """
         of_controls = self._relative_spread(self.controls.age, slope)
         weighted = self.design / of_controls[:, None]
@@ -439,7 +466,10 @@ class _Model:
 
 
 def _spline(knots: Values, ages: Values) -> Values:
-    """Evaluate the natural cubic splines that are 1 at one knot and 0 at the others, (A, knots)."""
+    """Return the basis of natural cubic splines at these ages, (A, knots).
+
+    Each basis function is 1 at one knot and 0 at the others.
+    """
     if len(knots) == 1:
         return np.ones((len(ages), 1))
     if len(knots) == 2:
@@ -450,7 +480,7 @@ def _spline(knots: Values, ages: Values) -> Values:
 
 
 def _longest_run(flags: NDArray[np.bool_]) -> slice:
-    """Return the longest run of true flags; an empty slice if there is none."""
+    """Return the range of the longest run of true flags; an empty slice if there is none."""
     best = slice(0, 0)
     start = 0
     for place, flag in enumerate(np.append(flags, False)):

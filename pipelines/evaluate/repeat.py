@@ -1,9 +1,9 @@
 """trinat evaluate --repeat: scan-rescan agreement of labels and predictions.
 
-The agreement of the labels of two scans of a participant limits what can be measured with them. All
-maps of a pair of scans are registered in the same way (`segmentation/metrics/repeat.py`).
-pairs.csv has every pair of scans, repeat.csv every value, structures.csv the means over
-participants.
+The agreement of the labels of two scans of one participant limits what can be measured with these
+labels. All maps of a pair of scans are registered in the same way
+(`segmentation/metrics/repeat.py`). pairs.csv has every pair of scans, repeat.csv every value,
+structures.csv the means over participants.
 """
 
 from __future__ import annotations
@@ -71,13 +71,17 @@ _log = logging.getLogger(__name__)
 _OUTPUTS = ("pairs.csv", "repeat.csv", "structures.csv", "report.html")
 # Columns of pairs.csv that describe the registration of two scans.
 _FACTS = ("likeness", "turned_deg", "shifted_mm", "stretch_percent")
-# Options that --repeat does not have.
+# Options that cannot be combined with --repeat.
 _NOT_HERE = ("ratings", "resample", "show_heads", "latex", "csv")
 
 
 @dataclass(frozen=True)
 class _Scan:
-    """One scan, its label map if there is one, and its predictions by model."""
+    """One scan with its label maps.
+
+    `labels` is the label map from the dataset, if there is one; `predictions` are by name of the
+    model.
+    """
 
     image: ScanFile
     labels: ScanFile | None
@@ -85,15 +89,16 @@ class _Scan:
 
     @property
     def has_map(self) -> bool:
-        """True if the scan has labels or a prediction to compare."""
+        """True if the scan has labels or a prediction."""
         return self.labels is not None or bool(self.predictions)
 
 
 @dataclass(frozen=True)
 class _Task:
-    """Two scans of a participant, with all that a worker process needs to compare their maps.
+    """Two scans of a participant, with everything that a worker process needs to compare them.
 
-    `mappings` and `made` are by model.
+    `scheme` is the name or file of the label scheme. `mappings` and `made` are by name of the
+    model. `labels_csf` is the definition of CSF in the labels.
     """
 
     participant: str
@@ -108,7 +113,11 @@ class _Task:
 
 @dataclass(frozen=True)
 class _Done:
-    """Two scans compared, or the reason (`failure`) why they were not."""
+    """Outcome for two scans.
+
+    `rows` are the rows of repeat.csv, and `facts` the columns of pairs.csv that describe the
+    registration. `failure` is the reason if the scans could not be compared, else "".
+    """
 
     task: _Task
     rows: Sequence[Mapping[str, Any]] = ()
@@ -126,10 +135,10 @@ def evaluate_repeat(
     *,
     progress: Callable[[_Done, int, int], object] = lambda result, done, total: None,
 ) -> Exit:
-    """Compare the maps of every two scans of each participant, write the tables and the page.
+    """Compare the maps of every two scans of each participant, and write the tables and the page.
 
-    `progress(result, done, total)` is called after each pair; pairs that failed and guesses that
-    need checking are logged. EvaluationError if nothing can be compared.
+    `progress(result, done, total)` is called after each pair of scans. Pairs that failed, and files
+    that were matched by a guess, are logged. Raises EvaluationError if nothing can be compared.
     """
     started = datetime.now(UTC)
     for option in _NOT_HERE:
@@ -145,7 +154,7 @@ def evaluate_repeat(
     scheme = load_scheme(settings.labels)
     results = {model: Results(place) for model, place in settings.models.items()}
     scans, unfit = _find_scans(settings, scheme, results)
-    tasks, alone = _plan(settings, scheme, scans, results)
+    tasks, alone = _plan_tasks(settings, scheme, scans, results)
 
     failed = []
     fit = []
@@ -213,7 +222,10 @@ def _find_scans(
     scheme: LabelScheme,
     results: Mapping[str, Results],
 ) -> tuple[list[_Scan], dict[Path, str]]:
-    """Find the scans with their label maps and predictions, and the predictions that are unfit."""
+    """Find the scans with their label maps and predictions.
+
+    The second result has the reason for each prediction that cannot be measured.
+    """
     assert settings.images is not None
     labels: list[ScanFile] = []
     if settings.truth is not None:
@@ -240,15 +252,15 @@ def _find_scans(
     return scans, unfit
 
 
-def _plan(
+def _plan_tasks(
     settings: EvaluationSettings,
     scheme: LabelScheme,
     scans: Sequence[_Scan],
     results: Mapping[str, Results],
 ) -> tuple[list[_Task], list[tuple[str, str, str]]]:
-    """Plan a task for every two scans of each participant.
+    """Plan a comparison of every two scans of each participant.
 
-    The second result lists the scans that are in no task: the participant, the scan, and why.
+    The second result has the scans that cannot be compared with another: participant, scan, reason.
     """
     mappings = mappings_of(settings)
     csf_pred = one_each(settings.csf_pred, settings.models, "--csf-pred")
@@ -307,7 +319,10 @@ def _plan(
 
 
 def _id_of(image: ScanFile, images: Path) -> str:
-    """Return the id of a scan, its folders and name, as in `trinat predict`."""
+    """Return the id of a scan, as in `trinat predict`.
+
+    It is the path below `images` without the extension; for a subject of FreeSurfer, its name.
+    """
     stem = without_suffix(image.path)
     if not image.name.endswith(stem) or not images.is_dir():
         return image.name  # a subject of FreeSurfer, named by its folder
@@ -315,7 +330,10 @@ def _id_of(image: ScanFile, images: Path) -> str:
 
 
 def _measure(task: _Task) -> _Done:
-    """Compare the maps of two scans; an error in their files becomes the failure of the result."""
+    """Compare the maps of two scans.
+
+    An error in their files is recorded as the failure of the outcome.
+    """
     # Imported here because it imports torch.
     from trinat.segmentation.metrics.repeat import two_scans
 
@@ -332,46 +350,50 @@ def _measure(task: _Task) -> _Done:
 
 
 def _compare(task: _Task, both: TwoScans) -> list[dict[str, Any]]:
-    """Return rows of repeat.csv: one for each structure and each two maps that are compared."""
+    """Return the rows of repeat.csv for two scans.
+
+    There is a row for each structure of each two maps that are compared.
+    """
     scheme = load_scheme(task.scheme)
     scans = (task.first, task.second)
     numbered = next(iter(task.mappings.values()))
     of_labels = (numbered.truth, numbered.truth_numbering)
     labels = [
-        _laid(task, scan.labels, of_labels, both, number)
+        _resampled_map(task, scan.labels, of_labels, both, number)
         for number, scan in enumerate(scans)
     ]
     rows = []
-    rows += _rows(task, "", LABELS, (0, 1), labels, labels, {})
+    rows += _comparison_rows(task, "", LABELS, (0, 1), labels, labels, {})
     for model, mappings in task.mappings.items():
         of_model = (mappings.prediction, mappings.prediction_numbering)
         predictions = [
-            _laid(task, scan.predictions.get(model), of_model, both, number)
+            _resampled_map(task, scan.predictions.get(model), of_model, both, number)
             for number, scan in enumerate(scans)
         ]
         made = task.made[model]
         left_out = made.left_out(scheme)
-        rows += _rows(
+        rows += _comparison_rows(
             task, model, PREDICTIONS, (0, 1), predictions, predictions, left_out
         )
         left_out = made.left_out(scheme, truth_csf=task.labels_csf)
         for places in ((0, 1), (1, 0)):
-            rows += _rows(
+            rows += _comparison_rows(
                 task, model, OTHER_LABELS, places, predictions, labels, left_out
             )
     return rows
 
 
-def _laid(
+def _resampled_map(
     task: _Task,
     file: ScanFile | None,
     numbers: tuple[Mapping[int, int], FoldingTable | None],
     both: TwoScans,
     number: int,
 ) -> LaidMap | None:
-    """Read a map of scan `number` and resample it to the space of both scans; None without a file.
+    """Read a label map of one scan and resample it to the space of both scans; None without a file.
 
-    `numbers` are the mapping of its label numbers to FreeSurfer's, and its folding table.
+    `number` says whose map it is: 0 for the first scan, 1 for the second. `numbers` are the mapping
+    of label numbers to FreeSurfer numbers, and the table of the map's numbering.
     """
     from trinat.segmentation.metrics.repeat import lay
 
@@ -384,7 +406,7 @@ def _laid(
     return lay(indices, scheme, both.space, number)
 
 
-def _rows(
+def _comparison_rows(
     task: _Task,
     model: str,
     comparison: str,
@@ -393,9 +415,12 @@ def _rows(
     others: Sequence[LaidMap | None],
     left_out: Mapping[str, str],
 ) -> list[dict[str, Any]]:
-    """Return rows that compare the map at the first place with another map at the second.
+    """Return the rows of repeat.csv that compare a map of one scan with a map of the other scan.
 
-    The list is empty if one of the two is missing. A structure that is `left_out` has no row.
+    `maps` and `others` have a map for each of the two scans, None if it is missing. `places` are
+    the indices of the scans: the map at places[0] of `maps` is compared with the map at places[1]
+    of `others`. There are no rows if one of these is missing, and none for structures in
+    `left_out`.
     """
     from trinat.segmentation.metrics.repeat import agreement
 
@@ -431,7 +456,7 @@ def _rows(
 def _pairs_table(
     done: Sequence[_Done], alone: Sequence[tuple[str, str, str]]
 ) -> pd.DataFrame:
-    """List every two scans that were compared or failed, and the scans that are in no pair."""
+    """List all pairs of scans, compared or failed, and the scans that are in no pair (`alone`)."""
     rows: list[dict[str, Any]] = []
     for result in done:
         task = result.task

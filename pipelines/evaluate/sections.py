@@ -1,7 +1,7 @@
-"""Parcels and further outputs of a group, from the ledgers next to the label maps.
+"""Sections of `trinat report` for parcels and further outputs, from the run ledgers.
 
-Each is a section of `trinat report` with tables of its own. Corrected scans are not included: their
-measures are those from before the correction.
+Each section has tables of its own. Corrected scans are not included, because their measures are
+from before the correction.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from trinat.segmentation.labels.label import Label
 from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.metrics.norms import Norms
 
-# The result and the scan of a label map.
+# A label map's entry in the run ledger, and its scan.
 Pair = tuple[ScanResult, Scan]
 _PARCELS = "parcels"
 _NAMES = (_PARCELS, *FURTHER)
 SECTION_TABLES = tuple(
     f"{name}{kind}.csv" for name in _NAMES for kind in ("", "_effects", "_trends")
 )
-# Name of the rater, in reasons for leaving out a scan or structure of an excluded grade.
+# Words for the rater, by grade, in the reason for leaving out a scan or structure of this grade.
 QUALITY_CONTROL = {
     "reject": "quality control",
     "look": "quality control (graded look)",
@@ -43,7 +43,11 @@ def sections_of(
     *,
     parcels: bool,
 ) -> list[Section]:
-    """Return the sections that any scan of a group has measures for; `parcels` if wanted."""
+    """Return the sections for which any scan has measures.
+
+    `pairs` has the ledger entry and the scan of each label map. `parcels` is True if the section of
+    parcels is wanted.
+    """
     sections = []
     if parcels:
         scans = _with_parcels(pairs, settings.excluded)
@@ -62,13 +66,14 @@ def sections_of(
 
 
 def _section(name: str, title: str, cohort: Cohort | None) -> list[Section]:
-    """Return the section of a cohort with its linear model; none without a cohort."""
+    """Return the section of a cohort with its linear model, in a list; an empty list for None."""
     if cohort is None:
         return []
     try:
         model = cohort.model
     except EvaluationError as error:
-        # The group as a whole has enough participants for the terms that were asked for.
+        # An error ends the section only, because the whole group has enough participants for these
+        # terms.
         return [Section(name, title, cohort, notices=(str(error),))]
     notices = () if model is None else model.notices
     return [Section(name, title, cohort, model, notices)]
@@ -80,7 +85,10 @@ def further_cohort(
     norms: Norms | None = None,
     covariates: Collection[str] | None = None,
 ) -> Cohort | None:
-    """Return the tables of scans with columns of a further output; None if there are none."""
+    """Return the cohort of scans whose values are the columns of the further output `name`.
+
+    None if no scan has a value.
+    """
     columns = _columns_in(scans)
     if not columns:
         return None
@@ -100,9 +108,9 @@ def _cohort_of_parcels(
     numbers: Mapping[str, int],
     covariates: Collection[str] | None,
 ) -> Cohort | None:
-    """Return the tables of scans with volumes of parcels; None if there are none.
+    """Return the cohort of scans whose values are the volumes of parcels; None without values.
 
-    `numbers` are FreeSurfer's numbers of the parcels.
+    `numbers` are the FreeSurfer numbers of the parcels, by name.
     """
     if not _columns_in(scans):
         return None
@@ -111,16 +119,17 @@ def _cohort_of_parcels(
 
 
 def _columns_in(scans: Iterable[Scan]) -> list[str]:
-    """Return the names of all values of scans, each once."""
+    """Return the names of all values of the scans, each once."""
     return list(dict.fromkeys(chain.from_iterable(scan.volumes_mm3 for scan in scans)))
 
 
 def further_scans(
     name: str, pairs: Iterable[Pair], excluded: Collection[str]
 ) -> list[Scan]:
-    """Return the scans with the columns of a further output as their values.
+    """Return copies of the scans whose values are the columns of the further output `name`.
 
-    Scans and structures of the `excluded` grades have none.
+    Scans without this output are dropped. Values of the `excluded` grades are left out, with the
+    reason.
     """
     scans = []
     for result, scan in pairs:
@@ -144,7 +153,11 @@ def further_scans(
 
 
 def _with_parcels(pairs: Iterable[Pair], excluded: Collection[str]) -> list[Scan]:
-    """Return the scans with the volumes of parcels; parcels of the `excluded` grades have none."""
+    """Return copies of the scans whose values are the volumes of parcels.
+
+    Scans without parcels are dropped. Parcels of the `excluded` grades are left out, with the
+    reason.
+    """
     scans = []
     for result, scan in pairs:
         if not result.parcels:
@@ -172,9 +185,10 @@ def _with_parcels(pairs: Iterable[Pair], excluded: Collection[str]) -> list[Scan
 
 
 def _scheme_of(numbers: Mapping[str, int]) -> LabelScheme:
-    """Return a label scheme of columns with their numbers; both sides of a column are partners.
+    """Return a label scheme whose labels are columns, with these numbers.
 
-    It does not need the table of parcels or structures that the columns were made with.
+    The columns of the left and right side are partners. So no table of the parcels or structures
+    from which the columns were made is needed.
     """
     grey = (128, 128, 128)
     place_of = {name: index for index, name in enumerate(numbers, start=1)}
@@ -188,9 +202,10 @@ def _scheme_of(numbers: Mapping[str, int]) -> LabelScheme:
 
 
 def _sides_of(column: str) -> tuple[Side | None, str]:
-    """Return the side of a column and its name on the other side; None and "" without a side.
+    """Return the side of a column, and the name of the same column for the other side.
 
-    Names are such as ctx-lh-insula and lh_insula_thickness.
+    None and "" for a column without a side. Examples of names are ctx-lh-insula and
+    lh_insula_thickness.
     """
     for separator in "-_":
         words = column.split(separator)

@@ -15,7 +15,7 @@ from trinat.segmentation.labels import DEFAULT_SCHEME, Csf
 
 
 def _meanings_of_csf(typed: Iterable[str] | None) -> tuple[Csf, ...]:
-    """Read --csf-pred; raise ConfigError for a word that is not a meaning of CSF."""
+    """Read the values of --csf-pred; raise ConfigError for an unknown definition of CSF."""
     meanings = []
     for word in as_tuple(typed):
         # Typer cannot check a list of choices given as a Literal.

@@ -1,4 +1,4 @@
-"""Selection of scans to show: the lowest of an evaluation, the most unusual of a cohort."""
+"""Selection of scans to show: the lowest Dice of an evaluation, the most unusual of a cohort."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def lowest_scans(
     measured: Sequence[Done],
     images: Sequence[ScanFile],
 ) -> tuple[list[WorstScan], list[str]]:
-    """Return views of the five lowest scans, and notices for the reader of the report.
+    """Return views of the five scans with the lowest Dice, and notices for the report.
 
-    `frame` has the values of all pairs. A scan whose image is missing or unfit is shown without it,
-    and a notice says so.
+    `frame` has the values of all pairs, `measured` their outcomes. `images` are the scans to show;
+    if that of a pair is missing or unfit, only the labels are shown, and a notice says so.
     """
     from trinat.pipelines.report.summary import worst_scans
 
@@ -90,9 +90,9 @@ def _worst_scan(
     *,
     show_head: bool,
 ) -> WorstScan:
-    """Return the view of one scan; `row` is its line of `worst_scans`.
+    """Return the view of one scan.
 
-    Structures that are `left_out` are not compared.
+    `row` is its line of `worst_scans`. The structures in `left_out` are shown as not compared.
     """
     from trinat.pipelines.report.case_view import view_case
     from trinat.pipelines.report.evaluation import WorstScan
@@ -132,9 +132,9 @@ def cohort_pictures(
 ) -> list[tuple[str, str, bytes]]:
     """Return title, text and PNG for each of the most unusual scans that can be shown.
 
-    `scans` are all scans of the cohort, including those it leaves out, and `files` their label
-    maps. A picture is the one that was made with the prediction, or a new one if `images` has the
-    scan.
+    `scans` are all scans of the cohort, including those that are left out, and `files` their label
+    maps in the same order. The picture is the one that `trinat predict` wrote, or else a new one if
+    `images` has the scan.
     """
     image_of = {}
     if images is not None:
@@ -178,7 +178,10 @@ def _mosaic(
     scheme: LabelScheme,
     trust_affine: TrustAffine | None,
 ) -> bytes | None:
-    """Draw a mosaic on the working grid, black away from the brain; None if the scan is unfit."""
+    """Draw a scan with its labels as a mosaic of slices, black away from the brain.
+
+    None if the scan or the labels cannot be read.
+    """
     from trinat.pipelines.report.case_view import far_from_brain
     from trinat.segmentation.rendering.pictures import draw_mosaic, encoded
     from trinat.segmentation.space.conform import conform

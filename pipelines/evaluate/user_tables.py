@@ -28,9 +28,9 @@ from trinat.segmentation.metrics.norms import COLUMNS, SEXES, Norms
 if TYPE_CHECKING:
     from trinat.pipelines.report.cohort import Range
 
-# Line number of the first row of a table in its file.
+# Line number, in its file, of the first row of a table.
 _FIRST_LINE = 2
-# Valid numbers in a table of norms; within these limits no z-score overflows.
+# Limits of the numbers in a table of norms; within these limits no z-score overflows.
 _LIMITS_OF_NORMS = {
     "age": (0, 120),
     "participants": (1, 1e9),
@@ -53,9 +53,11 @@ _BOTH_SEXES = frozenset({"", "all", "any", "both", "b", "mf", "m/f", "m+f"})
 
 @dataclass(frozen=True)
 class Mappings:
-    """Mapping of a dataset's own label numbers to FreeSurfer numbers, for either side.
+    """Meaning of the label numbers of the ground truth and of the predictions.
 
-    If a side has a folding table as its numbering, all its numbers are those of the table.
+    `truth` and `prediction` map a dataset's own numbers to FreeSurfer numbers. `truth_numbering`
+    and `prediction_numbering` are tables that replace FreeSurfer's numbering altogether; None means
+    that the other numbers are FreeSurfer's.
     """
 
     truth: Mapping[int, int] = field(default_factory=dict)
@@ -67,8 +69,8 @@ class Mappings:
 def read_mapping(path: Path) -> Mappings:
     """Read a table with columns `number` and `freesurfer`, and optionally `of`.
 
-    `of` is truth (the default), prediction or both. Any other word, and a number that is not whole,
-    is a ConfigError with its line.
+    `of` is truth (the default), prediction or both. Raises ConfigError, with the line, for any
+    other word and for a number that is not whole.
     """
     truth: dict[int, int] = {}
     prediction: dict[int, int] = {}
@@ -102,12 +104,12 @@ def read_mapping(path: Path) -> Mappings:
 
 
 def read_ranges(path: Path, scheme: LabelScheme) -> list[Range]:
-    """Read a table of structure, low_mm3 and high_mm3, and optionally sex, age_from and age_to.
+    """Read a table with columns structure, low_mm3, high_mm3, and optionally sex, age_from, age_to.
 
-    A structure is the name or the FreeSurfer number of a structure of the scheme. A range to a
-    whole year includes that year's last day, unless another range begins with that year.
-    ConfigError with its row for an unknown structure or sex, for limits that are not numbers or in
-    the wrong order, and for two ranges of a structure for the same participants.
+    A structure is the name or the FreeSurfer number of a structure of the scheme. A range up to a
+    whole year includes that year's last day, unless another range begins with that year. Raises
+    ConfigError, with the line, for an unknown structure or sex, for limits that are not numbers or
+    in the wrong order, and for two ranges of a structure for the same participants.
     """
     from trinat.pipelines.report.cohort import Range
 
@@ -145,9 +147,9 @@ def read_ranges(path: Path, scheme: LabelScheme) -> list[Range]:
 
 
 def _refuse_overlaps(ranges: Sequence[Range], lines: Sequence[int], path: Path) -> None:
-    """Raise ConfigError for two ranges of a structure for the same participants.
+    """Raise ConfigError if two ranges of a structure are for the same participants.
 
-    They may have an age in common, at which one ends and the other begins.
+    `lines` has the line of each range. One range may end at the age at which the other begins.
     """
     for (line, one), (other_line, other) in combinations(
         zip(lines, ranges, strict=True), 2
@@ -166,7 +168,7 @@ def _refuse_overlaps(ranges: Sequence[Range], lines: Sequence[int], path: Path) 
 
 
 def _refuse_thousands(volumes: Sequence[str], path: Path) -> None:
-    """Raise ConfigError for volumes such as 2.800, if no other shows whether that is 2800."""
+    """Raise ConfigError for volumes such as 2.800, unless others show whether that is 2800."""
     is_clear = any(not _UP_TO_THOUSANDS.fullmatch(cell) for cell in volumes if cell)
     ambiguous = [cell for cell in volumes if may_be_thousands(cell, number_in)]
     if ambiguous and not is_clear:
@@ -178,7 +180,7 @@ def _refuse_thousands(volumes: Sequence[str], path: Path) -> None:
 
 
 def _refuse_unread(titles: Iterable[str], path: Path) -> None:
-    """Raise ConfigError for a column of ages or sexes that a table of ranges does not have."""
+    """Raise ConfigError for a column about age or sex whose title is not one of the known ones."""
     for title in titles:
         if (
             _ABOUT_PARTICIPANTS.search(title.lower())
@@ -194,9 +196,10 @@ def _refuse_unread(titles: Iterable[str], path: Path) -> None:
 def ranges_for_all(
     path: Path, scheme: LabelScheme
 ) -> tuple[tuple[str, float, float], ...]:
-    """Return the ranges of a table that hold for everyone: structure, lowest and highest mm³.
+    """Return the ranges of a table that hold for any participant.
 
-    ConfigError if there is none.
+    Each is (structure, lowest, highest) with limits in mm³. Raises ConfigError if every range is
+    limited to a sex or to ages.
     """
     found = tuple(
         (limits.structure, limits.low_mm3, limits.high_mm3)
@@ -218,10 +221,10 @@ def is_of_norms(path: Path) -> bool:
 
 
 def read_norms(path: Path, scheme: LabelScheme) -> Norms:
-    """Read a table as `trinat norms` writes it; a structure may be a FreeSurfer number.
+    """Read a table as `trinat norms` writes it; a structure may also be a FreeSurfer number.
 
-    ConfigError with its line for an unknown structure or sex, for a cell that is not a number, for
-    ages that do not rise, and for several models or several head sizes in one curve.
+    Raises ConfigError, with the line, for an unknown structure or sex, for a cell that is not a
+    number, for ages that do not rise, and for several models or several head sizes in one curve.
     """
     by_number = {str(label.fs_id): label.name for label in scheme.labels}
     rows = read_rows(path, required=COLUMNS)
@@ -276,7 +279,7 @@ def read_norms(path: Path, scheme: LabelScheme) -> Norms:
 def _refuse_structure(
     name: str, unit: str, scheme: LabelScheme, line: int, path: Path
 ) -> None:
-    """Raise ConfigError for an unknown structure or measure, or one in another unit."""
+    """Raise ConfigError for an unknown structure or measure, or for an unexpected unit."""
     expected = "mm3" if name in scheme.names else unit_of(name)
     if not expected:
         raise ConfigError(f"line {line}: {scheme.name} has no {name!r}", where=path)
@@ -286,7 +289,11 @@ def _refuse_structure(
 
 
 def refuse_other_model(norms: Norms, table: Path, models: Iterable[str]) -> None:
-    """Raise ConfigError if a table of norms and the compared volumes are of different models."""
+    """Raise ConfigError if norms and volumes are of different models.
+
+    `table` is the path of the norms, and `models` are the SHA-256 of the models that made the
+    volumes.
+    """
     others = {model for model in models if model}
     if norms.model and others - {norms.model}:
         raise ConfigError(
@@ -297,7 +304,10 @@ def refuse_other_model(norms: Norms, table: Path, models: Iterable[str]) -> None
 
 
 def _limit_in(column: str, cell: str) -> Any:
-    """Read a cell of a table of ranges; an empty age or sex sets no limit."""
+    """Read a cell of a table of ranges; raise ValueError if it cannot be read.
+
+    An empty age sets no limit (infinity), and an empty sex stands for both ("").
+    """
     if column == "sex":
         return "" if cell.casefold() in _BOTH_SEXES else sex_in(cell)
     if column == "age_from":

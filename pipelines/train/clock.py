@@ -1,7 +1,7 @@
-"""Training within a wall time: the time of a call, and each job's part of it.
+"""Training within a time limit: the time of a call, and the part of it that each job gets.
 
-A stage that is trained by time has no fixed number of steps. What is done of its schedule, from 0
-to 1, is the share of its time that is spent; learning rate and progress follow that share.
+A stage that is trained by time has no fixed number of steps. The completed part of its schedule,
+from 0 to 1, is the part of its time that has passed. Learning rate and progress follow this part.
 """
 
 from __future__ import annotations
@@ -11,27 +11,29 @@ import time
 
 
 class TrainingClock:
-    """Wall time of one call, counted from the end of its first step and its page.
+    """Time limit of one call, in seconds of wall-clock time.
 
-    The time left is divided among the jobs left by what each has still to do, without what those
-    that follow need to start. A job's first step is no progress: a compiler may take minutes in it.
+    The time counts from the end of the call's first step and its first page. The time that the
+    following jobs need to start is set aside. The rest is divided among the jobs that are not
+    finished, in proportion to what each still has to do. The first step of a job does not count,
+    because a compiler may take minutes in it.
 
-    `validation_s` is what a validation takes, with what is written then: foreseen before the first
-    one, then the longest of those that were timed, once the clock `has_validated`. `share` is what
-    is done of the present job's schedule, from 0 to 1.
+    `validation_s` is the expected duration of a validation, including what is written after it: an
+    estimate before the first one, then the longest so far. `has_validated` is True after the first
+    validation. `share` is the completed part of the present job's schedule, from 0 to 1.
     """
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         self.validation_s = 0.0
         self.has_validated = False
-        # By time.monotonic; unknown before the first step.
+        # On the clock of time.monotonic; unknown before the first step.
         self._end = math.inf
         self._too_few = ""
 
     @property
     def why_over(self) -> str:
-        """Return the reason to stop the call now, or ""."""
+        """Reason to stop the call now; "" to continue."""
         if time.monotonic() < self._end:
             return ""
         if self._too_few:
@@ -39,16 +41,17 @@ class TrainingClock:
         return f"the time limit of {self.seconds:g} seconds is over"
 
     def note_validation(self, seconds: float) -> None:
-        """Remember how long a validation took, if none took longer."""
+        """Record how long a validation took; the longest duration is kept."""
         if self.has_validated:
             seconds = max(self.validation_s, seconds)
         self.validation_s = seconds
         self.has_validated = True
 
     def begin_job(self, done: float, others: int, *, validates: bool) -> None:
-        """Begin a job of which earlier calls did the share `done`; `others` follow it.
+        """Begin a job.
 
-        `validates` says whether scans are validated in it.
+        `done` is the part of its schedule that earlier calls completed, from 0 to 1. `others` is
+        the number of jobs that follow. `validates` is True if the job validates.
         """
         self.share = done
         self.has_started = False
@@ -58,11 +61,11 @@ class TrainingClock:
         self._longest_s = 0.0
 
     def start(self, writing_s: float, opening_s: float = 0.0) -> None:
-        """Begin to count, after the job's first step and the `writing_s` that its state then took.
+        """Start to count the time of the job, after its first step and after its state was saved.
 
-        `opening_s` is what the job took before its first step. Each that follows will take as long.
-        The first job also sets the end of the call. Where writing alone takes longer than the call
-        may, the end is now.
+        `writing_s` is the time that saving took, and `opening_s` the time before the first step;
+        each following job is expected to take as long. The first job also sets the end of the call.
+        If less time is left than the end of the job needs, the call ends now.
         """
         self.has_started = True
         self._began = time.monotonic()
@@ -71,7 +74,7 @@ class TrainingClock:
         left_s = max(0.0, self._end - self._began - starting_s)
         left = 1 - self._done
         self._job_s = left_s * left / (left + self._others) if left else 0.0
-        # The state, the page, and the model that is made of all.
+        # For the last state and page of the job, and for the model of the run.
         self._writing_s = 2 * writing_s
         if self._job_s <= self._ending_s:
             self._end = self._began
@@ -81,10 +84,10 @@ class TrainingClock:
             )
 
     def tick(self, step_s: float) -> float:
-        """Count a step that took `step_s`; return the share of the schedule that is done.
+        """Count a step that took `step_s` seconds; return the completed part of the schedule.
 
-        The share never falls. It is 1 once another step as long as the longest of late would pass
-        the end.
+        It never decreases. It is 1 as soon as another step would pass the end, if it took as long
+        as the longest of the recent steps.
         """
         self._longest_s = max(step_s, 0.9 * self._longest_s)
         whole_s = self._job_s - self._ending_s - self._longest_s
@@ -96,7 +99,7 @@ class TrainingClock:
 
     @property
     def _ending_s(self) -> float:
-        """Return the seconds that the job takes after its last step."""
+        """Seconds that the job takes after its last step."""
         if self._validates:
             return self._writing_s + self.validation_s
         return self._writing_s

@@ -38,7 +38,7 @@ from trinat.segmentation.training.validation import ValidationScan, synthetic_sc
 # Four readers give several times the slices that a GPU trains on.
 _MOST_READERS = 4
 
-# The scans that validate a view.
+# Function that returns the validation scans of a view.
 ScansOf = Callable[[View], Iterator[ValidationScan]]
 
 
@@ -51,13 +51,13 @@ def open_data(
     device: torch.device,
     processes: int,
 ) -> Iterator[tuple[BatchSource, ScansOf]]:
-    """Open a source of batches for these views, and the scans that validate each of them.
+    """Open the source of batches for some views, and a function that returns validation scans.
 
-    With synthetic scans and a store, batches are mixed, and the store's scans validate.
-    `processes` is the number of those that train together: they share this machine's cores for
-    reading. Within the block slices are read ahead.
+    If a stage has synthetic scans and a store, batches are mixed, and the validation scans are from
+    the store. `processes` is the number of processes that train together: on one machine they share
+    its cores for reading. Slices are read ahead within the block.
 
-    Raises ConfigError where the stage names no source, and what opening a source raises.
+    Raises ConfigError if the stage has no data, and the errors of opening the data.
     """
     data = stage.data
     if data.synthetic is None and data.store is None:
@@ -96,13 +96,15 @@ def _open_synthetic(
     scheme: LabelScheme,
     device: torch.device,
 ) -> tuple[SyntheticSource, ScansOf]:
-    """Open synthetic slices, and the validation scans of held-out heads.
+    """Open the source of synthetic slices, and a function that returns validation scans.
 
-    The label maps stay on the device; slices of the recipe's size are made when they are asked for.
+    The validation scans are of the held-out heads. The label maps stay on the device, and slices
+    are made when they are requested.
     """
     heads = config.heads
     maps = phantom_heads(2) if heads == "phantom" else load_heads(Path(heads))
-    # The last heads validate; where none are held out, new scans of the training heads do.
+    # The last heads are held out for validation. If none are, new scans of the training heads are
+    # used.
     count = len(maps.labels)
     if config.held_out >= count:
         raise ConfigError(
@@ -145,9 +147,10 @@ def _open_store(
     readers: int,
     pool: ProcessPoolExecutor | None,
 ) -> tuple[StoreSource, ScansOf]:
-    """Open the training slices of a store, and its validation scans.
+    """Open the training slices of a store, and a function that returns its validation scans.
 
-    `readers` read ahead; the processes of `pool` do the transforms of TorchIO and MONAI.
+    `readers` is the number of threads that read ahead. The processes of `pool` run the transforms
+    of TorchIO and MONAI.
     """
     source = StoreSource(
         config,

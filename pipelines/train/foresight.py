@@ -35,25 +35,26 @@ from trinat.segmentation.training.memory import StepMemory, smaller_batch
 _log = logging.getLogger(__name__)
 
 _GIB = 2**30
-# A slice of this part of its rows and columns is timed this number of times, and the quickest
-# counts: the first prepares, and others are slow where other work comes between.
-_PART = 2
-_TIMES = 3
-# A forward pass takes this part of the time of a forward and a backward pass.
-_FORWARD = 1 / 3
-# Voxels of a synthetic head, about: reading all heads takes seconds.
-_HEAD = (176, 208, 176)
-# Shorter runs are not reported; for longer ones another recipe is proposed.
+# To estimate the time of a slice, a slice with this fraction of its rows and columns is timed
+# several times, and the shortest time counts: the first pass prepares, and others are slow if other
+# work interrupts them.
+_PART_OF_SIZE = 2
+_TIMED_PASSES = 3
+# Time of a forward pass, relative to a forward and a backward pass.
+_FORWARD_SHARE = 1 / 3
+# Approximate size of a synthetic head in voxels, because reading all heads takes seconds.
+_HEAD_SHAPE = (176, 208, 176)
+# The duration of shorter runs is not reported; for longer ones another recipe is proposed.
 _REPORTED_HOURS = 1
 _LONG_HOURS = 48
 
 
 def refuse_missing_inputs(stages: Iterable[StageConfig]) -> None:
-    """Raise if a stage lacks an input, before the stages before it have trained for hours.
+    """Raise if a stage lacks an input, before earlier stages have trained for hours.
 
-    That is the model it starts from, label maps of heads, and the subjects of its store, whose
-    files must be those that it knows; some must validate where the stage does. What is raised is
-    what opening them raises.
+    The inputs are the model that the stage starts from, its label maps of heads, and the files of
+    its store, which must be unchanged. A stage with validation also needs subjects for validation.
+    The errors are those of opening the inputs.
     """
     for stage in stages:
         if stage.start is not None:
@@ -74,10 +75,10 @@ def refuse_missing_inputs(stages: Iterable[StageConfig]) -> None:
 
 
 def refuse_too_large(recipe: Recipe, jobs: Sequence[Job], processes: int) -> None:
-    """Raise if a step needs more memory than is free: the kernel kills such runs silently.
+    """Raise DeviceError if a step needs more memory than is free.
 
-    The DeviceError proposes a smaller batch; where none fits, other settings. Each of the
-    `processes` has a part of a batch.
+    The kernel would kill such a run without a message. Each of the `processes` computes a part of a
+    batch. The error proposes a smaller batch or, if none fits, other settings.
     """
     free = free_memory()
     device = torch.device("cpu")
@@ -103,9 +104,9 @@ def refuse_too_large(recipe: Recipe, jobs: Sequence[Job], processes: int) -> Non
 
 
 def expected_seconds(recipe: Recipe, jobs: Sequence[Job], processes: int) -> float:
-    """Estimate the seconds that jobs take on a processor.
+    """Estimate how long jobs take on a CPU, in seconds.
 
-    It is the time of one slice, measured here, times the number of slices, including those of
+    One slice is timed here, and its time is multiplied by the number of slices, including those of
     validations.
     """
     seconds = 0.0
@@ -117,14 +118,14 @@ def expected_seconds(recipe: Recipe, jobs: Sequence[Job], processes: int) -> flo
         trained = slices_of(job) / processes
         parts = job.stage.optimiser.parts
         if all(parts.get(part) == 0 for part in TRUNK):
-            trained *= _FORWARD
-        # One process validates, while the others wait.
+            trained *= _FORWARD_SHARE
+        # One process validates while the others wait.
         seconds += timed[size] * (trained + validation_slices(job, recipe.seed))
     return seconds
 
 
 def log_duration(recipe: Recipe, jobs: Sequence[Job], processes: int) -> None:
-    """Log the hours that jobs will take on a processor, if these are many."""
+    """Log how many hours jobs will take on a CPU, if these are many."""
     hours = expected_seconds(recipe, jobs, processes) / 3600
     if hours < _REPORTED_HOURS:
         return
@@ -137,7 +138,7 @@ def log_duration(recipe: Recipe, jobs: Sequence[Job], processes: int) -> None:
 
 
 def slices_of(job: Job) -> int:
-    """Return the number of slices that a job trains on, by the steps or epochs of its schedule."""
+    """Return the number of slices that a job trains on in all steps or epochs of its schedule."""
     schedule = job.stage.schedule
     if schedule.steps is not None:
         return schedule.steps * job.stage.batch * job.stage.accumulate
@@ -159,9 +160,10 @@ def epoch_slices_of(job: Job) -> int:
 
 
 def validation_slices(job: Job, seed: int) -> float:
-    """Return the cost of all validations of a job, in training slices.
+    """Return the cost of all validations of a job, as a number of training slices.
 
-    Whole slices are scored, whatever the size of those that train, and forward alone.
+    A validation scores whole slices, whatever the size of the training slices, and needs only a
+    forward pass.
     """
     stage = job.stage
     validation = stage.validation
@@ -176,8 +178,8 @@ def validation_slices(job: Job, seed: int) -> float:
             pixels += _pixels_scored(stage.data.store, validation, view, seed)
         elif stage.data.synthetic is not None:
             heads = validation.participants or stage.data.synthetic.held_out or 1
-            pixels += heads * math.prod(_HEAD)
-    return times * _FORWARD * pixels / size
+            pixels += heads * math.prod(_HEAD_SHAPE)
+    return times * _FORWARD_SHARE * pixels / size
 
 
 def _pixels_scored(
@@ -198,19 +200,20 @@ def _pixels_scored(
 
 
 def slice_seconds(config: NetworkConfig, size: tuple[int, int]) -> float:
-    """Measure the seconds of a forward and backward pass of a slice of `size` on a processor.
+    """Measure how long a forward and backward pass of one slice takes on a CPU, in seconds.
 
-    By the quickest of some smaller slices. The run's own random numbers stay as they are.
+    `size` is (rows, columns). The time is extrapolated from the fastest of several passes of a
+    smaller slice. The random numbers of the run are not affected.
     """
-    rows = max(32, size[0] // _PART)
-    columns = max(32, size[1] // _PART)
-    # Random weights take numbers that the run itself wants.
+    rows = max(32, size[0] // _PART_OF_SIZE)
+    columns = max(32, size[1] // _PART_OF_SIZE)
+    # The random weights would otherwise change the random numbers that the run itself uses.
     with torch.random.fork_rng([]):
         network = build(config).train()
         network.arrange(training_layout(torch.device("cpu")))
         slices = torch.rand(1, config.channels, rows, columns)
         times = []
-        for _ in range(_TIMES):
+        for _ in range(_TIMED_PASSES):
             began = time.perf_counter()
             logits = network(slices)
             logits.logsumexp(1).mean().backward()

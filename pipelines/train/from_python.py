@@ -25,7 +25,7 @@ from trinat.segmentation.training.config import Recipe
 if TYPE_CHECKING:
     import pandas as pd
 
-# Gets the job ("train/coronal"), the step, and the mean Dice of the scans that validate.
+# Callback that gets the job ("train/coronal"), the step, and the mean Dice on the validation scans.
 OnScore = Callable[[str, int, float], None]
 
 
@@ -68,7 +68,7 @@ class TrainedRun:
         return self._table(VALIDATIONS_FILE)
 
     def _table(self, name: str) -> pd.DataFrame:
-        """Read a table of all jobs, with their names in the column `job`."""
+        """Read a table of all jobs; the column `job` has their names."""
         import pandas as pd
 
         rows: list[dict[str, str]] = []
@@ -83,7 +83,7 @@ class TrainedRun:
 
 
 def as_overrides(settings: Mapping[str, Any]) -> list[str]:
-    """Return keys and values of a recipe in the form of the command line."""
+    """Format keys of a recipe and their values as for the option --set of the command line."""
     return [
         f"{key}={json.dumps(value, default=os.fspath)}"
         for key, value in settings.items()

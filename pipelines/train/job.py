@@ -1,7 +1,7 @@
 """Training job: one stage for one view or several, from its first step to its last.
 
-Between steps there are states, scores of whole scans, and pages. A job can be killed at any moment:
-what is due next is in the state that was saved before it.
+Between steps, states are saved, whole scans are scored, and pages are written. A job can be killed
+at any moment: the state says what is due next.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ from trinat.segmentation.training.workers import Workers
 
 _log = logging.getLogger(__name__)
 
-# Reason given if a run stops because of another process.
+# Reason to stop, if another process of the run was stopped.
 IN_ANOTHER_PROCESS = "another of its processes was stopped"
 
 
 @dataclass(frozen=True)
 class Job:
-    """One training: a stage for one view, or for several together.
+    """Training of one stage, for one view or for several views together.
 
-    Jobs of a run are trained one after the other, or by several processes at once. Each ends with a
-    state of its own, from which the next stage of the same view starts.
+    The jobs of a run are trained one after the other, or by several processes at the same time.
+    Each job has states of its own, and the next stage of the same view starts from these.
     """
 
     stage: StageConfig
@@ -62,7 +62,7 @@ class Job:
 
     @property
     def name(self) -> str:
-        """Its folder in the run: <stage>/<view>, or all views joined by hyphens."""
+        """Folder of the job in the run: <stage>/<view>, with several views joined by hyphens."""
         return f"{self.stage.name}/{'-'.join(view.value for view in self.views)}"
 
 
@@ -70,8 +70,9 @@ class Job:
 class Watcher:
     """Callbacks invoked during a run; all default to no-ops.
 
-    `step` gets a job, the report of its step, and its progress from 0 to 1; `score` a job, the step
-    after which it was validated, and the mean Dice. Lines of text are logged.
+    `step(job, report, progress)` is called after each step, with the progress of the job from 0 to
+    1. `score(job, step, dice)` is called after each validation, with the mean Dice. Lines of text
+    are logged.
     """
 
     step: Callable[[Job, StepReport, float], None] = lambda job, report, progress: None
@@ -80,10 +81,10 @@ class Watcher:
 
 @dataclass(frozen=True, eq=False)
 class JobRun:
-    """A job as this process trains it in its folder.
+    """A job with everything that this process needs to train it.
 
-    `out` is the folder of the run. `workers` are the processes that share the job's batches; the
-    one that leads writes all files.
+    `out` is the folder of the run. `workers` are the processes that share the batches of the job;
+    only the one with rank 0 writes files.
     """
 
     recipe: Recipe
@@ -95,12 +96,12 @@ class JobRun:
 
     @property
     def folder(self) -> Path:
-        """The folder that everything of the job is written to."""
+        """Folder for all files of the job."""
         return self.out / self.job.name
 
     @cached_property
     def scheme(self) -> LabelScheme:
-        """The recipe's label scheme, with the classes of all views."""
+        """Label scheme of the recipe, with the classes of all views."""
         return load_scheme(self.recipe.scheme)
 
     @property
@@ -109,9 +110,9 @@ class JobRun:
         return (self.folder / DONE).is_file()
 
     def identity(self, data: str) -> dict[str, Any]:
-        """Return the settings that must not change if the job is to be resumed.
+        """Return the settings that must be unchanged when the job is resumed.
 
-        `data` is the fingerprint of the data. Each state keeps the identity.
+        `data` is the fingerprint of the data. The identity is saved in each state.
         """
         return {
             "stage": self.job.stage.model_dump(mode="json"),
@@ -124,7 +125,7 @@ class JobRun:
         }
 
     def write_page(self) -> None:
-        """Write run.html of the job, as it is now."""
+        """Write run.html with the curves of the job so far."""
         title = self.job.name
         labels_of_models = pseudo_labels(self.recipe, self.out)
         if labels_of_models:
@@ -138,10 +139,11 @@ def train_job(
     clock: TrainingClock | None = None,
     others: int = 0,
 ) -> str:
-    """Train a job to its end, from its newest state on; return what ended it.
+    """Train a job to its end, from its newest state if it has one; return the reason for its end.
 
-    A clock's time is shared with `others`, the number of jobs that follow. Once `why_stop` has a
-    reason the state is saved, and InterruptedRunError is raised.
+    `why_stop` returns the reason to stop, or "". When it returns a reason, the state is saved and
+    InterruptedRunError is raised. `clock` is the time limit of the call, if there is one, and
+    `others` the number of jobs that follow, which share its time.
     """
     stage = run.job.stage
     views = run.job.views
@@ -160,7 +162,7 @@ def train_job(
         )
         identity = run.identity(source.fingerprint)
         metrics = None
-        # A job that is at its end already is only looked at.
+        # A job that is finished is opened only to find that out; it gets no new records.
         begins = workers.leads and not run.is_done
         written_down = ExitStack()
         if workers.leads:
@@ -173,7 +175,8 @@ def train_job(
                 )
             metrics = Metrics(run.folder, step, trackers)
         if workers.count > 1:
-            # All start from the leader's state: their disks may show each another file.
+            # All processes start from the leader's state, because their disks may have different
+            # files.
             of_leader = workers.share(lambda: states.to_bytes(trainer.state({})))
             if not workers.leads:
                 trainer.load(states.from_bytes(of_leader))
@@ -200,12 +203,11 @@ def train_job(
 
 
 def _first_network(run: JobRun) -> ViewsNet:
-    """Build a network for the job's views with its first weights.
+    """Build the network of the job's views with its initial weights.
 
-    They are those of the stage before, of a model, or random by the recipe's seed: also for classes
-    that the other network lacks.
-
-    Only the leader's has them; the others get the leader's state before their first step.
+    The weights are those of the stage before, of a model, or random by the recipe's seed. Classes
+    that the other network lacks also get random weights. Only the process with rank 0 loads the
+    weights; the others get its state before their first step.
     """
     torch.manual_seed(run.recipe.seed)
     stage = run.job.stage
@@ -241,10 +243,10 @@ def _resume(
     *,
     by_time: bool,
 ) -> None:
-    """Load the newest sound state of the job's folder into the trainer, if there is one.
+    """Load the newest undamaged state in the job's folder into the trainer, if there is one.
 
-    Raises TrainingError where the state is of another job, or where it was trained by time and
-    the rest is not (`by_time`).
+    `by_time` is True if the rest is trained by time. Raises TrainingError if the state is of
+    another job, or if it was trained by time and the rest is not.
     """
     state, problems = states.read_latest(run.folder)
     instead = "the state before it is used"
@@ -275,18 +277,18 @@ def _resume(
 
 @dataclass(eq=False)
 class _JobAtWork:
-    """Training loop of a job: its steps, and the states, scores and pages between them.
+    """Training loop of a job: its steps, and the states, validations and pages between them.
 
-    `scans` are those that validate. `metrics` is the leader's; the other processes have none.
-    `why_stop` says why the run is to stop now, and nothing where it is not. Without a limit of time
-    there is no `clock`. The job took `opening_s` to open; `saved_at` is the step of its newest
-    state.
+    `scans` returns the validation scans of a view. `metrics` is None in all processes but the one
+    with rank 0. `why_stop` returns the reason to stop the run now, or "". `clock` is None without a
+    time limit. `opening_s` is the time that opening the job took, and `saved_at` the step of its
+    newest state.
 
-    Scores are mean Dice and IoU over structures, of whole scans, a view at a time. They decide
-    which state becomes the model; with `patience` they also end a stage that no longer gains.
+    Scores are the mean Dice and IoU over structures of whole scans, for each view. They decide
+    which state becomes the model. With `patience`, they also end a stage that no longer improves.
 
-    All processes of a job go through the loop in the same way; what one alone knows, as that a
-    signal came, is shared before it changes the way.
+    All processes of a job must take the same path through the loop. Information that only one of
+    them has, such as a signal, is shared before it has an effect.
     """
 
     run: JobRun
@@ -300,15 +302,15 @@ class _JobAtWork:
     saved_at: int
 
     def go(self) -> str:
-        """Train until the schedule or patience is at its end, and write that it is done.
+        """Train until the end of the schedule or of the patience, and mark the job as finished.
 
-        Returns what ended it.
+        Return the reason for the end.
         """
         trainer = self.trainer
         # A run that was killed after its patience had ended does not train further.
         over = self._patience_is_over
         if trainer.counters.validation_due:
-            over = self._take_scores()
+            over = self._validate_if_due()
         if self.clock is not None:
             trainer.counters.share = trainer.progress
         reported_not_compiled = False
@@ -324,12 +326,12 @@ class _JobAtWork:
             if trainer.not_compiled and not reported_not_compiled:
                 reported_not_compiled = True
                 _log.warning("training without torch.compile: %s", trainer.not_compiled)
-            self._note(report)
+            self._report_step(report)
             at_rest = self._save_or_stop(report)
             if at_rest:
                 began = time.monotonic()
                 validated = trainer.counters.validation_due
-                over = self._take_scores()
+                over = self._validate_if_due()
                 if self.clock is not None and validated:
                     self.clock.note_validation(time.monotonic() - began)
         if self.run.workers.leads:
@@ -341,8 +343,11 @@ class _JobAtWork:
             return f"its {self.clock.seconds:g} seconds"
         return "its last step"
 
-    def _note(self, report: StepReport) -> None:
-        """Bring the clock, the watcher and the metrics up to date with a step."""
+    def _report_step(self, report: StepReport) -> None:
+        """Report a step to the clock, the watcher and the metrics.
+
+        After the first step, the clock is started.
+        """
         clock = self.clock
         workers = self.run.workers
         if clock is not None and clock.has_started:
@@ -352,21 +357,22 @@ class _JobAtWork:
         if self.metrics is not None:
             self.metrics.add(report, last=self.trainer.progress >= 1)
         if clock is not None and not clock.has_started:
-            # The first page loads the library that draws, which no later one does: not timed.
+            # The first page is not timed, because it loads the drawing library.
             workers.share(self.run.write_page)
             began = time.monotonic()
             workers.share(self._save)
             workers.share(self.run.write_page)
             writing_s = time.monotonic() - began
             if not clock.has_validated:
-                # Not timed either: how much is left for steps must be known from now on.
-                clock.validation_s = workers.share(self._foresee_scores)
+                # Not timed either, but estimated now, because the time that is left for steps
+                # depends on it.
+                clock.validation_s = workers.share(self._estimate_validation_s)
             clock.start(writing_s, self.opening_s)
 
     def _save_or_stop(self, report: StepReport) -> bool:
-        """Save the state if it is due; return whether an epoch or the job ends here.
+        """Save the state if it is due; return True if an epoch or the job ends with this step.
 
-        Raises InterruptedRunError where the run is to stop.
+        Raises InterruptedRunError if the run is to stop.
         """
         trainer = self.trainer
         workers = self.run.workers
@@ -389,7 +395,7 @@ class _JobAtWork:
             self._save()
             self.saved_at = report.step
         if stopped and (trainer.progress < 1 or trainer.counters.validation_due):
-            # A process that ends may end the others: not before the state is written.
+            # A process that ends may end the others, so they wait until the state is written.
             workers.share(lambda: None)
             raise self._interruption()
         return at_rest
@@ -401,7 +407,7 @@ class _JobAtWork:
         states.write_state(self.run.folder, state, name=name)
 
     def _interruption(self) -> InterruptedRunError:
-        """Return the error that ends a run which can be resumed."""
+        """Return the error for a run that stops and can be resumed."""
         why = self.why_stop() or IN_ANOTHER_PROCESS
         step = self.trainer.counters.step
         what = f"stopped at step {step}: {why}; its state is saved"
@@ -410,37 +416,41 @@ class _JobAtWork:
 
     @property
     def _patience_is_over(self) -> bool:
-        """Return True if too many scores have been taken since the best."""
+        """True if there have been too many validations since the best one."""
         validation = self.run.job.stage.validation
         if validation is None or validation.patience is None:
             return False
         return self.trainer.counters.validations_since_best >= validation.patience
 
     @timing.stage("validation")
-    def _take_scores(self) -> bool:
-        """Score the weights if that is due, and write the page.
+    def _validate_if_due(self) -> bool:
+        """Validate the weights if that is due, and write the page.
 
-        Returns whether patience is at its end. Raises InterruptedRunError where a signal has
-        stopped the scoring.
+        Return True if the patience is over. Raises InterruptedRunError if a signal stops the
+        validation.
         """
         stopped = False
         over = False
         if self.trainer.counters.validation_due:
-            # The state that was saved before says that this is due, until one after it is saved.
+            # The state on disk still says that a validation is due; the state after the validation
+            # replaces it.
             self.trainer.counters.validation_due = False
-            stopped, over = self.run.workers.share(self._score_and_save)
+            stopped, over = self.run.workers.share(self._validate_and_save)
         if stopped:
             raise self._interruption()
         if self.run.workers.leads:
             self.run.write_page()
         return over
 
-    def _score_and_save(self) -> tuple[bool, bool]:
-        """Score and save; return whether a signal stopped it, and whether patience is over."""
+    def _validate_and_save(self) -> tuple[bool, bool]:
+        """Validate all views and save the state.
+
+        Return two flags: a signal stopped the validation; the patience is over.
+        """
         run = self.run
         counters = self.trainer.counters
         try:
-            scores = {view: self._score(view) for view in run.job.views}
+            scores = {view: self._validate_view(view) for view in run.job.views}
         except InterruptedRunError:
             return True, False
 
@@ -464,10 +474,10 @@ class _JobAtWork:
         run.watcher.score(run.job, counters.step, mean)
         return False, self._patience_is_over
 
-    def _score(self, view: View) -> Scores:
-        """Score one view, with the averaged weights if there are any.
+    def _validate_view(self, view: View) -> Scores:
+        """Score one view on its validation scans, with the averaged weights if there are any.
 
-        InterruptedRunError where the run is to stop.
+        Raises InterruptedRunError if the run is to stop.
         """
         network = self.trainer.best_weights.extract(view)
         network = network.to(self.trainer.device)
@@ -476,7 +486,7 @@ class _JobAtWork:
             if self.why_stop():
                 raise self._interruption()
 
-        # A whole scan may take longer than a cluster waits: a few slices do not.
+        # Stops are checked for each batch: a whole scan may take longer than a cluster waits.
         network.register_forward_pre_hook(check_for_stop)
         return validate(
             network,
@@ -487,8 +497,8 @@ class _JobAtWork:
             precision=self.trainer.precision,
         )
 
-    def _foresee_scores(self) -> float:
-        """Estimate the seconds to score all views; 0 if the stage does not validate."""
+    def _estimate_validation_s(self) -> float:
+        """Estimate how long a validation of all views takes, in seconds; 0 without validation."""
         if self.run.job.stage.validation is None:
             return 0.0
         trainer = self.trainer

@@ -1,7 +1,7 @@
-"""Start of a training: in this process, or in several that torchrun starts.
+"""Start of a training: in this process, or in several processes that torchrun starts.
 
-torchrun is started by hand, on any number of machines, or as its agent within this process
-(`--nproc`). The process of rank 0 leads: it alone writes and reports.
+torchrun is started by the user, on any number of machines, or within this process (`--nproc`). Only
+the process with rank 0 writes and reports.
 """
 
 from __future__ import annotations
@@ -33,15 +33,16 @@ from trinat.segmentation.space.views import View
 from trinat.segmentation.training.config import Recipe
 from trinat.segmentation.training.workers import Workers
 
-# Opens a watcher, which gets the reports of the training.
+# Function that returns a context manager with the callbacks for a training.
 Watching = Callable[[], AbstractContextManager[Watcher]]
 
-# The variables that torchrun sets: the place of a process among all processes, and among those of
-# its machine.
+# Variables that torchrun sets: rank of the process and number of processes, first among all
+# machines, then on its own machine.
 _TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 _STOP_SIGNALS = "SIGTERM,SIGINT,SIGUSR1,SIGALRM"
-# A dead process is noticed at once. A process that hangs in a step, as a network or a driver may,
-# is given up after minutes; while the leader validates whole scans, the others wait for hours.
+# A process that has died is noticed at once. A process that hangs in a step, because of a network
+# or a driver, is given up after minutes. While one process validates whole scans, the others wait
+# for up to hours.
 _STEP_TIMEOUT = timedelta(minutes=15)
 _LEADER_TIMEOUT = timedelta(hours=6)
 # Processes that train different views wait for each other between stages.
@@ -52,11 +53,11 @@ _GLOO_ERROR = re.compile(r"/gloo/transport/\S+:\d+\]|Connection closed by peer")
 
 @dataclass(frozen=True)
 class _Request:
-    """A training as all of its processes are asked for it.
+    """A training, as it is passed to all of its processes.
 
-    `recipes` has the folder of each run with its recipe. `device` may name several, as
-    "cuda:0,cuda:1": each then trains jobs of its own. `watching` is opened in the process that
-    leads. The error that ends the training is pickled to `error_file`, if there is one.
+    `recipes` has the recipe of each run, by its folder. `device` may name several devices, as
+    "cuda:0,cuda:1": then each trains jobs of its own. `watching` is opened in the process with rank
+    0. The error that ends the training is pickled to `error_file`, unless this is None.
     """
 
     recipes: Mapping[Path, Recipe]
@@ -69,13 +70,13 @@ class _Request:
 
     @property
     def out(self) -> Path:
-        """The folder of the run, or of all runs."""
+        """Folder of the run; of several runs, the folder that contains them."""
         first, *others = self.recipes
         return first.parent if others else first
 
     @property
     def devices(self) -> list[str]:
-        """The names of the devices, one or several."""
+        """Names of the devices, one or several."""
         return self.device.split(",")
 
     @property
@@ -89,12 +90,13 @@ def launch(
     watching: Watching,
     asked: TrainSettings,
 ) -> list[Path]:
-    """Train runs as requested; return the folders of their models.
+    """Train runs, in one process or in several; return the folders of their models.
 
-    `recipes` has the folder of each run with its recipe. `watching` is opened in the process that
-    leads; for several processes it must be picklable. A process that torchrun has started trains
-    together with the others. ConfigError for an unknown view, and for numbers of processes and
-    devices that contradict each other.
+    `recipes` has the recipe of each run, by its folder. `watching` is opened in the process with
+    rank 0; for several processes it must be picklable. `asked` are the settings of the command
+    line. If torchrun has started this process, it trains together with the others. Raises
+    ConfigError for an unknown view, and for numbers of processes and devices that contradict each
+    other.
     """
     known = {each.value: each for each in View}
     views = None
@@ -133,8 +135,8 @@ def launch(
 def _run_processes(request: _Request, count: int) -> list[Path]:
     """Train in `count` processes of this machine; return the folders of the models.
 
-    Raise the error of a process, or TrainingError if a process died. torchrun passes a signal to
-    this process on to the others, which save their state and end.
+    Raises the error of a process, or TrainingError if a process died. If this process gets a
+    signal, torchrun passes it on to the others, which save their state and end.
     """
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -162,7 +164,7 @@ def _run_processes(request: _Request, count: int) -> list[Path]:
             logs_specs=DefaultLogsSpecs(log_dir=folder),
         )
         try:
-            start = elastic_launch(config, _work)
+            start = elastic_launch(config, _train_in_process)
             models_of_rank: dict[int, list[Path]] = start(
                 replace(request, error_file=error_file)
             )
@@ -179,7 +181,7 @@ def _run_processes(request: _Request, count: int) -> list[Path]:
 
 
 def _silence_torchrun() -> None:
-    """Drop the log of torchrun: forty lines about each error, where one line of ours is enough."""
+    """Discard the log of torchrun, which has forty lines about each error."""
     for name in ("torch.distributed", "torch.multiprocessing"):
         logger = logging.getLogger(name)
         # torch gives these loggers a handler of its own.
@@ -187,13 +189,13 @@ def _silence_torchrun() -> None:
         logger.propagate = False
 
 
-def _work(request: _Request) -> list[Path]:
-    """Train as one of the processes of `_run_processes`."""
+def _train_in_process(request: _Request) -> list[Path]:
+    """Train as one of the processes that `_run_processes` starts."""
     _silence_torchrun()
     models = _train_together(request)
     parent = multiprocessing.parent_process()
     if parent is not None and not parent.is_alive():
-        # A killed parent cannot take the result, and torch would wait for it forever.
+        # A killed parent process cannot receive the result, and torch would wait for it forever.
         os._exit(0)
     return models
 
@@ -201,7 +203,7 @@ def _work(request: _Request) -> list[Path]:
 def _train_together(request: _Request) -> list[Path]:
     """Train as one of several processes; return the folders of the models.
 
-    TrainingError if another process has died.
+    Raises TrainingError if another process has died.
     """
     try:
         return _join_and_train(request)
@@ -222,12 +224,12 @@ def _train_together(request: _Request) -> list[Path]:
 
 
 def _join_and_train(request: _Request) -> list[Path]:
-    """Join the other processes and train; the leader alone writes and reports."""
+    """Connect to the other processes and train; return the folders of the models."""
     rank, count, local_rank, local_count = (
         int(os.environ[name]) for name in _TORCHRUN_VARIABLES
     )
     device = _own_device(request, local_rank, local_count)
-    # On a CPU mostly one thread each: see workers.py.
+    # On a CPU mostly one thread for each process: see workers.py.
     prepare_process(threads=max(1, cpu_count() // local_count))
 
     backend = "gloo"
@@ -239,7 +241,7 @@ def _join_and_train(request: _Request) -> list[Path]:
     if not request.is_apart:
         step = _STEP_TIMEOUT
         leader = _LEADER_TIMEOUT
-    # Waits until all processes are there.
+    # Waits until all processes have connected.
     distributed.init_process_group(backend, timeout=step)
     patient = distributed.new_group(backend="gloo", timeout=leader)
     workers = Workers(rank, count, patient)
@@ -248,7 +250,7 @@ def _join_and_train(request: _Request) -> list[Path]:
     if workers.leads:
         watching = request.watching()
     elif request.is_apart:
-        # rich: lines beside the leader's bar.
+        # Makes rich print plain lines next to the progress bar of the process with rank 0.
         os.environ["TTY_COMPATIBLE"] = "0"
         watching = request.watching()
     with watching as watcher:
@@ -267,7 +269,11 @@ def _join_and_train(request: _Request) -> list[Path]:
 
 
 def _own_device(request: _Request, local_rank: int, local_count: int) -> str:
-    """Return the device of a process of this machine; raise if there are too few devices."""
+    """Return the device for one process of this machine.
+
+    `local_rank` is the number of the process, and `local_count` the number of processes on this
+    machine. Raises if there are too few devices.
+    """
     if request.is_apart:
         return request.devices[local_rank]
     device = request.device

@@ -1,14 +1,14 @@
 """Metrics of a training: metrics.csv, validations.csv, and curves at tracking services.
 
-A line that a power cut has torn is left out where the tables are read; lines of steps after the
-state that a run is resumed from are written again.
+A line that was cut off by a power failure is ignored when the tables are read. When a run is
+resumed, lines of steps after its state are replaced.
 
-The services are TensorBoard, Weights & Biases and MLflow: a recipe names them in `tracking`,
-and each is an extra of the installation. Each is an adapter of one small interface, `Tracker`. What
-they get is in metrics.csv and validations.csv, too: where a service fails in the midst of a
-training, its curves end and the training goes on. Services may be read by others. They get no
-folder of this disk, and Weights & Biases does not add the name of the host, the command line, the
-repository or what is printed, as it does by default.
+The services are TensorBoard, Weights & Biases and MLflow. A recipe names them in `tracking`, and
+each is an extra of the installation. Each has an adapter with the same small interface, `Tracker`.
+All values that they get are also in metrics.csv and validations.csv: if a service fails during a
+training, its curves end and the training continues. Other people may be able to read a service.
+Therefore it gets no folder names of this disk, and Weights & Biases does not add the name of the
+host, the command line, the repository or the printed output, as it does by default.
 """
 
 from __future__ import annotations
@@ -58,26 +58,28 @@ _METRIC_COLUMNS = (
     "gradient_norm",
     "slices_per_second",
 )
-# Between two lines of metrics.csv: a part of the time so far, within limits, so that a run of a
-# minute has a curve and one of hours has few lines.
+# Time between two lines of metrics.csv: a part of the time so far, within limits, so that a run of
+# a minute has a curve and a run of hours has few lines.
 _PART_OF_TIME = 0.05
 _SHORTEST_S = 1.0
 _LONGEST_S = 10.0
-# Steps and the values there.
+# Steps of a curve, and its values at these steps.
 Curve = tuple[list[float], list[float]]
 
-# In a job's folder: what its runs are called at the services, so that a resumed one goes on there.
-_RUNS = "tracking.json"
+# File in a job's folder with the ids of its runs at the services, so that a resumed job continues
+# them.
+_RUN_IDS_FILE = "tracking.json"
 _EXTRAS = {"tensorboard": "tracking", "wandb": "wandb", "mlflow": "mlflow"}
 # Final status of a job, in MLflow's terms. A stopped job can be resumed.
 End = Literal["FINISHED", "FAILED", "KILLED"]
 
 
 class Metrics:
-    """Writer of metrics.csv: the mean of the steps since the last line, every 1 to 10 seconds.
+    """Writer of metrics.csv.
 
-    `step` is the one that the run goes on from: later lines are dropped, their steps are done
-    again. `trackers` get the same values.
+    It writes a line every 1 to 10 seconds, with means over the steps since the last line. `step` is
+    the step from which the job continues: lines of later steps are dropped, because these steps are
+    repeated. `trackers` get the same values.
     """
 
     def __init__(
@@ -93,7 +95,7 @@ class Metrics:
         self.trackers = trackers
 
     def add(self, report: StepReport, *, last: bool) -> None:
-        """Note a step; write a line if it is time, or if the step is the last."""
+        """Record a step; write a line if it is due or if the step is the `last` of the job."""
         self.pending.append(report)
         now = time.monotonic()
         pause_s = _PART_OF_TIME * (now - self.began)
@@ -115,7 +117,10 @@ class Metrics:
         self.since = time.monotonic()
 
     def add_scores(self, scores: Mapping[View, Scores], step: int) -> None:
-        """Pass mean Dice and IoU of each view to trackers; validations.csv has all structures."""
+        """Send the mean Dice and IoU of each view to the trackers.
+
+        validations.csv has those of all structures.
+        """
         if self.trackers is None:
             return
         for view, score in scores.items():
@@ -128,9 +133,10 @@ class Metrics:
 
 
 def _metrics_row(steps: Sequence[StepReport]) -> dict[str, str]:
-    """Make a line of metrics.csv: the mean loss and speed of some steps, the rest of the last.
+    """Make a line of metrics.csv from some steps.
 
-    Steps without a loss do not count; without any loss its cell is empty.
+    Loss and speed are means over the steps; other values are those of the last step. Steps without
+    a finite loss are not part of the mean; the cell is empty if all lack it.
     """
     last = steps[-1]
     losses = [step.loss for step in steps if np.isfinite(step.loss)]
@@ -152,7 +158,7 @@ def _metrics_row(steps: Sequence[StepReport]) -> dict[str, str]:
 def _write_table(
     path: Path, columns: Sequence[str], rows: Iterable[Sequence[object]]
 ) -> None:
-    """Write a table as CSV, in place of an older one."""
+    """Write a table as CSV, and replace an older one."""
     with atomic_text(path) as file:
         writer = csv.writer(file)
         writer.writerow(columns)
@@ -160,11 +166,15 @@ def _write_table(
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
-    """Read the rows of metrics.csv or validations.csv, without a row torn by a power cut."""
+    """Read the rows of metrics.csv or validations.csv; [] if there is no such file.
+
+    Rows that were cut off by a power failure are left out.
+    """
     if not path.is_file():
         return []
     text = read_text(path, errors="replace")
-    # A line without a newline may lack a digit, too. After a power cut a file may end in zeros.
+    # A last line without a newline may be incomplete. After a power failure a file may end in
+    # zeros.
     whole, _, _ = text.rpartition("\n")
     lines = whole.splitlines()
     if not lines:
@@ -205,10 +215,10 @@ def append_scores(
 
 
 def read_curves(job: Path) -> dict[str, Curve]:
-    """Read the curves of a job over its steps from the tables in its folder.
+    """Read the curves of a job from the tables in its folder, by name.
 
-    They are "loss", "rate", and for each view that was validated "<view> dice" and "<view> iou",
-    means over structures. A curve may be empty: of a job whose steps all had no loss.
+    The names are "loss", "rate", and for each validated view "<view> dice" and "<view> iou", which
+    are means over structures. A curve is empty if no step had a value.
     """
     curves: dict[str, Curve] = {}
     metrics = read_rows(job / METRICS_FILE)
@@ -232,22 +242,22 @@ def read_curves(job: Path) -> dict[str, Curve]:
 
 
 class Tracker(Protocol):
-    """A service that keeps the curves of a job."""
+    """Adapter of a service that stores the curves of a job."""
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        """Add a point to each of some curves."""
+        """Add the values at a step to the curves with these names."""
 
     def close(self, end: End) -> None:
-        """Record how the job ended, and send what was not sent yet."""
+        """Record how the job ended, and send the remaining values."""
 
 
 class _TensorBoard:
-    """Events in the job's folder."""
+    """Event files in the job's folder."""
 
     def __init__(self, folder: Path, step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        # It hides what an earlier attempt wrote after `step`.
+        # Hides values that an earlier attempt wrote for steps after `step`.
         self._writer: Any = SummaryWriter(str(folder / "events"), purge_step=step + 1)
 
     def log(self, values: Mapping[str, float], step: int) -> None:
@@ -260,7 +270,7 @@ class _TensorBoard:
 
 
 class _WeightsAndBiases:
-    """A run of the project that has the recipe's name."""
+    """A run in the project with the recipe's name."""
 
     def __init__(self, folder: Path, recipe: Recipe, known: str | None) -> None:
         import wandb
@@ -291,7 +301,7 @@ class _WeightsAndBiases:
 
 
 class _MLflow:
-    """A run of the experiment that has the recipe's name."""
+    """A run in the experiment with the recipe's name."""
 
     def __init__(self, folder: Path, recipe: Recipe, known: str | None) -> None:
         from mlflow import MlflowClient
@@ -320,12 +330,12 @@ class _MLflow:
 
 
 def _title(folder: Path) -> str:
-    """Return the run, stage and view of a job, as its folders are called: own/train/coronal."""
+    """Return the last three parts of a job's folder, its run, stage and view: own/train/coronal."""
     return "/".join(folder.resolve().parts[-3:])
 
 
 def _settings_of(recipe: Recipe) -> Any:
-    """Return all settings of a recipe, without the folders of its files."""
+    """Return all settings of a recipe as JSON values; paths have only their last part."""
     return to_jsonable_python(_without_folders(recipe.model_dump()))
 
 
@@ -341,9 +351,9 @@ def _without_folders(value: Any) -> Any:
 
 
 class Trackers:
-    """The tracking services that a recipe names, open for one job.
+    """The tracking services that a recipe names, open for one job within a `with` block.
 
-    They are open within a `with` block, and learn how it ended.
+    The services are told how the block ended.
     """
 
     def __init__(
@@ -352,13 +362,13 @@ class Trackers:
         recipe: Recipe,
         step: int,
     ) -> None:
-        """Open the logs of a job that continues from `step`; a service that fails is logged.
+        """Connect to the services, for a job that continues from `step`.
 
-        Raises ConfigError if a service is not installed, or refuses to begin.
+        Raises ConfigError if a service is not installed or cannot begin.
         """
         self._open: dict[Service, Tracker] = {}
         runs: dict[str, str] = {}
-        path = folder / _RUNS
+        path = folder / _RUN_IDS_FILE
         if path.is_file():
             runs = json.loads(read_text(path))
         for service in recipe.tracking:
@@ -382,7 +392,10 @@ class Trackers:
             write_whole(path, json.dumps(runs, indent=1))
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        """Add a point to each of some curves, at all services."""
+        """Add the values at a step to the curves with these names, at all services.
+
+        A service that fails is logged and gets no more values.
+        """
         for service, tracker in list(self._open.items()):
             try:
                 tracker.log(values, step)
@@ -419,7 +432,7 @@ class Trackers:
 def _begin(
     service: Service, folder: Path, recipe: Recipe, step: int, known: str | None
 ) -> Tracker:
-    """Open a service; `known` is what the job's run is called there, if it has one."""
+    """Connect to a service; `known` is the id of the job's earlier run there, or None."""
     if service == "wandb":
         return _WeightsAndBiases(folder, recipe, known)
     if service == "mlflow":

@@ -1,6 +1,6 @@
-"""Pages of training: run.html of a job with its curves; and runs compared.
+"""Pages of training: run.html of a job with its curves, and comparisons of runs.
 
-Runs are compared by what their folders hold: settings that differ, time, loss and scores.
+Runs are compared by the files in their folders: settings that differ, time, loss and scores.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from trinat.segmentation.io.files import write_whole
 from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.training.state import Counters, differences, read_latest
 
-# A run or a job by its name, and its curves.
+# Name of a run or job, and its curves by name (see `read_curves`).
 NamedCurves = tuple[str, Mapping[str, Curve]]
 
 # Header of a table of jobs.
@@ -52,18 +52,18 @@ _COLUMNS: Columns = [
 
 _WIDTH_IN = 8.6
 _CURVE_IN = 2.2  # the height of a panel of curves
-# Validation has curves of their own; the titles of their panels.
+# Titles of the panels with the curves of validation.
 _VALIDATED = {"dice": "mean validation Dice", "iou": "mean validation IoU"}
 _WITH_LEGEND = ("loss", "dice")
-# Steps are marked on curves of fewer than this.
+# Curves with fewer steps than this have a mark at each step.
 _FEW_STEPS = 30
 
 
 def write_page(job: Path, title: str, scheme: LabelScheme) -> None:
-    """Write run.html of one job, as it is now.
+    """Write run.html of the folder `job`, with its curves so far.
 
-    The page has the curves, and once there is a validation also the last scores of each structure
-    as a table.
+    Once the job has been validated, the page also has a table with the last scores of each
+    structure.
     """
     tables = []
     scores = read_rows(job / VALIDATIONS_FILE)
@@ -111,7 +111,7 @@ def _write_run_page(
     plots: Sequence[Drawing],
     tables: Sequence[Table],
 ) -> None:
-    """Write a page of a job or of several runs; `lead` is the sentence below the title."""
+    """Write the page of a job or of several runs; `lead` is the sentence below the title."""
     page = render(
         "run.html",
         title=title,
@@ -123,8 +123,11 @@ def _write_run_page(
 
 
 def draw_curves(runs: Sequence[NamedCurves]) -> Drawing:
-    """Draw loss, rate, Dice and IoU over steps; a single job has no name."""
-    # Without validation there is no Dice to draw.
+    """Draw loss, learning rate, Dice and IoU over steps.
+
+    The name of each run or job is in the legend; that of a single job may be "".
+    """
+    # Kinds of curves that have values: without validation there is no Dice.
     known: set[str] = set()
     for _, curves in runs:
         known.update(key.split()[-1] for key, (steps, _) in curves.items() if steps)
@@ -141,7 +144,7 @@ def draw_curves(runs: Sequence[NamedCurves]) -> Drawing:
 
 
 def _draw_panel(axis: Any, panel: str, runs: Sequence[NamedCurves]) -> None:
-    """Draw all curves of one kind; those of validation are also named by their views."""
+    """Draw all curves of one kind, `panel`; those of validation are labelled by view."""
     number = 0
     has_legend = False
     for name, curves in runs:
@@ -163,16 +166,16 @@ def _draw_panel(axis: Any, panel: str, runs: Sequence[NamedCurves]) -> None:
     axis.grid()
     if panel in _VALIDATED:
         axis.set_ylim(0, 1)
-    # Rate and IoU have the colours of loss and Dice.
+    # The curves of rate and IoU have the same colours as those of loss and Dice.
     if has_legend and panel in _WITH_LEGEND:
         axis.legend(fontsize="small", frameon=False)
 
 
 @dataclass(frozen=True)
 class JobSummary:
-    """Summary of a job by its files; None for what it does not have.
+    """Summary of a job, from its files; values that it does not have are None.
 
-    `iou` is that of the validation with the best Dice.
+    `iou` is the mean IoU of the validation with the best Dice.
     """
 
     name: str
@@ -184,7 +187,7 @@ class JobSummary:
 
     @property
     def shown(self) -> tuple[str, ...]:
-        """Cells of a table, under HEAD."""
+        """Cells of a row of the table, in the order of `HEAD`."""
         cells = [self.name, str(self.steps)]
         for value in (self.hours, self.final_loss, self.best_dice, self.iou):
             if value is None:
@@ -195,20 +198,21 @@ class JobSummary:
 
 
 def summarise(run: Path) -> list[JobSummary]:
-    """Summarise all jobs of a run, in the order of their names; raise if there is no run."""
+    """Summarise all jobs of a run, sorted by name; raise TrainingError if the folder has no run."""
     if not (run / CONFIG).is_file():
         raise TrainingError(f"no training run here ({CONFIG} is missing)", where=run)
-    return [_summarise_job(job, run) for job in _jobs(run)]
+    return [_summarise_job(job, run) for job in _job_folders(run)]
 
 
 def compare(
     given: Sequence[Path], out: Path | None
 ) -> tuple[list[str], dict[str, list[JobSummary]]]:
-    """Compare runs: differences of settings to the first, and the jobs of each by its path.
+    """Compare runs by their settings and their jobs.
 
-    `given` are runs, or folders of runs, as those of a cross-validation. Each difference is one
-    line, that begins with the path of its run. `out`, if it is given, gets a page of both, with the
-    curves of all jobs.
+    `given` are folders of runs, or folders that contain runs, such as those of a cross-validation.
+    Return the settings in which runs differ from the first, as lines that begin with the path of
+    the run, and the jobs of each run by its path. If `out` is given, a page with both and with the
+    curves of all jobs is written there.
     """
     runs = []
     for place in given:
@@ -228,7 +232,7 @@ def compare(
 
     curves: list[NamedCurves] = []
     for run in runs:
-        for job in _jobs(run):
+        for job in _job_folders(run):
             name = f"{run.name} {job.relative_to(run)}"
             curves.append((name, read_curves(job)))
     rows = []
@@ -248,13 +252,13 @@ def compare(
     return changed, summaries
 
 
-def _jobs(run: Path) -> list[Path]:
-    """List the folders of a run's jobs that have made a step."""
+def _job_folders(run: Path) -> list[Path]:
+    """List the folders of the jobs of a run that have metrics."""
     return sorted(path.parent for path in run.glob(f"*/*/{METRICS_FILE}"))
 
 
 def _summarise_job(job: Path, run: Path) -> JobSummary:
-    """Summarise a job: by its end or newest state, else by its last row of metrics."""
+    """Summarise a job, from its end or newest state if there is one, else from its metrics."""
     curves = read_curves(job)
     noted_steps, losses = curves["loss"]
     counters = None
@@ -275,12 +279,12 @@ def _summarise_job(job: Path, run: Path) -> JobSummary:
     final_loss = None
     if losses:
         final_loss = losses[-1]
-    dice = _means(curves, "dice")
+    dice = _means_over_views(curves, "dice")
     best_dice = None
     iou = None
     if dice:
         best_dice = max(dice)
-        iou = _means(curves, "iou")[dice.index(best_dice)]
+        iou = _means_over_views(curves, "iou")[dice.index(best_dice)]
     return JobSummary(
         name=str(job.relative_to(run)),
         steps=steps,
@@ -291,8 +295,8 @@ def _summarise_job(job: Path, run: Path) -> JobSummary:
     )
 
 
-def _means(curves: Mapping[str, Curve], metric: str) -> list[float]:
-    """Return the mean over views that are trained together, at each validation."""
+def _means_over_views(curves: Mapping[str, Curve], metric: str) -> list[float]:
+    """Return the mean of a metric over the views of a job, for each validation."""
     of_views = []
     for key, (_, values) in curves.items():
         if key.endswith(f" {metric}"):

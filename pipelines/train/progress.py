@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 def training_progress(
     quiet: bool, clock: Callable[[], float] = time.monotonic
 ) -> Iterator[Watcher]:
-    """Show epoch, loss, rate and slices a second, every epoch or minute, and what is logged."""
+    """Show the progress of a training: epoch, loss, learning rate and speed, and what is logged.
+
+    A line is written for every epoch or minute. Nothing is shown if `quiet`.
+    """
     from trinat.pipelines.train.job import Watcher
 
     with progress(quiet, clock=clock) as shown, log_lines(quiet):
@@ -38,12 +41,12 @@ class _StepDisplay:
     def __init__(self, shown: Progress) -> None:
         self._shown = shown
         self._job: Job | None = None
-        # The epoch of the last line, and steps of the job without a finite loss.
+        # Epoch of the last line, and number of steps of the job without a finite loss.
         self._epoch = 0
         self._skipped = 0
 
     def step(self, job: Job, report: StepReport, done: float) -> None:
-        """Show a step of a job, `done` of which (0 to 1) is trained; a line where one is due."""
+        """Show a step; write a line if one is due. `done` is the progress of the job, 0 to 1."""
         if self._job is not job:
             self._job = job
             self._epoch = report.epoch

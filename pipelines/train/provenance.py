@@ -1,9 +1,9 @@
 """Provenance of trained weights: code, command, machine, time and data.
 
-Each job has a file with an entry for each call that trained it; a model has those of all its jobs.
-The file is beside model.yaml and no part of it: the same weights are the same model, whenever and
-wherever they were trained. Like a model it may be given to others, and names no host and no folder
-of this disk.
+Each job has a file with an entry for each call that trained it; a model has the entries of all its
+jobs. The file is next to model.yaml but not part of the model's identity: the same weights are the
+same model, whenever and wherever they were trained. A model may be given to other people, so the
+file contains no host name and no folder of this disk.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def recorded(
 ) -> Iterator[None]:
     """Record in a job's folder how it is trained, while the block runs.
 
-    A call that was killed has no `ended`.
+    In the entry of a call that was killed, `ended` is null.
     """
     path = folder / PROVENANCE
     entries: list[dict[str, Any]] = []
@@ -49,7 +49,7 @@ def recorded(
     began = datetime.now(UTC)
     start = None
     if stage.start is not None:
-        # The model.yaml that a stage starts from has the hashes of its weights.
+        # The model.yaml of the model that a stage starts from has the hashes of its weights.
         start = sha256_of(find_model(stage.start) / MODEL_FILE)
     entry: dict[str, Any] = {
         "trinat": version("trinat"),
@@ -67,7 +67,7 @@ def recorded(
         "seconds": None,
     }
     if stage.data.store is not None:
-        entry["store"] = _parts(stage.data.store)
+        entry["store"] = _hashes_of_parts(stage.data.store)
     entries.append(entry)
     write_whole(path, json.dumps(entries, indent=1))
     try:
@@ -80,7 +80,7 @@ def recorded(
 
 
 def write_provenance(out: Path, model: Path) -> None:
-    """Copy the records of a run's jobs into the folder of its model."""
+    """Copy the provenance of all jobs of the run `out` into the folder of its model."""
     jobs = {}
     for path in sorted(out.glob(f"*/*/{PROVENANCE}")):
         jobs[str(path.parent.relative_to(out))] = json.loads(read_text(path))
@@ -89,7 +89,7 @@ def write_provenance(out: Path, model: Path) -> None:
 
 
 def read_provenance(model: Path) -> dict[str, list[dict[str, Any]]]:
-    """Read the calls that trained a model, by job; empty for a model without a record."""
+    """Read the entries of the calls that trained a model, by job; {} without provenance."""
     path = model / PROVENANCE
     if not path.is_file():
         return {}
@@ -98,7 +98,7 @@ def read_provenance(model: Path) -> dict[str, list[dict[str, Any]]]:
 
 
 def origins(model: Path) -> list[str]:
-    """Return the facts of a model and of the calls that trained it, a line each."""
+    """Return lines that describe a model and the calls that trained it."""
     info = read_info(model)
     facts = {
         "name": info.name,
@@ -132,7 +132,7 @@ def commit(code: Path) -> str:
 
 
 def command(words: list[str]) -> str:
-    """Return a command line with the last two parts of absolute paths."""
+    """Return a command line, with absolute paths shortened to their last two parts."""
     program, *rest = words
     shown = [Path(program).name.replace("__main__.py", "trinat")]
     for word in rest:
@@ -144,7 +144,7 @@ def command(words: list[str]) -> str:
 
 
 def _processor() -> str:
-    """Return the name of the processor, if the system has it."""
+    """Return the name of the processor; "" if the system does not have it."""
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.is_file():
         for line in cpuinfo.read_text().splitlines():
@@ -155,15 +155,18 @@ def _processor() -> str:
 
 
 def _gpu(device: torch.device) -> str:
-    """Return the name of the GPU that trains and the version of CUDA; "" on a processor."""
+    """Return the name of the GPU `device` and the version of CUDA; "" for a CPU."""
     if device.type != "cuda":
         return ""
     name, _, _ = describe_gpu(device.index or 0)
     return f"{name}, CUDA {torch.version.cuda}"
 
 
-def _parts(config: StoreConfig) -> dict[str, str]:
-    """Hash each part of a store: the names of its subjects and the hashes of their files."""
+def _hashes_of_parts(config: StoreConfig) -> dict[str, str]:
+    """Return a hash of each part of a store ("train", "validation").
+
+    It covers the names of the subjects and the hashes of their files.
+    """
     store = Store(config.path)
     split = store.split(config.split)
     hashes = {}

@@ -1,7 +1,7 @@
 """Results of finished jobs: weights to start from, and the model of a run.
 
-A finished job has done.json and its states. The weights that count are those of the state that
-validated best, or of the last one where nothing was validated.
+A finished job has the file done.json and its states. Its result is the state with the best
+validation, or the last state if it was not validated.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from trinat.segmentation.training.state import State, read_latest, read_state
 
 _log = logging.getLogger(__name__)
 
-# In a job's folder: when it is finished, and the state that validated best.
+# Files in a job's folder: the mark of a finished job, and the state with the best validation.
 DONE = "done.json"
 BEST = "best.state"
-# In a run's folder: its recipe, and what it found in its stores.
+# Files in a run's folder: its recipe, and the description of its stores.
 CONFIG = "config.yaml"
 DATA = "data.json"
 
 
-def _finished(out: Path, stage: StageConfig, view: View) -> Path | None:
-    """Find the folder of the finished job of a stage that trained a view."""
+def _finished_folder(out: Path, stage: StageConfig, view: View) -> Path | None:
+    """Return the folder of the finished job of a stage that trained a view; None without one."""
     for done in sorted((out / stage.name).glob(f"*/{DONE}")):
         folder = done.parent
         if view.value in folder.name.split("-"):
@@ -45,19 +45,21 @@ def _finished(out: Path, stage: StageConfig, view: View) -> Path | None:
     return None
 
 
-def _last_finished(
+def _last_finished_job(
     recipe: Recipe,
     stages: Sequence[StageConfig],
     view: View,
     out: Path,
 ) -> tuple[StageConfig, Path, View]:
-    """Find the last of some stages that trained a view, with its job's folder and the view.
+    """Find the last finished job of a view among some stages.
 
-    Where none has trained this view: the same of the first view of the recipe that one has.
+    Return its stage, its folder and the view. If no stage has trained this view, return those of
+    another view: the first of the recipe that has been trained. Raises TrainingError if there is
+    none.
     """
     for each in (view, *recipe.views):
         for stage in reversed(stages):
-            folder = _finished(out, stage, each)
+            folder = _finished_folder(out, stage, each)
             if folder is not None:
                 return stage, folder, each
     names = ", ".join(stage.name for stage in stages)
@@ -65,14 +67,14 @@ def _last_finished(
 
 
 def best_dice(recipe: Recipe, out: Path) -> float | None:
-    """Return the mean over the finished views of each one's best Dice in its last stage.
+    """Return the best mean Dice of a run: the mean over the last finished jobs of all views.
 
-    None where none is finished, or one was not validated.
+    None if no job is finished, or if one of these jobs was not validated.
     """
     jobs = set()
     for view in recipe.views:
         for stage in reversed(recipe.stages):
-            folder = _finished(out, stage, view)
+            folder = _finished_folder(out, stage, view)
             if folder is not None:
                 jobs.add(folder)
                 break
@@ -91,13 +93,13 @@ def trained(
     view: View,
     out: Path,
 ) -> tuple[Network, View]:
-    """Load a view's network after the last of some stages that trained it, with its view.
+    """Load the network of a view after the last of some stages; return it with its view.
 
-    Its weights are the moving average where the stage has one. A view that none has trained gets
-    another view's network. TrainingError where no view is trained. Each damaged state is
-    logged.
+    If no stage has trained this view, the network of another view is loaded. The weights are the
+    moving average if the stage has one. Raises TrainingError if no view is trained. Damaged states
+    are logged.
     """
-    stage, folder, view = _last_finished(recipe, stages, view, out)
+    stage, folder, view = _last_finished_job(recipe, stages, view, out)
     views = [View(name) for name in folder.name.split("-")]
     state = _best_or_last(folder)
     scheme = load_scheme(recipe.scheme)
@@ -116,22 +118,23 @@ def first_weights(
     view: View,
     out: Path,
 ) -> tuple[Network, LabelScheme] | None:
-    """Load the network that a stage starts a view from, with its classes; None if random.
+    """Load the network with which a stage starts a view, and its classes; None for random weights.
 
-    That is the stage's own `start`, a model, or what the stages before left of this view, else
-    of another. It is logged where a later stage starts from random weights after all.
+    It is the model named by the stage's `start`, or the network of this view after the stages
+    before, or else that of another view. If a later stage has to start from random weights, that is
+    logged.
     """
     if stage.start is not None:
         model = load_model(stage.start)
         other = view
         if other not in model.networks:
-            # A view that the model lacks starts from another.
+            # A view that the model lacks starts from one of its other views.
             other = next(iter(model.networks))
         return model.networks[other], model.classes_of(other)
     before = recipe.stages[: recipe.stages.index(stage)]
     trains_view = any(view in (each.views or recipe.views) for each in before)
     has_finished = any(
-        _finished(out, each, other) for each in before for other in recipe.views
+        _finished_folder(out, each, other) for each in before for other in recipe.views
     )
     if not trains_view and not has_finished:
         if before:
@@ -146,9 +149,9 @@ def first_weights(
 
 
 def _best_or_last(folder: Path) -> State:
-    """Read a finished job's best state, or the last if there is none or it is damaged.
+    """Read the best state of a finished job, or the last one if the best is missing or damaged.
 
-    TrainingError where no state is sound.
+    Raises TrainingError if all states are damaged.
     """
     if (folder / BEST).is_file():
         try:
@@ -172,10 +175,11 @@ def save_run(
     out: Path,
     model: Path,
 ) -> list[str]:
-    """Write the model folder of all views that are finished so far; return their names.
+    """Write the model of a run, with all views that are finished so far; return their names.
 
-    A view is finished once the last of its stages is. The model takes along a label scheme of the
-    user's own, what its training data were, and which structures they never showed.
+    A view is finished once its last stage is. The model includes the user's own label scheme, if
+    there is one, a description of its training data, and the structures that these data did not
+    have.
     """
     scheme = load_scheme(recipe.scheme)
     networks = {}
@@ -183,7 +187,7 @@ def save_run(
         stages = [
             stage for stage in recipe.stages if view in (stage.views or recipe.views)
         ]
-        if stages and _finished(out, stages[-1], view):
+        if stages and _finished_folder(out, stages[-1], view):
             networks[view] = trained(recipe, stages, view, out)[0]
     slices_seen = 0
     stages_by_name = {stage.name: stage for stage in recipe.stages}
@@ -191,13 +195,14 @@ def save_run(
         stage = stages_by_name[done.parent.parent.name]
         steps = json.loads(done.read_text())["step"]
         slices_seen += steps * stage.batch * stage.accumulate
-    # Licences of models whose weights a run starts from hold for what it makes. That of trinat
-    # itself allows another one for what is made of it.
+    # The licence of a model that a run starts from also applies to the trained model. trinat's own
+    # licence does not require this.
     starts = [stage.start for stage in recipe.stages if stage.start is not None]
     licences = {licence_of(find_model(start)) for start in starts}
     label_table = None
     if scheme.name != recipe.scheme:
-        label_table = recipe.scheme  # a file of the user's, which the model takes along
+        # The user's own file, which is copied into the model.
+        label_table = recipe.scheme
     never = _not_predicted(recipe, scheme, out)
     save_model(
         model,
@@ -209,9 +214,9 @@ def save_run(
             reverse_contrast=recipe.reverse_contrast,
             stripped_by=recipe.stripped_by,
             not_predicted=tuple(name for name in scheme.names if name in never),
-            csf=_csf_taught(recipe, out),
+            csf=_csf_of_data(recipe, out),
             training=Training(
-                data=_data_seen(recipe, out),
+                data=_describe_data(recipe, out),
                 licence="; ".join(sorted(licences - {"", OWN_LICENCE})),
                 recipe=recipe.name,
                 pseudo_labels=pseudo_labels(recipe, out),
@@ -227,11 +232,12 @@ def save_run(
 
 
 def _fusion_of_start(recipe: Recipe, out: Path) -> Fusion:
-    """Return the fusion of the model that the weights come from; the defaults without one.
+    """Return the fusion settings of the model that the weights come from; the defaults without one.
 
-    Weights that were fitted to that model are closer than those of the paper, if all views come
-    from it and it has each of them. The odds of CSF are dropped if the model taught another kind of
-    CSF, and the odds of structures always, because training makes them needless.
+    These were fitted to that model, so they suit the new one better than those of the paper,
+    provided that all views come from this model and it has each of them. The odds of structures are
+    always dropped, because training makes them unnecessary. The odds of CSF are dropped if the new
+    training data define CSF differently.
     """
     start_of: dict[View, Path | None] = dict.fromkeys(recipe.views)
     for stage in recipe.stages:
@@ -245,15 +251,15 @@ def _fusion_of_start(recipe: Recipe, out: Path) -> Fusion:
     if not set(recipe.views) <= set(model.architectures):
         return Fusion()
     changed: dict[str, object] = {"class_odds": {}}
-    if model.csf != _csf_taught(recipe, out):
+    if model.csf != _csf_of_data(recipe, out):
         changed["csf_odds"] = 1.0
     return model.fusion.model_copy(update=changed)
 
 
-def _data_seen(recipe: Recipe, out: Path) -> str:
-    """Describe the training data of a model.
+def _describe_data(recipe: Recipe, out: Path) -> str:
+    """Describe the training data of a model, and the weights that it starts from.
 
-    That is the kind of scans and their licence, and the weights that it starts from.
+    The text has the kind of scans and their licences.
     """
     sources = [stage.data for stage in recipe.stages]
     seen = "synthetic scans"
@@ -267,15 +273,16 @@ def _data_seen(recipe: Recipe, out: Path) -> str:
         seen += f" ({'; '.join(sorted(licences))})"
     for stage in recipe.stages:
         if stage.start is not None:
-            # A model is given to others: it must not contain paths of this disk.
+            # A model may be given to other people, so it must not contain paths of this disk.
             start = "/".join(stage.start.parts[-2:])
             seen += f", from the weights of {start}"
     return seen
 
 
 def _not_predicted(recipe: Recipe, scheme: LabelScheme, out: Path) -> set[str]:
-    """Return the names of the structures that no source of slices of a run teaches."""
-    # Label maps for synthesis have no CSF like FreeSurfer's; all of it may be taught.
+    """Return the names of the structures that no training data of a run have."""
+    # Label maps for synthesis have no small region of CSF like FreeSurfer's; with `learn_fluid` all
+    # fluid is CSF.
     csf = {
         label.name
         for label in scheme.labels
@@ -296,16 +303,16 @@ def _not_predicted(recipe: Recipe, scheme: LabelScheme, out: Path) -> set[str]:
     return set.intersection(*untaught)
 
 
-def _csf_taught(recipe: Recipe, out: Path) -> Csf:
-    """Return the kind of CSF that the last stage of a recipe teaches.
+def _csf_of_data(recipe: Recipe, out: Path) -> Csf:
+    """Return the definition of CSF in the training data of the last stage.
 
-    Labels of people and of FreeSurfer have a small region, unless `trinat prepare` filled in all
-    fluid. All fluid is learnt only where all sources of the stage have it.
+    Manual and FreeSurfer labels have a small region, unless `trinat prepare` filled in all fluid.
+    It is all fluid only if all data of the stage define it so.
     """
     data = recipe.stages[-1].data
     taught: set[Csf] = set()
     if data.store is not None:
-        # In the order of the stages: stores may lie elsewhere than when the run began.
+        # Stores are found by their order in the stages: they may have moved since the run began.
         places = [
             stage.data.store.path
             for stage in recipe.stages
@@ -324,7 +331,7 @@ def _csf_taught(recipe: Recipe, out: Path) -> Csf:
 
 
 def read_data(out: Path) -> dict[str, Any]:
-    """Read what a run found in each of its stores; empty for synthetic scans alone."""
+    """Read the descriptions of a run's stores, by path; {} for a run with synthetic scans only."""
     path = out / DATA
     if not path.is_file():
         return {}

@@ -1,12 +1,13 @@
-"""A training run: a recipe becomes networks, job by job.
+"""A training run: trains the networks of a recipe, job by job.
 
-A run has a folder: its recipe (config.yaml), what it took from stores (data.json), a folder for
-each job (<stage>/<view>), and at the end the model. The same command with `resume` goes on where
-a run was stopped, at the step, with the same numbers as if it had not been.
+A run has a folder: its recipe (config.yaml), a description of its stores (data.json), a folder for
+each job (<stage>/<view>), and at the end the model. The same command with `resume` continues a
+stopped run at its last step, with the same numbers as if it had not been stopped.
 
-Several commands may train different jobs of one run at once. Each holds the locks of its jobs while
-it trains, and that of the folder only while it reads or writes what is of the whole run. Each
-writes the model of all views that are finished; the last one that of the whole run.
+Several commands may train different jobs of one run at the same time. Each holds the locks of its
+jobs while it trains. It locks the folder of the run only while it reads or writes files of the
+whole run. Each writes a model with all views that are finished; the last one writes the complete
+model.
 """
 
 from __future__ import annotations
@@ -70,17 +71,17 @@ from trinat.segmentation.training.workers import ALONE, Workers
 
 _log = logging.getLogger(__name__)
 
-# In the folder of a run, and in that of each job.
+# Lock file in the folder of a run, and in that of each job.
 _LOCK = ".lock"
 _CARD = "MODEL_CARD.md"
-# Other processes hold the folder of a run for seconds only.
+# How long to wait for the lock of a run's folder, which other processes hold for seconds only.
 _PATIENCE_S = 300.0
 
 
 def read_recipe(name_or_path: str, settings: Sequence[str] = ()) -> Recipe:
-    """Read a recipe by name or file, with settings from the command line on top.
+    """Read a recipe by name or file, and apply settings from the command line.
 
-    One that starts from a model and names no network gets that of the model.
+    A recipe that starts from a model and has no `network` of its own gets the network of the model.
     """
     path = find_recipe(name_or_path, "train")
     content = with_settings(read_yaml(path), settings)
@@ -92,7 +93,7 @@ def read_recipe(name_or_path: str, settings: Sequence[str] = ()) -> Recipe:
     chosen = [architectures[view] for view in recipe.views if view in architectures]
     if not chosen:
         chosen = list(architectures.values())
-    # Networks of several numbers of classes are of one kind.
+    # Networks that differ only in their number of classes are of one kind.
     classes = {"classes": PUBLISHED.classes}
     shapes = {config.model_copy(update=classes) for config in chosen}
     if len(shapes) > 1:
@@ -106,8 +107,9 @@ def read_recipe(name_or_path: str, settings: Sequence[str] = ()) -> Recipe:
 def adapt_to_store(recipe: Recipe, root: Path, split: Path | None = None) -> Recipe:
     """Adapt a recipe to a store: its slices and split, its classes and views.
 
-    What the recipe says of a store (its augmentation) stays; a recipe that knows none is trained on
-    the store alone, and its weights are chosen by the participants for validation.
+    `root` is the folder of the store; `split` defaults to the split in it. The recipe's settings
+    for a store, such as augmentation, are kept. A recipe without a store is then trained on this
+    store alone, and its weights are selected on the participants for validation.
     """
     store = Store(root)
     views = tuple(view for view in recipe.views if view in store.views)
@@ -141,9 +143,10 @@ def _stage_on_store(
     *,
     can_flip: bool,
 ) -> StageConfig:
-    """Adapt a stage to a store; a stage without validation gets `validation`.
+    """Adapt a stage to a store, `place`.
 
-    `can_flip`: flipped slices show only what the store's label scheme has a class for.
+    A stage that had neither a store nor a validation gets `validation`. `can_flip` is False if
+    slices must not be flipped, because the label scheme has a structure on one side only.
     """
     known = stage.data.store
     if known is None:
@@ -162,9 +165,10 @@ def _stage_on_store(
 
 
 def plan_jobs(recipe: Recipe, views: Sequence[View]) -> list[Job]:
-    """List the jobs of a run in order: stage by stage, and view by view unless together.
+    """List the jobs of a run in their order: stage by stage, and view by view.
 
-    A stage without any of the views has no job.
+    A stage that trains views together has one job for all of them, and a stage without any of
+    `views` has none.
     """
     jobs = []
     for stage in recipe.stages:
@@ -177,10 +181,10 @@ def plan_jobs(recipe: Recipe, views: Sequence[View]) -> list[Job]:
 
 
 def refuse_before_others(recipe: Recipe, view: str, out: Path) -> None:
-    """Raise if a view is to be trained alone that starts from others which are not trained.
+    """Raise TrainingError if a view is to be trained before the views that it starts from.
 
-    It would start from random weights, and the run would not be what its jobs in turn make of it.
-    All views, "all", start in the right order.
+    It would start from random weights instead, so the result would differ from that of the whole
+    run. With "all", the views are trained in the right order.
     """
     before = []
     for stage in recipe.stages:
@@ -191,7 +195,7 @@ def refuse_before_others(recipe: Recipe, view: str, out: Path) -> None:
             break
         before.append(stage)
     jobs = plan_jobs(recipe.model_copy(update={"stages": tuple(before)}), recipe.views)
-    for job in _left(jobs, out):
+    for job in _unfinished(jobs, out):
         names = ", ".join(each.value for each in job.views)
         raise TrainingError(
             f"{view} starts from {names}, which is not trained yet",
@@ -240,14 +244,14 @@ def train_runs(
     workers: Workers = ALONE,
     apart: bool = False,
 ) -> list[Path]:
-    """Train runs, which have a folder each, as `train` does; return the folders of their models.
+    """Train several runs, each as `train` does; return the folders of their models.
 
-    Recipes of several runs differ in their data alone, as those of folds do. Several processes
-    share each batch, and only the leader writes; or, `apart`, the jobs of all runs are dealt to
-    them.
+    `recipes` has the recipe of each run, by its folder. They differ in their data only, as those of
+    folds do. `workers` are the processes of this training. They share each batch, and only the one
+    with rank 0 writes. If `apart`, the jobs of all runs are divided among the processes instead.
 
-    The runs are saved and end with InterruptedRunError at a signal, or when their time is over and
-    a job is left.
+    Raises InterruptedRunError at a signal, or if the time is over before all jobs are done. The
+    state of the runs is then saved.
     """
     recipe = next(iter(recipes.values()))
     chosen = tuple(view for view in recipe.views if views is None or view in views)
@@ -267,7 +271,7 @@ def train_runs(
             jobs = plan_jobs(each, chosen)
             if workers.leads:
                 stack.enter_context(_claimed(each, out, jobs, resume=resume))
-            left += _left(jobs, out)
+            left += _unfinished(jobs, out)
             runs += [JobRun(each, job, out, watcher, target, together) for job in jobs]
         if target.type == "cpu":
             refuse_too_large(recipe, left, together.count)
@@ -297,9 +301,12 @@ def train_runs(
 
 
 def _save_model(recipe: Recipe, out: Path, model: Path) -> list[str]:
-    """Write the model of a run, one process after another; return the names of its views."""
+    """Write the model of a run; return the names of its views.
+
+    A lock prevents two processes from writing at the same time.
+    """
     with run_lock(out / _LOCK, patience_s=_PATIENCE_S):
-        # A model is saved as a whole folder; a card that somebody wrote stays.
+        # Saving replaces the whole folder of the model, so a card that somebody wrote is put back.
         card = model / _CARD
         by_hand = read_text(card) if card.is_file() else ""
         saved = save_run(recipe, out, model)
@@ -317,25 +324,25 @@ def _claimed(
     *,
     resume: bool,
 ) -> Iterator[None]:
-    """Lock the jobs of a run, and record its recipe and the content of its stores.
+    """Lock the jobs of a run for the block, and record the recipe and a description of the stores.
 
-    Two runs are not mixed in one folder: a run that is there already needs `resume`, the same
-    recipe and the same data. What a killed run left half-written goes. What a stage lacks is
-    refused before the run is written down, and a new one whose start is refused within the block
-    leaves nothing. LockedError where another process trains one of the jobs.
+    A folder that already holds a run needs `resume`, the same recipe and the same data. Temporary
+    files of a killed run are removed. Missing inputs are refused before anything is written. If a
+    new run fails within the block before its first state, its files are removed. Raises LockedError
+    if another process trains one of the jobs.
     """
-    refuse_missing_inputs(job.stage for job in _left(jobs, out))
+    refuse_missing_inputs(job.stage for job in _unfinished(jobs, out))
     folders = [*(stage.name for stage in recipe.stages), "model"]
     is_new = False
     try:
         with ExitStack() as held:
             with run_lock(out / _LOCK, patience_s=_PATIENCE_S):
                 if not (out / CONFIG).is_file():
-                    # Runs have no mark: one that is there is of another command.
+                    # The folder has no run, so files with these names are of another command.
                     refuse_existing(out, [CONFIG, *folders, DATA])
-                    # From here on what is in these folders is the run's own.
+                    # From here on, all files in these folders belong to the run.
                     is_new = True
-                _write_down(recipe, out, resume=resume)
+                _record_run(recipe, out, resume=resume)
                 for job in jobs:
                     held.enter_context(run_lock(out / job.name / _LOCK))
                 of_jobs = [out / job.name for job in jobs]
@@ -347,16 +354,20 @@ def _claimed(
                 _remove_unbegun(out, folders)
 
 
-def _write_down(recipe: Recipe, out: Path, *, resume: bool) -> None:
-    """Record a run's recipe and the content of its stores; raise if it began with others."""
+def _record_run(recipe: Recipe, out: Path, *, resume: bool) -> None:
+    """Record the recipe of a run and a description of its stores.
+
+    If they have been recorded before, raise TrainingError if they differ, or if the run has begun
+    and `resume` is False.
+    """
     content = recipe.model_dump(mode="json")
     data = {}
     for stage in recipe.stages:
         if stage.data.store is not None:
-            data[str(stage.data.store.path)] = _content_of_store(stage.data.store)
+            data[str(stage.data.store.path)] = _describe_store(stage.data.store)
     known = read_data(out)
     if (out / CONFIG).is_file():
-        # The same that was killed before its first state begins again.
+        # A run that was killed before its first state may begin again without --resume.
         if not resume and (_has_begun(out) or read_yaml(out / CONFIG) != content):
             remedy = "continue it with --resume, or choose another --out"
             raise TrainingError(
@@ -365,7 +376,8 @@ def _write_down(recipe: Recipe, out: Path, *, resume: bool) -> None:
         check_identity(read_yaml(out / CONFIG), content, out)
         remedy = "give the store that it began with (--store), or another --out"
         if len(known) == len(data):
-            # Stores may lie elsewhere than when the run began; their order is that of the stages.
+            # Stores may have moved since the run began, so they are compared in the order of the
+            # stages.
             known = dict(zip(data, known.values(), strict=True))
         check_identity(known, data, out, remedy=remedy)
         return
@@ -375,9 +387,9 @@ def _write_down(recipe: Recipe, out: Path, *, resume: bool) -> None:
 
 
 def _remove_unbegun(out: Path, folders: Iterable[str]) -> None:
-    """Remove the files of a run whose start was refused.
+    """Remove the files of a run that has not begun.
 
-    It stays if a job has a state, or another process is about to begin one.
+    They are kept if a job has a state, or if another process has locked a job.
     """
     if _has_begun(out):
         return
@@ -393,16 +405,17 @@ def _remove_unbegun(out: Path, folders: Iterable[str]) -> None:
 
 
 def _has_begun(out: Path) -> bool:
-    """Return True if any job of the run has a state, or has ended."""
+    """Return True if any job of the run has a state or is finished."""
     jobs = out.glob("*/*/")
     return any(has_state(job) or (job / DONE).is_file() for job in jobs)
 
 
-def _content_of_store(config: StoreConfig) -> dict[str, Any]:
-    """Describe what a run takes from a store: the files of its subjects, and its split.
+def _describe_store(config: StoreConfig) -> dict[str, Any]:
+    """Describe a store as a run uses it.
 
-    Of those that train it has the licences, and who made the labels; `not_predicted` are the
-    structures that none of these labels has.
+    `sha256` covers the files of all subjects for training and validation, and `split_sha256` the
+    split. The other values describe the subjects for training: their licences, the models that made
+    their labels, the structures that none of their labels has, and the definition of CSF.
     """
     store = Store(config.path)
     subjects = store.info.subjects
@@ -429,7 +442,7 @@ def _content_of_store(config: StoreConfig) -> dict[str, Any]:
     }
 
 
-def _left(jobs: Iterable[Job], out: Path) -> list[Job]:
+def _unfinished(jobs: Iterable[Job], out: Path) -> list[Job]:
     """List the jobs that are not finished."""
     left = []
     for job in jobs:
@@ -448,12 +461,14 @@ def _train_jobs(
     *,
     apart: bool,
 ) -> str:
-    """Train the jobs that are left; InterruptedRunError where the run is to stop between two.
+    """Train the jobs that are not finished; return the reason for the end of the last one.
 
-    If processes work `apart`, this one trains its share of each stage. Returns what ended its last
-    job; empty where none was left.
+    The reason is "" if all jobs were finished before. If processes work `apart`, this process
+    trains its part of the jobs of each stage. Raises InterruptedRunError if the run is to stop
+    between two jobs.
     """
-    # The leader decides: a view that finishes in the meantime must change nobody's share.
+    # The process with rank 0 decides which jobs are not finished. Otherwise a job that finishes
+    # meanwhile would change the division of the jobs.
     places = workers.share(
         lambda: [place for place, run in enumerate(runs) if not run.is_done]
     )
@@ -478,15 +493,16 @@ def _train_jobs(
             begun += 1
             ended = train_job(run, why_stop, clock, others=count - begun)
         if apart:
-            # A stage starts from what the stage before it left of any view.
+            # A stage may start from another view, so all views of the stage before must be
+            # finished.
             workers.share(lambda: None)
     return ended
 
 
 def find_device(name: str) -> torch.device:
-    """Return the device of that name; DeviceError if this machine has none.
+    """Return the device with this name; "auto" is the fastest available one.
 
-    "auto" is the fastest one that there is.
+    Raises DeviceError if this machine does not have it.
     """
     if name.startswith("cuda") and not count_gpus():
         raise DeviceError(

@@ -13,18 +13,20 @@ from trinat.segmentation.grid import Grid
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.space.views import reoriented
 
-# Headers store positions as float32, and rotations as quaternions of float32.
-_TOLERANCE = 0.02  # voxels, at the corners of the volume
+# Largest distance of corresponding corners of two equal grids, in voxels. Headers store positions
+# as float32, and rotations as quaternions of float32.
+_TOLERANCE = 0.02
 
 
 def on_grid_of(
     labels: Volume, reference: Volume, *, resample: bool = False
 ) -> tuple[Volume, str]:
-    """Bring a label map to the reference's grid, and return it with a note on what was done.
+    """Return a label map on the grid of `reference`, with a note on what was changed.
 
-    Axes that only run in another order or direction are reordered without loss. Any other
-    difference raises GeometryError. With `resample`, each label's indicator is interpolated
-    linearly instead and the largest wins, as when trinat restores its own results.
+    The note is "" if nothing was changed. Axes that only differ in order or direction are reordered
+    without loss. Any other difference raises GeometryError. With `resample`, the map is resampled
+    instead: the indicator (0 or 1) of each label is interpolated linearly, and each voxel gets the
+    label with the largest value, as when trinat restores its own results to a scan's grid.
     """
     same_axes = reoriented(labels, reference.axcodes)
     apart_mm = same_axes.grid.apart_mm(reference.grid)
@@ -50,9 +52,10 @@ def on_grid_of(
 
 
 def _difference(labels: Grid, reference: Grid, apart_mm: float) -> str:
-    """Return a description of the most important difference of two grids.
+    """Describe the most important difference of two grids, for an error message.
 
-    `apart_mm` applies to equally oriented axes.
+    `apart_mm` is the largest distance between corresponding corners of the two grids, measured with
+    the axes in the same order and direction.
     """
     if labels.shape != reference.shape:
         return f"{_times(labels.shape)} voxels against {_times(reference.shape)}"
@@ -71,7 +74,8 @@ def _times(numbers: Sequence[float]) -> str:
 Indices = NDArray[np.uint8]
 Spacing = tuple[float, float, float]
 
-# Few single slices with few structures can also be a whole small structure.
+# Fewer slices with fewer structures do not count as drawn slices: they can be a whole small
+# structure.
 _FEW_SLICES = 3
 _FEW_STRUCTURES = 3
 
@@ -80,8 +84,8 @@ _FEW_STRUCTURES = 3
 class DrawnSlices:
     """Labelled slices of a map in which no two labelled slices are neighbours.
 
-    The slices are at `places` along an `axis` with `total` slices. `thickness_mm` is the median
-    distance from one labelled slice to the next.
+    `places` holds the indices of the labelled slices along `axis` (0 to 2), which has `total`
+    slices. `thickness_mm` is the median distance from one labelled slice to the next.
     """
 
     axis: int
@@ -102,20 +106,23 @@ class DrawnSlices:
         )
 
     def alone(self, labels: Indices) -> Indices:
-        """Return the drawn slices side by side, as a map of thick slices."""
+        """Return the labelled slices of a map (X, Y, Z), without the slices between them.
+
+        The result stands for slices that are `thickness_mm` thick.
+        """
         return labels.take(self.places, axis=self.axis)
 
     def blank_between(self, labels: Indices) -> Indices:
-        """Return the whole map with background on all other slices."""
+        """Return a copy of a map (X, Y, Z) with background on the slices that are not labelled."""
         blank = np.zeros_like(labels)
-        # Views whose first axis is that of the slices.
+        # Array views with the axis across the slices first.
         from_slices = np.moveaxis(labels, self.axis, 0)
         to_slices = np.moveaxis(blank, self.axis, 0)
         to_slices[self.places] = from_slices[self.places]
         return blank
 
     def spacing_mm(self, spacing_mm: Spacing) -> Spacing:
-        """Return the voxel spacing of the map of thick slices."""
+        """Return the voxel spacing of the map that `alone` returns, from that of the whole map."""
         steps_mm = list(spacing_mm)
         steps_mm[self.axis] = self.thickness_mm
         x, y, z = steps_mm
@@ -125,7 +132,11 @@ class DrawnSlices:
 def labelled_slices(
     true: Indices, predicted: Indices, spacing_mm: Spacing
 ) -> tuple[Indices, Indices, Spacing]:
-    """Return both maps on the slices on which the truth is drawn, and their spacing."""
+    """Restrict two maps to the labelled slices of the truth, if it is labelled on single slices.
+
+    Return both maps and their voxel spacing; all are unchanged if the truth is labelled in full.
+    `true` and `predicted` (X, Y, Z) hold class indices.
+    """
     drawn = drawn_slices(true, spacing_mm)
     if drawn is None:
         return true, predicted, spacing_mm
@@ -133,10 +144,11 @@ def labelled_slices(
 
 
 def drawn_slices(truth: Indices, spacing_mm: Spacing) -> DrawnSlices | None:
-    """Find the labelled slices of a truth drawn on single slices; None for a truth drawn in full.
+    """Find the labelled slices of a truth that is labelled on single slices.
 
-    `truth` (X, Y, Z) holds class indices. Slices count as single if no two of them are neighbours.
-    A few slices of few structures do not count: a small structure may be as thin.
+    `truth` (X, Y, Z) holds class indices. Slices are single if no two of them are neighbours.
+    Return None for a truth that is labelled in full, and if only a few slices have only a few
+    structures: these can be a whole small structure.
     """
     for axis in range(3):
         slices = truth.shape[axis]

@@ -1,4 +1,4 @@
-"""Selection of the structures that count in a comparison of label maps and in a group's mean.
+"""Selection of the structures that count: in comparisons of label maps, and in means over groups.
 
 The command line, `trinat.evaluate`, ratings and reports all use this module.
 """
@@ -15,19 +15,20 @@ from trinat.segmentation.labels.scheme import Label, LabelScheme, load_scheme
 from trinat.segmentation.metrics.definitions import NOT_PREDICTED, OTHER_CSF
 
 ALL_STRUCTURES = "all"
-# Raters do not agree on the edge of CSF outside the ventricles; background is no structure.
-_IN_NO_MEAN = ("background", CSF_GROUP)
+# Groups that no mean includes. Raters do not agree on the edge of CSF outside the ventricles, and
+# background is no structure.
+_GROUPS_WITHOUT_MEAN = ("background", CSF_GROUP)
 
 
 def members_of_groups(scheme: LabelScheme) -> dict[str, tuple[Label, ...]]:
-    """Return the structures that each group's mean includes, by group name, starting with "all".
+    """Return the labels over which the mean of each group is taken, by name of the group.
 
-    A label is in the group of all structures and in its own. Groups are in the order of their first
-    label in the scheme.
+    The first group, "all", has the labels of all other groups. These follow in the order of their
+    first label in the scheme. Background and CSF outside the ventricles are in no group.
     """
     members: dict[str, list[Label]] = {ALL_STRUCTURES: []}
     for label in scheme.labels:
-        if label.group in _IN_NO_MEAN:
+        if label.group in _GROUPS_WITHOUT_MEAN:
             continue
         members[ALL_STRUCTURES].append(label)
         members.setdefault(label.group, []).append(label)
@@ -38,10 +39,11 @@ def members_of_groups(scheme: LabelScheme) -> dict[str, tuple[Label, ...]]:
 class Made:
     """Provenance of a prediction: its label scheme, and the structures that it does not predict.
 
-    `named` are structures that the user declares as not predicted, by names of the measuring
-    scheme. `source` is the scheme of the model; None if unknown, then the measuring scheme replaces
-    it. `not_predicted` are structures of `source`. `csf` is the model's definition of CSF; None if
-    unknown.
+    The measuring scheme is the scheme in which structures are compared; it may differ from that of
+    the model. `named` are the structures of the measuring scheme that the user declares as not
+    predicted. `source` is the scheme of the model; None means unknown, and the measuring scheme is
+    used in its place. `not_predicted` are the structures of `source` that the model does not
+    predict. `csf` is the model's definition of CSF; None means unknown.
     """
 
     named: tuple[str, ...] = ()
@@ -58,12 +60,15 @@ class Made:
     ) -> dict[str, str]:
         """Return the structures of `scheme` that do not count, with the reason for each.
 
-        `rejected` has the raters who rejected a structure, by structure. The two schemes may use
-        one name for different things: CSF of tissue4 includes the ventricles. Therefore structures
-        are matched by FreeSurfer number, and a structure counts as long as any part of it counts.
-        `truth_csf` is the truth's definition of CSF, if there is a truth: a structure with CSF does
-        not count if the truth defines CSF differently. Raises ConfigError if `scheme` lacks a
-        structure in `named`.
+        `scheme` is the measuring scheme. `rejected` maps a structure's name to the raters who
+        rejected it. `truth_csf` is the definition of CSF in the truth, or None if there is no
+        truth: a structure with CSF does not count if truth and model define CSF differently.
+
+        The two schemes may use one name for different structures: CSF of tissue4 includes the
+        ventricles. Therefore structures are matched by FreeSurfer number. A structure of `scheme`
+        that consists of several structures of the model counts if at least one of them counts.
+
+        Raises ConfigError if `scheme` lacks a structure in `named`.
         """
         for name in self.named:
             if name not in scheme.names[1:]:
@@ -95,10 +100,11 @@ class Made:
     def rejected_but_measured(
         self, scheme: LabelScheme, rejected: Mapping[str, str]
     ) -> set[str]:
-        """Return rejected structures whose rejection has no effect on measurements.
+        """Return the names of rejected structures that are measured in spite of the rejection.
 
-        These are only part of a structure of `scheme`, or unknown to it. `rejected` has a
-        reason for each name. The caller reports them to the user.
+        `rejected` maps structures to reasons, as in `left_out`. A rejection has no effect if the
+        structure is only one part of a structure of `scheme`, or unknown to it. The caller tells
+        the user about these structures.
         """
         found = self.left_out(scheme, rejected)
         gone: set[str] = set()
@@ -117,9 +123,9 @@ def made_by(
 ) -> Made:
     """Derive the provenance of a prediction from its files.
 
-    `predicted` are the structures with volumes in a ledger; if empty, nothing is known. `rated` are
-    the structures that raters judged. `scheme` is the measuring scheme; `named` and `csf` are as in
-    `Made`.
+    `predicted` are the structures whose volumes are in the run ledger; if there are none, the
+    prediction may have all structures. `rated` are the structures that raters judged. `scheme` is
+    the measuring scheme; `named` and `csf` are as in `Made`.
     """
     source = _scheme_of({*predicted, *rated}, scheme)
     not_predicted: tuple[str, ...] = ()
@@ -142,13 +148,13 @@ def _scheme_of(names: Collection[str], scheme: LabelScheme) -> LabelScheme | Non
 
 
 def _parts(scheme: LabelScheme, source: LabelScheme) -> dict[str, list[str]]:
-    """Map each structure of `scheme` to the structures of `source` whose voxels become it."""
+    """Map each structure of `scheme` to the structures of `source` that it consists of, by name."""
     by_class: list[list[str]] = [[] for _ in scheme.labels]
     for part in source.labels[1:]:
         for index in scheme.classes_of_number(part.fs_id):
             by_class[index].append(part.name)
     for label in scheme.labels:
-        # A rim that a map lacks is made around that structure.
+        # A rim that is missing in a label map is made from the structure that it surrounds.
         if label.rim_of is not None:
             by_class[label.index].extend(by_class[label.rim_of])
     return dict(zip(scheme.names, by_class, strict=True))

@@ -30,10 +30,13 @@ Better = Literal["higher", "lower", "zero", "none"]
 
 @dataclass(frozen=True)
 class Metric:
-    """Definition of a metric; the last three fields are its values for absent structures.
+    """Definition of a metric.
 
     `key` is its name in tables, `title` its name on pages. `unit` is empty for shares. `better`
-    says which values are good: higher, lower, near zero, or neither.
+    says which values are good: higher, lower, near zero, or neither. Its value for a structure that
+    one map lacks is described by `if_absent_from_both`, `if_missed` (only the prediction lacks it)
+    and `if_invented` (only the truth lacks it). `averaged` is True if its mean over the structures
+    of a group is reported.
     """
 
     key: str
@@ -44,7 +47,7 @@ class Metric:
     if_absent_from_both: str
     if_missed: str
     if_invented: str
-    averaged: bool = True  # over the structures of a group
+    averaged: bool = True
 
     @property
     def least(self) -> float:
@@ -82,7 +85,11 @@ def _share(
     missed: str = "0",
     invented: str = "0",
 ) -> Metric:
-    """Define a share from 0 to 1, where 1 is perfect."""
+    """Define a share from 0 to 1, where 1 is perfect.
+
+    `missed` and `invented` are the values for a structure that only the prediction or only the
+    truth lacks.
+    """
     return Metric(key, title, "", "higher", definition, "undefined", missed, invented)
 
 
@@ -107,7 +114,11 @@ def _volume(
 
 
 def _percent(key: str, title: str, better: Better, part: str, missed: str) -> Metric:
-    """Define a percentage of the true volume."""
+    """Define a percentage of the true volume.
+
+    `part` is the numerator as text; `missed` is the value for a structure that the prediction
+    lacks.
+    """
     definition = f"{part} / true volume."
     return Metric(key, title, "%", better, definition, "undefined", missed, "undefined")
 

@@ -31,11 +31,12 @@ _FULL_LEVERAGE = 1 - 1e-9
 
 @dataclass(frozen=True)
 class Estimate:
-    """A linear combination of coefficients with its 95 % interval and two-sided p.
+    """Estimate of a contrast, with its 95 % interval (`low` to `high`) and two-sided p.
 
-    `freedom` are the degrees of freedom of t. `g` is the estimate in residual standard deviations,
-    corrected for small samples as Hedges' g, with its interval from the noncentral t distribution.
-    All are NaN where the data do not determine the estimate or its error.
+    `error` is the standard error, and `freedom` the degrees of freedom of t. `g` is the estimate in
+    residual standard deviations, corrected for small samples as Hedges' g. Its interval, `g_low` to
+    `g_high`, is from the noncentral t distribution. All are NaN if the data do not determine the
+    estimate or its error.
     """
 
     value: float = _UNKNOWN
@@ -53,9 +54,10 @@ class Estimate:
 class Contrast:
     """A linear combination of coefficients that the design determines.
 
-    `coefficients` (P,) are its factors. `robust_weights` (N,) are those of squared residuals in the
-    HC2 variance of its estimate, and `freedom` the degrees of freedom of Bell and McCaffrey.
-    `variance` is that of the estimate if each value has a variance of 1.
+    `coefficients` (P,) are the factors of the combination. The HC2 variance of its estimate is the
+    sum of squared residuals, weighted by `robust_weights` (N,). `freedom` are the degrees of
+    freedom of Bell and McCaffrey. `variance` is the variance of the estimate if each participant's
+    value has a variance of 1.
     """
 
     coefficients: Values
@@ -65,7 +67,13 @@ class Contrast:
 
 
 class Design:
-    """A design matrix (N, P), possibly without full rank, and weights (N,) of the participants."""
+    """A design matrix and the weights of the participants.
+
+    `matrix` (N, P) has a row for each participant and may lack full rank. `weights` (N,) are 1 by
+    default. `leverage` (N,) is that of each participant; `is_fitted_exactly` (N,) marks
+    participants whose leverage is 1 and whose residual is therefore always 0. `residual_freedom` is
+    N minus the rank.
+    """
 
     def __init__(self, matrix: Values, weights: Values | None = None) -> None:
         self.matrix = matrix
@@ -80,10 +88,10 @@ class Design:
         self.residual_freedom = len(matrix) - int(np.linalg.matrix_rank(matrix))
 
     def contrast(self, coefficients: Values) -> Contrast | None:
-        """Return a combination (P,) of coefficients, or None if it is not determined.
+        """Return the contrast with factors (P,) of the coefficients; None if it is not determined.
 
-        The difference from a group of one participant has a value but no variance: it counts as
-        undetermined.
+        A contrast that depends on a participant who is fitted exactly has a value, but no variance.
+        It counts as undetermined. An example is the difference from a group of one participant.
         """
         if self.residual_freedom < 1:
             return None
@@ -97,8 +105,9 @@ class Design:
         rest = 1 - self.leverage
         usable = np.where(self.is_fitted_exactly, 1.0, rest)
         weights = np.where(self.is_fitted_exactly, 0.0, shares**2 / usable)
-        # The HC2 variance is a quadratic form of residuals. If all values vary alike, its mean and
-        # variance are those of a multiple of chi-squared with these degrees of freedom.
+        # The HC2 variance is a quadratic form of residuals. If the values of all participants have
+        # the same variance, its mean and variance are those of a multiple of chi-squared with these
+        # degrees of freedom.
         weighted = self._weighted.T @ (weights[:, None] * self._weighted)
         of_fit = self._inverse_square @ weighted
         squares = (weights**2 * (1 - 2 * self.leverage)).sum()
@@ -108,7 +117,11 @@ class Design:
 
 
 class LinearModel:
-    """Values (N,) fitted by least squares on a design."""
+    """Least-squares fit of the participants' values (N,) on a design.
+
+    `residual_sd` is the residual standard deviation and `r2` the share of explained variance; both
+    are NaN if no residuals are left.
+    """
 
     def __init__(self, values: Values, design: Design) -> None:
         # Imported here: it takes a second, and most commands fit no model.
@@ -141,7 +154,10 @@ class LinearModel:
         return np.asarray(self._fit.wresid / (self.residual_sd * np.sqrt(rest)))
 
     def estimate(self, contrast: Contrast | None) -> Estimate:
-        """Estimate a contrast of the model's design; all values are NaN for None."""
+        """Estimate a contrast of the model's design.
+
+        All fields are NaN for a contrast of None (not determined), and if the residuals are 0.
+        """
         if contrast is None or not self._has_spread:
             return Estimate()
         variance = float((contrast.robust_weights * self._fit.wresid**2).sum())

@@ -39,7 +39,7 @@ COLUMNS = (
     "model",
 )
 SEXES = ("F", "M")
-# z of the centiles that tables and pages show.
+# z score of the 95th centile, which tables and pages show.
 _Z_OF_95 = NormalDist().inv_cdf(0.95)
 # A smaller skewness counts as 0.
 NO_SKEWNESS = 1e-6
@@ -47,12 +47,13 @@ NO_SKEWNESS = 1e-6
 
 @dataclass(frozen=True)
 class Curve:
-    """Norm of one structure and sex: L, the median M in mm3, and S at each of `ages`.
+    """Norm of one structure and sex, as a function of age.
 
-    M applies to a head of `intracranial_mm3`, and scales with the `intracranial_power` of a
-    participant's own intracranial volume. Both are None for norms without intracranial volume.
-    `participants` is the number of participants behind the curve, and `near` how many of them are
-    within five years of each age.
+    At each age of `ages` (years), `skewness`, `median_mm3` and `spread` are L, M and S of the LMS
+    method. M applies to a head of `intracranial_mm3`. For another head it is multiplied by the
+    ratio of the intracranial volumes to the power of `intracranial_power`. Both are None for norms
+    without intracranial volume. `participants` is the number of participants behind the curve, and
+    `near` how many of them are within five years of each age.
     """
 
     ages: Sequence[float]
@@ -71,7 +72,8 @@ class Curve:
         intracranial volume and it is None.
         """
         first, last = self.ages[0], self.ages[-1]
-        # Ages are whole years, so the last year ends with its last day.
+        # Ages of the curve are whole years, and the last one lasts until the day before the next
+        # birthday.
         if not first <= age < last + 1:
             raise NormError(f"norms are for ages from {first:g} to {last:g}")
         # Linear interpolation between two years.
@@ -98,7 +100,10 @@ class NormError(ValueError):
 
 @dataclass(frozen=True)
 class Equals:
-    """Distribution for one sex, age and size of head: L, the median M in mm3, and S."""
+    """Distribution of a volume in participants who are equal in sex, age and size of head.
+
+    `skewness`, `median_mm3` and `spread` are L, M and S of the LMS method.
+    """
 
     skewness: float
     median_mm3: float
@@ -112,7 +117,11 @@ class Equals:
         return math.expm1(self.skewness * logarithm) / self.skewness / self.spread
 
     def volume_mm3(self, z: float) -> float:
-        """Return the volume at a z score; 0 or infinite if no volume reaches it."""
+        """Return the volume at a z score.
+
+        For a z score that no volume has, return 0 if all volumes are above it, infinity if all are
+        below.
+        """
         if abs(self.skewness) < NO_SKEWNESS:
             return self.median_mm3 * math.exp(self.spread * z)
         power = 1 + self.skewness * self.spread * z
@@ -123,10 +132,11 @@ class Equals:
 
 @dataclass(frozen=True)
 class NormPosition:
-    """Position of a volume in the distribution of a participant's sex, age and size of head.
+    """Position of a volume in the distribution for a participant's sex, age and size of head.
 
-    `low_mm3` and `high_mm3` are the 5th and 95th centile, `median_mm3` the 50th; `participants` is
-    the number of participants behind them.
+    `z` is its z score and `percentile` its centile, 0 to 100. `low_mm3`, `median_mm3` and
+    `high_mm3` are the 5th, 50th and 95th centile of the distribution. `participants` is the number
+    of participants behind the norms.
     """
 
     z: float
@@ -139,16 +149,16 @@ class NormPosition:
 
 @dataclass(frozen=True)
 class Norms:
-    """All curves of a table of norms, with its text: TSV with the columns `COLUMNS`.
+    """A table of norms, and the curves in it.
 
-    `model` is the SHA-256 of the model that measured the volumes; "" if it is not known.
+    `table` is the text of the table: TSV with the columns `COLUMNS`.
     """
 
     table: str
 
     @classmethod
     def of(cls, rows: Iterable[Mapping[str, object]]) -> Norms:
-        """Create norms from rows with these columns; each row must be valid by itself."""
+        """Create norms from rows that have the columns `COLUMNS`. The rows are not checked."""
         text = io.StringIO()
         writer = csv.DictWriter(text, COLUMNS, delimiter="\t", lineterminator="\n")
         writer.writeheader()
@@ -161,12 +171,12 @@ class Norms:
 
     @property
     def model(self) -> str:
-        """SHA-256 of the model, the same in all rows."""
+        """SHA-256 of the model that measured the volumes; "" if not known. The same in all rows."""
         return self._rows[0]["model"]
 
     @cached_property
     def curves(self) -> dict[tuple[str, str], Curve]:
-        """Curves by structure and sex (F or M)."""
+        """Curves by structure and sex ("F" or "M")."""
         of_curve = defaultdict(list)
         for row in self._rows:
             of_curve[row["structure"], row["sex"]].append(row)
@@ -180,7 +190,11 @@ class Norms:
         age: float | None,
         intracranial_mm3: float | None,
     ) -> NormPosition:
-        """Return the position of a volume in the norms; raise NormError if none applies."""
+        """Return the position of a volume in the norms for a participant.
+
+        `sex` is "F" or "M", `age` is in years; None means not known. Raises NormError, with the
+        reason, if no norm applies or if the volume is 0.
+        """
         if age is None or not sex:
             raise NormError("age and sex are not known")
         curve = self.curves.get((structure, sex))
@@ -227,7 +241,10 @@ def _curve_of(rows: Iterable[Mapping[str, str]]) -> Curve:
 def rows_of(
     structure: str, sex: str, curve: Curve, model: str, unit: str = "mm3"
 ) -> list[dict[str, object]]:
-    """Format a curve as rows of a table of norms, in the `unit` of what was measured."""
+    """Format a curve as rows of a table of norms: one row, by column, for each age of the curve.
+
+    `model` is the SHA-256 of the model that measured, and `unit` the unit of the measured values.
+    """
     rows = []
     for place, age in enumerate(curve.ages):
         equals = Equals(

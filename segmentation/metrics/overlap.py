@@ -1,7 +1,8 @@
 """Overlap and volumes of two label maps, all computed from one joint histogram.
 
-`joint[t, p]` counts the voxels with class t in the truth and class p in the prediction, (K, K).
-A ratio with a denominator of zero is NaN: undefined, neither good nor bad.
+The joint histogram, `joint`, has K rows and K columns, where K is the number of classes: `joint[t,
+p]` counts the voxels with class t in the truth and class p in the prediction. A ratio with a
+denominator of zero is NaN: undefined, neither good nor bad.
 """
 
 from __future__ import annotations
@@ -29,10 +30,11 @@ def check_shapes(truth: NDArray[Any], prediction: NDArray[Any]) -> None:
 def joint_histogram(
     truth: NDArray[Any], prediction: NDArray[Any], classes: int
 ) -> Counts:
-    """Count voxels by true and predicted class index, from two (X, Y, Z) maps to (K, K).
+    """Count voxels by true and predicted class index, from two maps (X, Y, Z) to (K, K).
 
-    Row t, column p counts the voxels with class t in the truth and p in the prediction. Raises
-    EvaluationError for different shapes and for indices that are no class.
+    `classes` is the number of classes, K. Row t, column p of the result counts the voxels with
+    class t in the truth and p in the prediction. Raises EvaluationError if the shapes differ, or if
+    a map has an index outside 0 to K - 1.
     """
     check_shapes(truth, prediction)
     _check_classes("truth", truth, classes)
@@ -60,14 +62,14 @@ def _check_classes(name: str, labels: NDArray[Any], classes: int) -> None:
 
 
 def dice(joint: Counts) -> Values:
-    """Return 2 |T and P| / (|T| + |P|) of each class, (K,)."""
+    """Return the Dice of each class, 2 |T and P| / (|T| + |P|), from (K, K) to (K,)."""
     true = joint.sum(1)
     predicted = joint.sum(0)
     return _ratio(2 * joint.diagonal(), true + predicted)
 
 
 def iou(joint: Counts) -> Values:
-    """Return |T and P| / |T or P| of each class, (K,)."""
+    """Return the IoU of each class, |T and P| / |T or P|, from (K, K) to (K,)."""
     true = joint.sum(1)
     predicted = joint.sum(0)
     in_both = joint.diagonal()
@@ -76,21 +78,21 @@ def iou(joint: Counts) -> Values:
 
 
 def precision(joint: Counts) -> Values:
-    """Return the share of the prediction that is correct, (K,)."""
+    """Return the share of each class of the prediction that is correct, from (K, K) to (K,)."""
     return _ratio(joint.diagonal(), joint.sum(0))
 
 
 def recall(joint: Counts) -> Values:
-    """Return the share of the truth that was found, (K,)."""
+    """Return the share of each class of the truth that was found, from (K, K) to (K,)."""
     return _ratio(joint.diagonal(), joint.sum(1))
 
 
 def generalised_dice(joint: Counts, without: Collection[int] = ()) -> float:
-    """Return the Dice over all classes, each weighted by 1 / (true volume)^2.
+    """Return the Dice over all classes together, each weighted by 1 / (true volume)^2.
 
-    Background and the classes `without` are excluded. A class that the truth lacks gets the
-    largest weight among the classes that it has, as in MONAI, so that false positives lower the
-    value.
+    Background and the class indices in `without` are excluded. A class that the truth lacks gets
+    the largest weight of the classes that are in the truth, as in MONAI, so that false positives
+    lower the value.
     """
     classes = [n for n in range(1, len(joint)) if n not in without]
     true = joint.sum(1)[classes].astype(float)
@@ -106,9 +108,11 @@ def generalised_dice(joint: Counts, without: Collection[int] = ()) -> float:
 
 
 def side_swap(joint: Counts, partners: NDArray[np.integer[Any]]) -> Values:
-    """Return the share of a paired structure's overlap that carries the other side's label, (K,).
+    """Return the share of a structure's overlap that is labelled as the other side, (K,).
 
-    0 is correct, 1 is a prediction with left and right exchanged; NaN for midline classes.
+    `partners` (K,) has the class index of the same structure on the other side, or a class's own
+    index if it lies on the midline. The share is over both sides of a pair: 0 is correct, 1 is a
+    prediction with left and right exchanged. It is NaN for midline classes.
     """
     classes = np.arange(len(joint))
     straight = joint.diagonal()
@@ -121,12 +125,12 @@ def side_swap(joint: Counts, partners: NDArray[np.integer[Any]]) -> Values:
 
 
 def volumes_mm3(voxels: Counts, spacing_mm: tuple[float, float, float]) -> Values:
-    """Convert voxel counts to cubic millimetres."""
+    """Convert voxel counts of classes, (K,), to cubic millimetres."""
     return np.asarray(voxels * float(np.prod(spacing_mm)), np.float64)
 
 
 def volume_difference_percent(truth_mm3: Values, prediction_mm3: Values) -> Values:
-    """Return (prediction - truth) / truth in percent; NaN if the true volume is 0."""
+    """Return (prediction - truth) / truth in percent, (K,); NaN if the true volume is 0."""
     return 100 * _ratio(prediction_mm3 - truth_mm3, truth_mm3)
 
 

@@ -34,16 +34,18 @@ if TYPE_CHECKING:
 Indices = NDArray[np.uint8]
 Values = NDArray[np.float64]
 
-# Structures with these notes are left out of means, and do not count as missing values.
+# Structures with these notes are left out of means. They do not count as missing values either.
 _NEVER = (NOT_PREDICTED, OTHER_CSF)
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """One value: `structure` is a label's name, or `group:<name>` for a mean over a group.
+    """Value of one metric for one structure, or its mean over a group of structures.
 
-    `fs_id` is None for groups. `value` is NaN if it is undefined; `note` then has the reason, or
-    the policy for absent structures that gave the value.
+    `structure` is a label's name, or `group:<name>` for a group. `fs_id` is the FreeSurfer number;
+    None for groups. `metric` is a key of `METRICS`, or `labelled_as:<structure>` for the volume
+    that was predicted as another structure. `value` is NaN if it is undefined. `note` then has the
+    reason. `note` also says which rule gave the value of an absent structure.
     """
 
     structure: str
@@ -58,10 +60,10 @@ class Measurement:
 class PairMeasurements:
     """Measurements of one prediction, by class of a scheme.
 
-    `joint` (K, K) counts voxels by true and predicted class; rejected structures have no voxels in
-    the prediction. `values[metric]` has one number per class, (K,), NaN if undefined. `notes` (K,)
-    has the reason: an `Absence`, or why the structure does not count; else it is empty.
-    `without_confusions` are true classes whose confusions are not reported.
+    `joint` (K, K) counts voxels by true and predicted class. Rejected structures have no voxels in
+    the prediction. `values[metric]` has one number for each class, (K,), NaN if undefined. `notes`
+    has one text for each class: an `Absence`, the reason why the structure does not count, or "".
+    `without_confusions` are the true classes whose confusions with other classes are not reported.
     """
 
     scheme: LabelScheme
@@ -73,7 +75,7 @@ class PairMeasurements:
     voxel_mm3: float
 
     def rows(self) -> list[Measurement]:
-        """Return all values in long form: by structure, by group, and confusions."""
+        """Return all measurements: of structures, of groups, and confusions between structures."""
         return [*self._structures(), *self._groups(), *self._confusions()]
 
     def _structures(self) -> Iterator[Measurement]:
@@ -88,7 +90,10 @@ class PairMeasurements:
                 yield Measurement(label.name, label.fs_id, metric, value, unit, note)
 
     def _groups(self) -> Iterator[Measurement]:
-        """Yield unweighted means over the structures of groups, with undefined values counted."""
+        """Yield the unweighted mean of each metric over each group's structures.
+
+        Undefined values are left out of a mean, and its note then has the number of values in it.
+        """
         for group, members in members_of_groups(self.scheme).items():
             predicted = [
                 label for label in members if self.notes[label.index] not in _NEVER
@@ -113,7 +118,11 @@ class PairMeasurements:
         yield Measurement(every, None, "generalised_dice", self.generalised_dice, "")
 
     def _confusions(self) -> Iterator[Measurement]:
-        """Yield the predicted classes of each true class, in mm3, including background."""
+        """Yield the volume, in mm3, of each true class that was predicted as each class.
+
+        Correct predictions and background are included, except true background predicted as
+        background.
+        """
         for true, predicted in np.argwhere(self.joint):
             if true == predicted == 0 or true in self.without_confusions:
                 continue
@@ -130,12 +139,13 @@ def compare(
     scheme: LabelScheme,
     excluded: Mapping[str, str] | None = None,
 ) -> PairMeasurements:
-    """Measure a prediction against the truth, two (X, Y, Z) maps of the scheme's class indices.
+    """Measure a prediction against the truth, two maps (X, Y, Z) of the scheme's class indices.
 
-    Structures in `excluded` (with the reason, as returned by `Made.left_out`) have only a true
-    volume, and are left out of means. Rejected structures become background in the prediction. CSF
-    that is not compared is kept, as a predicted class of other structures. Raises EvaluationError
-    if the prediction has a structure that it was said not to predict.
+    `excluded` maps structures to reasons, as returned by `Made.left_out`. These structures have
+    only a true volume, and are left out of means. Rejected structures become background in the
+    prediction. CSF that is not compared stays in the prediction: where the truth has another
+    structure, it counts as an error of that structure. Raises EvaluationError if the prediction has
+    a structure that is listed as not predicted.
     """
     excluded = excluded or {}
     overlap.check_shapes(truth, prediction)
@@ -145,7 +155,7 @@ def compare(
     voxels = truth.size
     truth, prediction = _crop(truth, prediction)
     joint = overlap.joint_histogram(truth, prediction, len(scheme))
-    # All cropped voxels are background in both.
+    # All voxels that were cut off are background in both maps.
     joint[0, 0] += voxels - truth.size
     true_voxels = joint.sum(1)
     predicted_voxels = joint.sum(0)
@@ -178,7 +188,10 @@ def compare(
 def _classes_by_reason(
     scheme: LabelScheme, excluded: Mapping[str, str]
 ) -> tuple[list[int], list[int], list[int]]:
-    """Return the excluded classes: not predicted, with another CSF, or rejected."""
+    """Return the class indices of the excluded structures, in three lists.
+
+    They are: not predicted by the model, not compared because CSF is defined differently, rejected.
+    """
     unknown: list[int] = []
     other_csf: list[int] = []
     rejected: list[int] = []
@@ -200,7 +213,10 @@ def _voxel_values(
     spacing_mm: tuple[float, float, float],
     scheme: LabelScheme,
 ) -> dict[str, Values]:
-    """Compute the metrics that follow from voxel counts alone, each (K,)."""
+    """Compute the metrics that need voxel counts only, by metric, each (K,).
+
+    `joint` is the joint histogram (K, K).
+    """
     true_mm3 = overlap.volumes_mm3(joint.sum(1), spacing_mm)
     predicted_mm3 = overlap.volumes_mm3(joint.sum(0), spacing_mm)
     difference_percent = overlap.volume_difference_percent(true_mm3, predicted_mm3)
@@ -223,7 +239,10 @@ def _surface_values(
     spacing_mm: tuple[float, float, float],
     classes: int,
 ) -> dict[str, Values]:
-    """Compute the metrics that depend on shape, in the bounding box of each structure."""
+    """Compute the metrics that depend on shape, by metric, each (K,).
+
+    Each structure is measured within its bounding box. `classes` is the number of classes, K.
+    """
     dice_keys = [f"surface_dice_{tolerance:g}mm" for tolerance in TOLERANCES_MM]
     keys = ["hd95", "hd100", "assd", *dice_keys, "boundary_iou", "centroid_distance"]
     values = {key: np.full(classes, np.nan) for key in keys}
@@ -263,7 +282,7 @@ def _crop(truth: Indices, prediction: Indices) -> tuple[Indices, Indices]:
 def _boxes(
     truth: Indices, prediction: Indices
 ) -> Iterator[tuple[int, tuple[slice, ...]]]:
-    """Yield the bounding box of each class that is in at least one of the maps."""
+    """Yield the index of each class that is in at least one map, and its bounding box in both."""
     # Boxes by class, from 1 on; None for an absent class below the largest.
     true_boxes = ndimage.find_objects(truth)
     predicted_boxes = ndimage.find_objects(prediction)
@@ -280,7 +299,10 @@ def _boxes(
 
 
 def _absence(true: Any, predicted: Any) -> Absence | Literal[""]:
-    """Return the word for a structure that one or both maps lack; "" if both have it."""
+    """Return the word for a structure that is absent from one or both maps; "" if it is in both.
+
+    `true` and `predicted` are its numbers of voxels.
+    """
     if true and predicted:
         return ""
     if true:
@@ -376,9 +398,10 @@ def _by_structure(found: PairMeasurements) -> pd.DataFrame:
 def _made_of(
     given: object, not_predicted: Collection[str] = (), csf: Csf | None = None
 ) -> Made:
-    """Return the provenance of a Result from its attributes, which other objects do not have.
+    """Return the provenance of a prediction, which is complete only for a Result.
 
-    For other objects only `not_predicted` and `csf` are known.
+    A Result has it in its attributes. For arrays and files, only the arguments `not_predicted` and
+    `csf` are known.
     """
     return Made(
         named=tuple(not_predicted),
@@ -391,7 +414,10 @@ def _made_of(
 def _volumes_of(
     truth: ScanLike | NDArray[Any], prediction: ScanLike | NDArray[Any]
 ) -> tuple[Volume, Volume]:
-    """Return both as volumes; a bare array gets the other's affine, else voxels of 1 mm."""
+    """Return truth and prediction as volumes.
+
+    A bare array gets the affine of the other map; two arrays get voxels of 1 mm.
+    """
     true = getattr(truth, "labels", truth)
     predicted = getattr(prediction, "labels", prediction)
     affine = np.eye(4)

@@ -34,9 +34,10 @@ __all__ = ["Agreement", "LaidMap", "TwoScans", "agreement", "lay", "two_scans"]
 class TwoScans:
     """Two scans of one head in the space halfway between them.
 
-    `likeness` is the correlation of the aligned scans, near 1 for one head. The second head is
-    rotated by `turned_deg` against the first, and its middle is `shifted_mm` away. It is larger by
-    `stretch_percent` along the axis of the largest difference; 0 for equal sizes.
+    `likeness` is the correlation of the aligned scans, near 1 for one head. `turned_deg` is the
+    angle by which the second head is rotated against the first, and `shifted_mm` the distance by
+    which the middle of the scan moves. The second head is larger by `stretch_percent` along the
+    axis with the largest difference; 0 means equal sizes.
     """
 
     space: ParticipantSpace
@@ -48,9 +49,10 @@ class TwoScans:
 
 @dataclass(frozen=True, eq=False)
 class LaidMap:
-    """Label map in the space of two scans: class indices, (X, Y, Z).
+    """Label map that was resampled into the space halfway between two scans.
 
-    `volumes_mm3` are the volumes of each class, (K,), before resampling.
+    `classes` (X, Y, Z) are class indices. `volumes_mm3` (K,) are the volumes of the classes before
+    resampling.
     """
 
     classes: NDArray[np.uint8]
@@ -59,10 +61,10 @@ class LaidMap:
 
 @dataclass(frozen=True, eq=False)
 class Agreement:
-    """Agreement of two label maps by class, (K,).
+    """Agreement of two label maps, for each class, (K,).
 
-    `dice` is NaN for a class in neither map. `difference_percent` is the second volume less the
-    first, in per cent of the mean of both.
+    `dice` is NaN for a class in neither map. `difference_percent` is the second volume minus the
+    first, in per cent of the mean of both; NaN if both are 0.
     """
 
     dice: NDArray[np.float64]
@@ -70,7 +72,7 @@ class Agreement:
 
 
 def two_scans(first: Volume, second: Volume) -> TwoScans:
-    """Align two scans; raise EvaluationError if they do not show one head."""
+    """Align two scans of one participant; raise EvaluationError if they do not show one head."""
     images = [image_to_align(first), image_to_align(second)]
     heads = heads_of(images)
     if len(heads) > 1:
@@ -95,7 +97,11 @@ def two_scans(first: Volume, second: Volume) -> TwoScans:
 def lay(
     labels: Volume, scheme: LabelScheme, space: ParticipantSpace, number: int
 ) -> LaidMap:
-    """Resample class indices of scan `number` (0 or 1) into the space of both."""
+    """Resample the label map of one scan into the space of both scans.
+
+    `labels` holds class indices of `scheme`. `number` says whose label map it is: 0 for the first
+    scan, 1 for the second.
+    """
     voxels = np.bincount(labels.data.ravel(), minlength=len(scheme))
     aligned = reoriented(labels, "RAS")
     to_space = GridMap.between(aligned.grid, space.in_scan(number))

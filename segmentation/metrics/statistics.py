@@ -1,8 +1,9 @@
 """Statistics for the comparison of methods over participants.
 
-The unit is the participant: callers average the sessions of a participant first. NaN means
-"undefined for this participant" and is left out, separately for each structure and metric; every
-result has the number of participants that it includes. Intervals are 95 % intervals.
+The unit of observation is the participant: callers average the sessions of a participant first. NaN
+means "undefined for this participant". Such values are left out, separately for each structure and
+metric, and every result has the number of participants that it includes. Intervals are 95 %
+intervals. In shapes, P is the number of participants and M that of structures.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def mean_interval(
     half = stats.t.ppf(1 - _TAIL, participants - 1) * np.sqrt(variance / participants)
     if not np.isfinite(least):
         return np.stack([mean - half, mean + half])
-    # A mean at a bound is that of equal values: any other mean leaves its interval without width.
+    # If the mean is at a bound, all values are equal to it, and the interval is the mean itself.
     is_inside = (mean > least) & (mean < most)
     if np.isfinite(most):
         share = np.where(is_inside, (mean - least) / (most - least), 0.5)
@@ -69,8 +70,8 @@ def mean_interval(
         above = np.where(is_inside, mean - least, 1.0)
         ratio = half / above
         ends = least + above * np.exp([-ratio, ratio])
-        # The delta method holds for small errors only: that of two participants could reach
-        # anywhere.
+        # The delta method holds for small errors only: the interval of two participants could have
+        # any width.
         cut = np.maximum([mean - half, mean + half], least)
         interval = np.where(ratio > _LARGE_ERROR, cut, ends)
     return np.asarray(np.where(is_inside, interval, mean))
@@ -78,9 +79,10 @@ def mean_interval(
 
 @dataclass(frozen=True)
 class PairedTest:
-    """Paired test of two methods; `p` is None if no valid test exists, see `note`.
+    """Result of a paired test of two methods.
 
-    `mean_difference` is in the unit of the values.
+    `mean_difference` is the second method minus the first, in the unit of the values. `p` is None
+    if no valid test exists; `note` then has the reason.
     """
 
     participants: int
@@ -91,13 +93,15 @@ class PairedTest:
 
 
 def paired_test(first: Values, second: Values) -> PairedTest:
-    """Test `second` against `first` by Wilcoxon's signed-rank test, one value a participant, (P,).
+    """Test `second` against `first`, (P,) and (P,), by Wilcoxon's signed-rank test.
+
+    Both have one value for each participant, in the same order. Participants with a NaN are left
+    out.
 
     The p value is exact up to 100 differences: the share of all 2^n choices of signs whose rank sum
-    is at least as far from the middle. Equal differences share the mean of their ranks.
-    Participants without a difference are dropped, as in Wilcoxon's definition: their sign is not
-    defined, and p is never below 2 / 2^n for the n others. Participants without a value from both
-    methods are left out.
+    is at least as far from the middle. Equal differences share the mean of their ranks. Differences
+    of 0 are dropped, as in Wilcoxon's definition, because they have no sign. With n other
+    differences, p is at least 2 / 2^n.
     """
     difference = _without_rounding(second - first, first, second)
     left_out = int(np.isnan(difference).sum())
@@ -110,8 +114,8 @@ def paired_test(first: Values, second: Values) -> PairedTest:
         return PairedTest(0, float("nan"), None, float("nan"), note)
     mean = float(difference.mean())
     changed = difference[difference != 0]
-    # Matched-pairs rank-biserial: positive less negative ranks, as a share of all; 0 if all are
-    # equal.
+    # Sum of the ranks with a positive sign minus that with a negative sign, as a share of all
+    # ranks; 0 if all values are equal.
     effect = 0.0
     if len(changed):
         ranks: Any = stats.rankdata(np.abs(changed))
@@ -137,10 +141,10 @@ def paired_test(first: Values, second: Values) -> PairedTest:
 
 
 def fewest_participants_for(tests: int) -> int:
-    """Return the fewest participants for one of `tests` tests to be significant (5 %) after Holm.
+    """Return the smallest number of participants with which a test can be significant at 5 %.
 
-    Holm multiplies the smallest p by the number of tests, and with n participants p is at least 2 /
-    2^n.
+    `tests` is the number of tests that are corrected together by Holm's method. This multiplies the
+    smallest p by the number of tests, and with n participants p is at least 2 / 2^n.
     """
     participants = FEWEST_PARTICIPANTS
     while tests * 2 / 2**participants > _SIGNIFICANT:
@@ -149,7 +153,10 @@ def fewest_participants_for(tests: int) -> int:
 
 
 def _exact_p(changed: Values) -> float:
-    """Return the two-sided p of Wilcoxon's signed-rank test over all signs of differences (n,)."""
+    """Return the exact two-sided p of Wilcoxon's signed-rank test.
+
+    `changed` (n,) are the differences of the pairs, without zeros.
+    """
     # Ranks of ties can end in a half. Doubled ranks are whole numbers, so that sums are exact.
     doubled = 2 * stats.rankdata(np.abs(changed))
     ranks = np.rint(doubled).astype(int)
@@ -169,7 +176,10 @@ def _exact_p(changed: Values) -> float:
 
 
 def _without_rounding(difference: Values, first: Values, second: Values) -> Values:
-    """Set differences that are rounding errors to 0, and remove rounding from ties."""
+    """Round differences to 1e-12 of the largest value.
+
+    This sets rounding errors to 0, and makes differences equal that differ by rounding errors only.
+    """
     largest = max(
         float(np.nanmax(np.abs(first), initial=0)),
         float(np.nanmax(np.abs(second), initial=0)),
@@ -181,7 +191,10 @@ def _without_rounding(difference: Values, first: Values, second: Values) -> Valu
 
 
 def holm(p_values: Values) -> Values:
-    """Correct p values by Holm's step-down method; NaN stays NaN and counts as no test."""
+    """Correct p values by Holm's step-down method, (N,) to (N,).
+
+    NaN stays NaN and does not count as a test.
+    """
     # Imported here: it takes a second.
     from statsmodels.stats.multitest import multipletests
 
@@ -194,10 +207,10 @@ def holm(p_values: Values) -> Values:
 
 @dataclass(frozen=True)
 class Agreement:
-    """Bland-Altman analysis: bias of `second - first`, its SD and the 95 % limits, mean ± 1.96 SD.
+    """Bland-Altman analysis of two measurements, in the unit of the measurements.
 
-    Values are in the unit of the measurements, and NaN (except `participants`) for too few
-    participants.
+    `bias` is the mean of `second - first`, `sd` the standard deviation, and `lower` and `upper` are
+    the 95 % limits, bias ± 1.96 SD. Values are NaN if there are too few participants for them.
     """
 
     participants: int
@@ -233,8 +246,9 @@ def bland_altman(first: Values, second: Values) -> Agreement:
 def icc_2_1(measurements: Values) -> float:
     """Return ICC(2,1) of Shrout and Fleiss for measurements (P, raters).
 
-    Two-way random effects, absolute agreement, single rater. NaN for fewer than two participants
-    with all measurements, and if nothing varies.
+    This is the model with two-way random effects, absolute agreement and single raters.
+    Participants with a NaN are left out. NaN for fewer than two complete participants, and if
+    nothing varies.
     """
     complete = measurements[~np.isnan(measurements).any(1)]
     n, k = complete.shape
@@ -265,10 +279,11 @@ def mean_squares(measurements: Values) -> tuple[float, float, float]:
 
 
 def cohen_kappa(first: Sequence[str], second: Sequence[str]) -> float:
-    """Return Cohen's kappa, the agreement of two raters beyond chance over the same items.
+    """Return Cohen's kappa, the agreement of two raters beyond chance.
 
-    1 is full agreement, 0 agreement by chance. NaN for no items, and if both raters always gave the
-    same single rating, which chance explains.
+    `first` and `second` have the ratings of the same items, in the same order. 1 is full agreement,
+    0 agreement by chance. NaN for no items, and if both raters gave all items the same single
+    rating, because chance explains such agreement.
     """
     if not first:
         return float("nan")
@@ -285,9 +300,11 @@ def cohen_kappa(first: Sequence[str], second: Sequence[str]) -> float:
 
 
 def within_subject_cv_percent(first: Values, second: Values) -> float:
-    """Return the within-subject coefficient of variation of two scans, in percent, (P,) and (P,).
+    """Return the within-subject coefficient of variation of two scans, in percent.
 
-    It is the root mean square of (SD / mean) over participants; of two values, SD = |a - b| / √2.
+    `first` and `second` (P,) have the measurements of both scans. The coefficient is the root mean
+    square of (SD / mean) over participants, where the SD of two values is |a - b| / √2.
+    Participants with a NaN, or without a positive mean, are left out.
     """
     mean = (first + second) / 2
     known = ~np.isnan(mean) & (mean > 0)

@@ -1,9 +1,9 @@
 """Distances between the surfaces of two masks, and metrics derived from them.
 
-A surface point is a voxel corner with voxels of the mask and others around it; its weight is the
-area of the surface there. Geometry is computed once; each metric is a short reduction of it.
-Definitions follow DeepMind's surface-distance, and so does the table of areas, which is derived
-here from the shapes instead of 256 lists of normals.
+A surface point is a voxel corner that touches both voxels of the mask and other voxels. Its weight
+is the area of the surface at this corner. Distances and areas are computed once, and each metric is
+derived from them. Definitions follow DeepMind's surface-distance, and so does the table of areas,
+which is computed here from the shapes instead of 256 lists of normals.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Values = NDArray[np.float64]
 
 # Distances are sums of squares of spacings: 3 * 0.1 mm is not quite 0.3 mm in floating point.
 _ROUNDING_MM = 1e-6
-# Offsets to look at before a search tree is worth building, about two voxels around a point.
+# Radius of the neighbourhood that is looked up before a search tree is built, in voxels.
 _NEAR_VOXELS = 2.5
 # One tree query costs about as much as the distance transform of this many voxels.
 _VOXELS_PER_QUERY = 25
@@ -33,7 +33,8 @@ _VOXELS_PER_QUERY = 25
 class SurfaceDistances:
     """Distance from each surface point to the nearest point of the other surface, and its area.
 
-    There are T points of the truth, (T,), and P of the prediction, (P,).
+    `from_truth_mm` and `truth_areas_mm2` have one value for each of the T surface points of the
+    truth, (T,); the others for the P surface points of the prediction, (P,).
     """
 
     from_truth_mm: Values
@@ -45,11 +46,10 @@ class SurfaceDistances:
 def surface_distances(
     truth: Mask, prediction: Mask, spacing_mm: Spacing
 ) -> SurfaceDistances | None:
-    """Return the distances in both directions between two masks (X, Y, Z).
+    """Return the distances in both directions between the surfaces of two masks (X, Y, Z).
 
-    None if a mask is empty. Surfaces run between voxels. `spacing_mm` is the size of a voxel
-    along the masks' axes; distances are in mm, areas in mm². Both masks must have the same
-    shape.
+    `spacing_mm` is the size of a voxel along the masks' axes. Surfaces run between voxels.
+    Distances are in mm, areas in mm². None if a mask is empty. Both masks must have the same shape.
     """
     truth_codes = corner_codes(truth)
     prediction_codes = corner_codes(prediction)
@@ -70,7 +70,7 @@ def surface_distances(
 def hausdorff_mm(distances: SurfaceDistances, percent: float = 100) -> float:
     """Return the larger of the two directed percentile distances, weighted by surface area, in mm.
 
-    100 is the Hausdorff distance itself, 95 the usual robust one.
+    `percent` is the percentile: 100 gives the Hausdorff distance itself, 95 the usual robust one.
     """
     from_truth = _percentile(
         distances.from_truth_mm, distances.truth_areas_mm2, percent
@@ -82,14 +82,14 @@ def hausdorff_mm(distances: SurfaceDistances, percent: float = 100) -> float:
 
 
 def average_symmetric_distance_mm(distances: SurfaceDistances) -> float:
-    """Return the mean distance over both surfaces together, weighted by surface area."""
+    """Return the mean distance over both surfaces together, weighted by surface area, in mm."""
     of_truth = distances.from_truth_mm @ distances.truth_areas_mm2
     of_prediction = distances.from_prediction_mm @ distances.prediction_areas_mm2
     return float((of_truth + of_prediction) / _total_area(distances))
 
 
 def surface_dice(distances: SurfaceDistances, tolerance_mm: float) -> float:
-    """Return the share of both surfaces, by area, within the tolerance of the other."""
+    """Return the share of both surfaces, by area, within `tolerance_mm` of the other surface."""
     limit = tolerance_mm + _ROUNDING_MM
     truth_is_near = distances.from_truth_mm <= limit
     prediction_is_near = distances.from_prediction_mm <= limit
@@ -104,10 +104,11 @@ def boundary_iou(
     spacing_mm: Spacing,
     width_mm: float,
 ) -> float:
-    """Return the IoU of two rims: each mask's voxels within `width_mm` of a voxel outside.
+    """Return the IoU of the rims of two masks (X, Y, Z); NaN if both masks are empty.
 
-    Distances are between voxel centres; a rim is at least one voxel thick; voxels beyond the array
-    are outside. Rims of large structures show errors that the plain IoU dilutes by the interior.
+    The rim of a mask has its voxels within `width_mm` of a voxel outside the mask, measured between
+    voxel centres, and is at least one voxel thick. Voxels beyond the array are outside. Rims of
+    large structures show errors that hardly change the plain IoU, which the interior dominates.
     """
     truth_rim = truth & ~_eroded(truth, spacing_mm, width_mm)
     prediction_rim = prediction & ~_eroded(prediction, spacing_mm, width_mm)
@@ -131,7 +132,10 @@ def _total_area(distances: SurfaceDistances) -> Any:
 
 
 def _percentile(distances_mm: Values, areas_mm2: Values, percent: float) -> float:
-    """Return the smallest distance that at least `percent` of the area does not exceed."""
+    """Return the percentile of distances, weighted by area.
+
+    This is the smallest distance that is not exceeded on at least `percent` of the area.
+    """
     order = np.argsort(distances_mm)
     shares = np.cumsum(areas_mm2[order])
     rank = int(np.searchsorted(shares / shares[-1], percent / 100))
@@ -140,11 +144,13 @@ def _percentile(distances_mm: Values, areas_mm2: Values, percent: float) -> floa
 
 
 def _nearest_mm(points: Mask, targets: Mask, spacing_mm: Spacing) -> Values:
-    """Return the distance from each point to the nearest target, in the order of `np.nonzero`.
+    """Return the distance from each point to the nearest target, (N,), in mm.
 
-    Surfaces worth comparing nearly coincide, so most points find their target among the nearest
-    voxels, which are looked up offset by offset, nearest first. The remaining points query a search
-    tree or, if there are many, a distance transform of the box. The three agree to rounding.
+    `points` and `targets` are masks of the same shape; the points are in the order of `np.nonzero`.
+    The surfaces of similar masks nearly coincide, so most points have a target among their nearest
+    voxels. These are looked up first, offset by offset in order of distance. The remaining points
+    query a search tree or, if they are many, a distance transform. The three methods agree to
+    rounding.
     """
     offsets, distances_mm = _near_offsets(spacing_mm)
     reach = np.abs(offsets).max(0)
@@ -156,7 +162,7 @@ def _nearest_mm(points: Mask, targets: Mask, spacing_mm: Spacing) -> Values:
     coordinates = np.argwhere(points)
     flat = (coordinates + reach) @ strides
     nearest_mm = np.empty(len(flat))
-    # Indices of the points without a target so far.
+    # Indices of the points for which no target has been found yet.
     waiting = np.arange(len(flat))
     for offset, distance in zip(offsets @ strides, distances_mm, strict=True):
         is_hit = is_target[flat[waiting] + offset]
@@ -176,13 +182,19 @@ def _nearest_mm(points: Mask, targets: Mask, spacing_mm: Spacing) -> Values:
 
 @lru_cache(maxsize=16)
 def _near_offsets(spacing_mm: Spacing) -> tuple[NDArray[np.int64], Values]:
-    """Return all voxel offsets within about two voxels, nearest first, and their lengths in mm."""
+    """Return the offsets to all voxels within about two voxels, (N, 3), and their lengths in mm.
+
+    The shortest come first.
+    """
     mean_spacing_mm = float(np.prod(spacing_mm)) ** (1 / 3)
     return _ball(spacing_mm, _NEAR_VOXELS * mean_spacing_mm)
 
 
 def _ball(spacing_mm: Spacing, radius_mm: float) -> tuple[NDArray[np.int64], Values]:
-    """Return voxel offsets within a radius, shortest first, (N, 3), and their lengths in mm."""
+    """Return the offsets to all voxels within a radius, (N, 3), and their lengths in mm.
+
+    The shortest come first.
+    """
     limit_mm = radius_mm + _ROUNDING_MM
     lines = []
     for step_mm in spacing_mm:
@@ -199,7 +211,7 @@ def _ball(spacing_mm: Spacing, radius_mm: float) -> tuple[NDArray[np.int64], Val
 
 
 def _eroded(mask: Mask, spacing_mm: Spacing, radius_mm: float) -> Mask:
-    """Erode a mask by a radius, and at least to the face neighbours, by whole-array shifts.
+    """Erode a mask by a radius, or to the face neighbours if that is more, by shifts of the array.
 
     At 1 mm and a radius of 2 mm this takes 33 shifts: a tenth of the time of a distance transform.
     """
@@ -232,9 +244,11 @@ _CORNERS = np.array(
 
 
 def corner_codes(mask: NDArray[np.bool_]) -> NDArray[np.uint8]:
-    """Return the codes of the eight voxels around each corner, (X, Y, Z) to (X+1, Y+1, Z+1).
+    """Return for each voxel corner which of the eight voxels around it are in the mask.
 
-    0 and 255 mean that all are out or in: no surface. Voxels beyond the array are out.
+    From (X, Y, Z) to (X+1, Y+1, Z+1). Each code has one bit for each of the eight voxels, in the
+    order of `_CORNERS`. 0 and 255 mean that none or all are in the mask: the corner is not on the
+    surface. Voxels beyond the array are not in the mask.
     """
     bits = np.pad(mask, 1).view(np.uint8)
     # The second voxel along x has the next bit; along y the next two bits, along z the next four.
@@ -246,9 +260,9 @@ def corner_codes(mask: NDArray[np.bool_]) -> NDArray[np.uint8]:
 
 @lru_cache(maxsize=16)
 def surfel_areas_mm2(spacing_mm: tuple[float, float, float]) -> NDArray[np.float64]:
-    """Return the surface area for each code, (256,), in mm².
+    """Return the area of surface at a voxel corner, in mm², for each of the 256 codes, (256,).
 
-    A code has one bit for each of the 2 x 2 x 2 voxels around a corner.
+    A code says which of the 2 x 2 x 2 voxels around a corner are in the mask (see `corner_codes`).
     """
     x, y, z = spacing_mm
     face_areas = np.array([y * z, x * z, x * y])  # of the voxel faces across x, y and z
@@ -287,9 +301,10 @@ def _connected_parts(voxels: list[int]) -> list[list[int]]:
 
 
 def _normals(part: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return area vectors of the triangles that cut off a part, in units of voxel faces, (T, 3).
+    """Return the area vectors, (T, 3), of the triangles that cut off a part, in voxel faces.
 
-    `part` (1 to 4, 3) has the positions of connected voxels in a cube of eight.
+    `part` (1 to 4, 3) has the positions, 0 or 1 along each axis, of connected voxels in a cube of 2
+    x 2 x 2 voxels.
     """
     ones = np.ones(3)
     # Axes along which the part is one voxel thin.

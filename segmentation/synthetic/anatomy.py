@@ -29,12 +29,20 @@ _SAMPLES_AT_ONCE = 2**14
 class Anatomy:
     """A head on an isotropic RAS grid, with A tissues, some of which are structures of quicknat33.
 
-    - `tissues` (X, Y, Z): 0 to A - 1;
-    - `truth` (X, Y, Z): classes of quicknat33, 0 for tissues that are none of these;
-    - `cells` (X-1, Y-1, Z-1): the class of all eight corners between voxels, or MIXED;
-    - `contrast` (A,): rows of `means` and `spreads`; both sides of a structure share one;
-    - `means`, `spreads` (C, 2): of real T1 scans scaled to 0..255, mean and deviation over scans
-      of each tissue's mean, and of its standard deviation.
+    - `spacing_mm`: voxel size; `extent_mm`: size of the anatomy at 1 mm, from left to right, back
+      to
+      front and bottom to top;
+    - `tissues` (X, Y, Z): the tissue of each voxel, 0 to A - 1;
+    - `truth` (X, Y, Z): the class of each voxel in quicknat33, 0 for tissues that have none;
+    - `cells` (X-1, Y-1, Z-1): for each group of 2 x 2 x 2 neighbouring voxels, their class if all
+      have
+      the same, else MIXED;
+    - `contrast` (A,): each tissue's row in `means` and `spreads`; both sides of a structure share
+      one;
+    - `means` (C, 2): mean intensity of a tissue in real T1 scans scaled to 0..255, as mean and
+      standard
+      deviation over scans;
+    - `spreads` (C, 2): standard deviation of the intensity within a tissue, in the same form.
     """
 
     spacing_mm: int
@@ -49,7 +57,10 @@ class Anatomy:
 
 @cache
 def load_anatomy(spacing_mm: int = 1) -> Anatomy:
-    """Load the anatomy on a grid of 1, 2, ... mm; arrays are shared and read-only."""
+    """Load the anatomy on a grid of `spacing_mm`, a whole number.
+
+    The arrays are shared between calls and read-only.
+    """
     folder = resources.files("trinat.segmentation.synthetic")
     with folder.joinpath(ANATOMY_FILE).open("rb") as file:
         stored = dict(np.load(file, allow_pickle=False))
@@ -81,7 +92,10 @@ def load_anatomy(spacing_mm: int = 1) -> Anatomy:
 
 
 def _coarsen(tissues: NDArray[np.uint8], factor: int) -> NDArray[np.uint8]:
-    """Return the most frequent tissue of each block; the last plane is repeated as needed."""
+    """Return the most frequent tissue of each block of `factor` voxels along each axis.
+
+    The last plane is repeated until the blocks are complete.
+    """
     missing = [(0, -size % factor) for size in tissues.shape]
     filled = np.pad(tissues, missing, mode="edge")
     members = []
@@ -99,7 +113,10 @@ def _coarsen(tissues: NDArray[np.uint8], factor: int) -> NDArray[np.uint8]:
 
 
 def cells_of(truth: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Return the class of all eight corners of each cell between voxels, or MIXED."""
+    """Return for each group of 2 x 2 x 2 neighbouring voxels their common class, or MIXED.
+
+    From (X, Y, Z) to (X-1, Y-1, Z-1).
+    """
     lowest = ndimage.minimum_filter(truth, 2)[1:, 1:, 1:]
     highest = ndimage.maximum_filter(truth, 2)[1:, 1:, 1:]
     return np.where(lowest == highest, lowest, np.uint8(MIXED))
@@ -112,8 +129,9 @@ def largest_fraction(
 ) -> NDArray[np.uint8]:
     """Return the class with the largest share of each voxel, (X, Y, Z).
 
-    `places` (3, X f, Y g, Z h), in voxels of the anatomy, are the samples of the voxels, with
-    `factors` f, g, h along each axis. Edge values are repeated outside of the anatomy.
+    Each voxel has f, g, h samples along its axes; these numbers are `factors`. `places` (3, X f, Y
+    g, Z h) are the positions of the samples, in voxels of the anatomy. Edge values are repeated
+    outside of the anatomy.
     """
     last = (np.array(anatomy.truth.shape) - 1).reshape(3, 1, 1, 1)
     places = np.clip(places, 0, last.astype(np.float32))
@@ -141,8 +159,9 @@ def _vote(
 ) -> NDArray[np.uint8]:
     """Return the class with the largest weight around the samples of M voxels, (M,).
 
-    The eight voxels of the truth around each sample vote with their trilinear weights: `base`
-    (3, M, samples) is the first of them, and `share` the offset of the sample from it.
+    The eight voxels of the truth around each sample vote with their trilinear weights. `base` (3,
+    M, samples) is the index of the first of the eight, and `share` the offset of the sample from
+    it, 0 to 1.
     """
     count = int(truth.max()) + 1
     winners = np.empty(base.shape[1], np.uint8)
@@ -166,7 +185,7 @@ def _vote(
 
 
 def _samples_last(array: NDArray[Any], factors: tuple[int, int, int]) -> NDArray[Any]:
-    """Reshape samples (X f, Y g, Z h) to voxels (X, Y, Z, samples)."""
+    """Regroup samples (X f, Y g, Z h) by voxel, (X, Y, Z, f g h)."""
     f, g, h = factors
     x, y, z = array.shape
     blocks = array.reshape(x // f, f, y // g, g, z // h, h)

@@ -58,12 +58,12 @@ Variant = Literal[
     "small-accumbens",
     "redrawn",
 ]
-# A fixed seed, so that heads are redrawn alike in each run.
+# A fixed seed, so that heads are redrawn in the same way in each run.
 _SEED_OF_REDRAWING = 7
 
 
 class Growth(NamedTuple):
-    """Growth of a structure by 1 mm into its neighbours, by FreeSurfer numbers."""
+    """Growth of a structure by 1 mm into its neighbours, all given by FreeSurfer number."""
 
     structure: int
     neighbours: tuple[int, ...]
@@ -77,7 +77,7 @@ _VARIANTS: dict[Variant, tuple[Growth, ...]] = {
     "small-caudate": (Growth(2, (11,)), Growth(41, (50,))),
     "small-accumbens": (Growth(2, (26,)), Growth(41, (58,))),
 }
-# Files of a folder of label maps with intensity tables, by their content.
+# File names of the tables in a folder of label maps, by attribute of `HeadMaps`.
 _TABLES = {
     "numbers": "generation_labels.npy",
     "classes": "generation_classes_contrast_specific.npy",
@@ -90,13 +90,16 @@ _TABLES = {
 class HeadMaps:
     """M heads on one grid of RAS axes and 1 mm, with T1 intensities of their tissues.
 
-    A voxel holds an entry e, 0 to E - 1, which the tables explain:
+    Each voxel holds an entry, a number from 0 to E - 1. The tables describe the entries:
 
-    - `labels` (M, X, Y, Z): entries;
-    - `numbers` (E,): FreeSurfer numbers, and private ones from 500 on; entry 0 is number 0;
-    - `classes` (E,): which of the I classes of intensity an entry has;
-    - `means` (2, I): mean and spread, over scans, of each class's mean, 0 to 255;
-    - `spreads` (2, I): the same of each class's standard deviation.
+    - `labels` (M, X, Y, Z): the entry of each voxel;
+    - `numbers` (E,): FreeSurfer number of each entry, or a private number from 500 on; entry 0 has
+      number 0;
+    - `classes` (E,): the intensity class of each entry, 0 to I - 1. Entries of one class look
+      alike;
+    - `means` (2, I): mean intensity of each class, 0 to 255, as mean and standard deviation over
+      scans;
+    - `spreads` (2, I): standard deviation of the intensity within each class, in the same form.
     """
 
     labels: NDArray[np.uint8]
@@ -116,11 +119,14 @@ class HeadMaps:
         return digest.hexdigest()
 
     def part(self, heads: slice) -> HeadMaps:
-        """Return some of the heads, with the same tables."""
+        """Return the heads of a range, with the same tables."""
         return replace(self, labels=self.labels[heads])
 
     def save(self, path: Path) -> None:
-        """Write one compact file, which loads in a tenth of the time of label maps."""
+        """Write one compact file for `load_heads`.
+
+        It loads in a tenth of the time of label maps.
+        """
         arrays = {field.name: getattr(self, field.name) for field in fields(self)}
         with atomic_write(path) as file:
             np.savez_compressed(file, **arrays)
@@ -176,7 +182,7 @@ def read_label_maps(folder: Path) -> HeadMaps:
 
 
 def _read_table(folder: Path, file: str) -> NDArray[Any]:
-    """Read one of the tables of a folder of label maps."""
+    """Read the table `file` of a folder of label maps; raise DatasetError if it is missing."""
     try:
         with open_regular(folder / file) as table:
             return np.asarray(np.load(table, allow_pickle=False))
@@ -189,12 +195,12 @@ def _read_table(folder: Path, file: str) -> NDArray[Any]:
 
 
 def phantom_heads(spacing_mm: int = 1) -> HeadMaps:
-    """Return the single head of the phantom, enough to test training without any data."""
+    """Return the phantom's single head at this voxel size, to test training without any data."""
     return heads_of(load_anatomy(spacing_mm))
 
 
 def heads_of(anatomy: Anatomy) -> HeadMaps:
-    """Return the single head of an anatomy."""
+    """Return head maps that consist of the single head of an anatomy."""
     maps = HeadMaps(
         labels=anatomy.tissues[None],
         numbers=_phantom_numbers(anatomy),
@@ -228,10 +234,11 @@ def _phantom_numbers(anatomy: Anatomy) -> NDArray[np.int64]:
 
 
 def with_variants(maps: HeadMaps, copies: Sequence[Sequence[Variant]]) -> HeadMaps:
-    """Return all heads unchanged, followed by a changed set of all heads for each of `copies`.
+    """Return all heads unchanged, followed by changed copies of all heads.
 
-    A copy is a sequence of variants: `[["thin-cortex"]]` gives M unchanged heads and M with a thin
-    cortex. The tables stay the same. Every head of every `redrawn` copy is redrawn differently.
+    `copies` has the variants of each copy: `[["thin-cortex"]]` gives M unchanged heads and M with a
+    thin cortex, `[["thin-cortex", "redrawn"]]` applies both changes to one copy. The tables stay
+    the same. Each head of each `redrawn` copy is redrawn differently.
     """
     rng = np.random.default_rng(_SEED_OF_REDRAWING)
     labels = [maps.labels]
@@ -249,9 +256,9 @@ def with_variants(maps: HeadMaps, copies: Sequence[Sequence[Variant]]) -> HeadMa
 
 
 def _grow(changed: NDArray[np.uint8], maps: HeadMaps, growth: Growth) -> None:
-    """Grow a structure of all heads in `changed` (M, X, Y, Z).
+    """Grow a structure of all heads in `changed` (M, X, Y, Z), in place.
 
-    `maps` has the unchanged heads, which define where the structure and its neighbours are.
+    Where the structure and its neighbours are is read from the unchanged heads, `maps`.
     """
     if growth.structure == _FLUID:
         # Fluid grows from everything outside of the brain.
@@ -266,12 +273,16 @@ def _grow(changed: NDArray[np.uint8], maps: HeadMaps, growth: Growth) -> None:
 
 
 def _voxels_of(maps: HeadMaps, numbers: Sequence[int]) -> NDArray[np.bool_]:
-    """Return the voxels (M, X, Y, Z) of structures with these FreeSurfer numbers."""
+    """Return a mask (M, X, Y, Z) of the structures with these FreeSurfer numbers."""
     return np.asarray(np.isin(maps.numbers, numbers)[maps.labels])
 
 
 def _read_entries(path: Path, numbers: NDArray[np.int64]) -> NDArray[np.uint8]:
-    """Read one label map as entries, with RAS axes."""
+    """Read a label map with RAS axes; return the entry of each voxel.
+
+    `numbers` (E,) are the sorted FreeSurfer numbers, and an entry is an index of these. Raises a
+    DatasetError if the map is not on a grid of 1 mm or has other numbers.
+    """
     volume = reoriented(Volume.read(path, labels=True), "RAS")
     if not np.allclose(volume.spacing_mm, 1, atol=0.01):
         raise DatasetError("is not on a grid of 1 mm", where=path, remedy="resample it")
@@ -286,7 +297,7 @@ def _read_entries(path: Path, numbers: NDArray[np.int64]) -> NDArray[np.uint8]:
 
 
 def _with_neck(maps: HeadMaps) -> HeadMaps:
-    """Renumber the fluid below the skull in heads of RAS axes.
+    """Give the fluid below the skull an entry of its own, in heads of RAS axes.
 
     The skull is assumed to end at the lowest voxel of the cerebellum, near the foramen magnum.
     """
@@ -311,7 +322,10 @@ def _with_neck(maps: HeadMaps) -> HeadMaps:
 
 
 def _crop(heads: Sequence[NDArray[np.uint8]]) -> NDArray[np.uint8]:
-    """Stack maps of one shape, (M, X, Y, Z), without margins that are empty in all."""
+    """Stack label maps of one shape, (M, X, Y, Z), without margins that are empty in all of them.
+
+    Raises a DatasetError for maps of different shapes.
+    """
     shapes = {head.shape for head in heads}
     if len(shapes) > 1:
         raise DatasetError(f"label maps have different shapes: {sorted(shapes)}")

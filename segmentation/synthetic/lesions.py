@@ -30,7 +30,7 @@ Mask = NDArray[np.bool_]
 LESION = 77
 # Lesions in label maps for generation, left and right.
 _GENERATION_LESIONS = (25, 57)
-# FreeSurfer numbers and those of label maps for generation.
+# Structures, as FreeSurfer numbers and as numbers of label maps for generation.
 _CEREBRAL_WHITE = (2, 41, LESION, *_GENERATION_LESIONS, 251, 252, 253, 254, 255)
 _INFRATENTORIAL = (7, 46, 16)
 _VENTRICLES = (4, 5, 14, 15, 43, 44, 72)
@@ -42,19 +42,20 @@ _PALLIDUM = (13, 52)
 _DEEP_GREY = (10, 49, 11, 50, 12, 51, 26, 58, 28, 60)
 _LIMBIC = (17, 53, 18, 54)
 _FLUID = (24, *_VENTRICLES)
-# Extent of the cerebral white matter in MNI space in mm: first to 99th percentile.
+# Extent of the cerebral white matter in MNI space in mm, from the 1st to the 99th percentile.
 _MNI_LOW = np.array([-57.0, -92.0, -30.0])
 _MNI_HIGH = np.array([57.0, 54.0, 57.0])
-# Weights of the tissues at a lesion's candidate places: share of its voxels in white matter.
+# Smallest share of a lesion's voxels that must lie in tissue where lesions occur, and the number of
+# positions that are tried for a lesion.
 _LEAST_IN_WHITE = 0.6
 _TRIES = 8
 
 
 class Shape(NamedTuple):
-    """One lesion of a mask in MNI space, 1 mm.
+    """Shape and position of one lesion, from a lesion mask in MNI space at 1 mm.
 
-    `voxels` (X, Y, Z) is its mask with a margin, and `centre` (3,) its place: 0 to 1 from one end
-    of the cerebral white matter to the other.
+    `voxels` (X, Y, Z) is its mask with a margin. `centre` (3,) is its position along each axis,
+    from 0 at one end of the cerebral white matter to 1 at the other.
     """
 
     voxels: Mask
@@ -63,30 +64,39 @@ class Shape(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class LesionHead:
-    """A head with RAS axes and 1 mm: label numbers, and a T1 scan if there is one, (X, Y, Z)."""
+    """A head with RAS axes and 1 mm.
+
+    `numbers` (X, Y, Z) are FreeSurfer numbers, or those of label maps for generation. `t1` (X, Y,
+    Z) is the T1 scan, None for a label map alone.
+    """
 
     numbers: NDArray[np.integer]
     t1: Image | None
 
     @cached_property
     def ventricles(self) -> Mask:
-        """Return the voxels of ventricles and choroid plexus."""
+        """Mask (X, Y, Z) of the ventricles and the choroid plexus."""
         return np.isin(self.numbers, (*_VENTRICLES, *_PLEXUS))
 
     @cached_property
     def from_ventricles(self) -> Image:
-        """Return the distance of each voxel from the ventricles."""
+        """Distance of each voxel from the ventricles, (X, Y, Z), in mm."""
         return _distance(self.ventricles)
 
     @cached_property
     def from_cortex(self) -> Image:
-        """Return the distance of each voxel from the cerebral cortex."""
+        """Distance of each voxel from the cerebral cortex, (X, Y, Z), in mm."""
         return _distance(np.isin(self.numbers, _CORTEX))
 
 
 @dataclass(frozen=True, eq=False)
 class Painted:
-    """A synthetic scan (X, Y, Z), its label numbers with lesions, and what was drawn for it."""
+    """A synthetic scan with lesions.
+
+    `image` (X, Y, Z) is the scan, and `numbers` (X, Y, Z) the labels to learn, with lesions as 77.
+    `contrast` is "FLAIR" or "T1". `thick_mm` is the thickness of thick slices, 0 for a scan without
+    them.
+    """
 
     image: Image
     numbers: NDArray[np.int16]
@@ -95,7 +105,10 @@ class Painted:
 
 
 def shapes_of(mask: Mask, origin_mm: NDArray[np.float64]) -> list[Shape]:
-    """Return the lesions of a mask in MNI space with RAS axes and 1 mm; `origin_mm` is voxel 0."""
+    """Return all lesions of a mask (X, Y, Z) in MNI space, with RAS axes and 1 mm.
+
+    `origin_mm` (3,) is the position of the first voxel in MNI space.
+    """
     parts, _ = ndimage.label(mask, ndimage.generate_binary_structure(3, 3))
     shapes = []
     for number, box in enumerate(ndimage.find_objects(parts), start=1):
@@ -109,7 +122,10 @@ def shapes_of(mask: Mask, origin_mm: NDArray[np.float64]) -> list[Shape]:
 def paint(
     head: LesionHead, patients: Sequence[Sequence[Shape]], rng: np.random.Generator
 ) -> Painted:
-    """Draw a scan of a head with the lesions of one of the `patients`, in a random contrast."""
+    """Draw a synthetic scan of a head with lesions, as FLAIR or T1 at random.
+
+    `patients` has the lesions of each patient; the scan gets some of the lesions of one of them.
+    """
     contrast = "FLAIR" if rng.random() < 0.75 else "T1"
     white = np.isin(head.numbers, _CEREBRAL_WHITE)
     infratentorial = np.isin(head.numbers, _INFRATENTORIAL)
@@ -124,15 +140,19 @@ def paint(
         axis = int(rng.choice(3, p=(0.2, 0.2, 0.6)))
         image, coverage = _thick_slices(image, coverage, axis, thick_mm, rng)
     image = painter.add_noise(image)
-    # Raters draw what they see in a thick slice, also where a lesion fills a part of it.
+    # Raters mark what they see in a thick slice, even if a lesion fills only a part of the slice.
     least = 0.35 if thick_mm else 0.5
-    numbers = _learnt(head.numbers)
+    numbers = _numbers_to_learn(head.numbers)
     numbers[coverage >= least] = LESION
     return Painted(image, numbers, contrast, thick_mm)
 
 
-def _learnt(numbers: NDArray[np.integer]) -> NDArray[np.int16]:
-    """Return the numbers that a network learns: no fluid around the brain, no known lesions."""
+def _numbers_to_learn(numbers: NDArray[np.integer]) -> NDArray[np.int16]:
+    """Return the label numbers that a network learns, (X, Y, Z).
+
+    Fluid around the brain and everything outside become 0. Lesions that are already in the label
+    map become white matter; the caller adds the lesions to learn.
+    """
     table = np.arange(max(int(numbers.max()), LESION) + 1, dtype=np.int16)
     for number, target in GENERATION_FOLDED.items():
         if number < len(table):
@@ -145,7 +165,11 @@ def _learnt(numbers: NDArray[np.integer]) -> NDArray[np.int16]:
 
 
 class _Painter:
-    """Drawing of one scan; lengths in mm, brightness relative to white matter."""
+    """Steps that draw one scan; lengths in mm, brightness relative to white matter.
+
+    `white` and `infratentorial` are masks (X, Y, Z) of the white matter of the cerebrum and of the
+    brain below it. `contrast` is "FLAIR" or "T1".
+    """
 
     def __init__(
         self,
@@ -166,14 +190,18 @@ class _Painter:
         self.from_cortex = head.from_cortex
 
     def place(self, patients: Sequence[Sequence[Shape]]) -> tuple[Image, Image]:
-        """Return how much of each voxel is lesion, 0 to 1, and how strong its lesion is, 0 to 1."""
+        """Place some lesions of a random patient in the head.
+
+        Return the fraction of each voxel that is lesion, (X, Y, Z), 0 to 1, and the strength of the
+        lesion there, (X, Y, Z), up to 1.2: how much its brightness differs from white matter.
+        """
         rng = self.rng
         shape = self.head.numbers.shape
         coverage = np.zeros(shape, np.float32)
         strength = np.zeros(shape, np.float32)
         # Lesions that are in the label map are in the T1 scan, too.
         known = np.isin(self.head.numbers, (LESION, *_GENERATION_LESIONS))
-        # Fewer are partial volume at the ventricles of healthy participants.
+        # Fewer lesion voxels are partial volume at the ventricles of healthy participants.
         if known.sum() > 3000:
             coverage = ndimage.gaussian_filter(known.astype(np.float32), 0.5)
             strength[coverage > 0.05] = rng.uniform(0.3, 1)
@@ -184,7 +212,7 @@ class _Painter:
         for lesion in patient:
             if rng.random() > share:
                 continue
-            part, corner = self._placed(lesion, is_mirrored)
+            part, corner = self._placed_lesion(lesion, is_mirrored)
             if part is None:
                 continue
             box = tuple(
@@ -198,17 +226,21 @@ class _Painter:
         allowed = ndimage.gaussian_filter(self.allowed.astype(np.float32), 0.5)
         return coverage * allowed, strength
 
-    def _placed(
+    def _placed_lesion(
         self, lesion: Shape, is_mirrored: bool
     ) -> tuple[Image | None, NDArray[np.int64]]:
-        """Return a lesion turned and scaled at a plausible place of the head, and its corner."""
+        """Rotate and scale a lesion, and find a plausible position for it in the head.
+
+        Return the lesion (X, Y, Z), as the fraction of each voxel that it fills, and the index (3,)
+        of its first voxel in the head. The lesion is None if no position was found.
+        """
         rng = self.rng
         corner = np.zeros(3, np.int64)
         voxels = lesion.voxels[::-1] if is_mirrored else lesion.voxels
         is_anatomical = rng.random() < 0.7 or voxels.sum() > 3000
         turn = rng.normal(0, 0.15 if is_anatomical else 1.0, 3)
         scale = np.exp(rng.normal(0, 0.15)) * self._extent() / (_MNI_HIGH - _MNI_LOW)
-        part = _turned(voxels, turn, np.broadcast_to(scale, 3))
+        part = _rotated_and_scaled(voxels, turn, np.broadcast_to(scale, 3))
         inside = part > 0.5
         if not inside.any():
             return None, corner
@@ -216,7 +248,7 @@ class _Painter:
         best = 0.0
         low = self._low
         if not is_anatomical:
-            candidates = self._zone()
+            candidates = self._voxels_of_random_zone()
         for _ in range(_TRIES):
             if is_anatomical:
                 place = lesion.centre.copy()
@@ -238,8 +270,8 @@ class _Painter:
             return None, corner
         return part, corner
 
-    def _zone(self) -> NDArray[np.int64]:
-        """Return the voxels of a random zone of white matter, by number."""
+    def _voxels_of_random_zone(self) -> NDArray[np.int64]:
+        """Return the voxels of a random zone of white matter, as indices of the flattened head."""
         kind = self.rng.choice(4, p=(0.4, 0.25, 0.25, 0.1))
         if kind == 0:
             zone = self.white & (self.from_ventricles < 4)
@@ -299,7 +331,11 @@ class _Painter:
         return np.asarray(inside * mixed + (1 - inside) * redrawn, np.float32)
 
     def _from_t1(self, t1: Image, brightness: dict[str, float]) -> Image:
-        """Return the brightness of T1 along a curve through fluid, grey and white matter."""
+        """Turn a T1 scan into the wanted contrast by a curve that maps old to new brightness.
+
+        `brightness` is the new brightness of each kind of tissue. The curve passes through fluid,
+        grey and white matter.
+        """
         numbers = self.head.numbers
         white = float(np.median(t1[self.white]))
         grey = float(np.median(t1[np.isin(numbers, _CORTEX)]))
@@ -321,7 +357,10 @@ class _Painter:
         return np.interp(t1, knots, heights).astype(np.float32)
 
     def _from_labels(self, brightness: dict[str, float]) -> Image:
-        """Return the scan of the label map alone: each structure has its own brightness."""
+        """Draw a scan from the label map alone.
+
+        Each structure gets the `brightness` of its kind of tissue with a small random variation.
+        """
         rng = self.rng
         numbers = self.head.numbers
         table = np.zeros(int(numbers.max()) + 1, np.float32)
@@ -351,7 +390,10 @@ class _Painter:
         return np.asarray(blurred, np.float32)
 
     def add_lesions(self, image: Image, coverage: Image, strength: Image) -> Image:
-        """Add lesions, their halos, and bright or dark places that are no lesions."""
+        """Return the image with lesions, their halos, and other bright or dark structures.
+
+        `coverage` and `strength` (X, Y, Z) are from `place`.
+        """
         rng = self.rng
         white = float(np.median(image[self.white]))
         # Bright rims of ventricles and uneven white matter, before the lesions.
@@ -363,7 +405,7 @@ class _Painter:
         image = image + white * (change * brain).astype(np.float32)
         if self.contrast == "FLAIR":
             image = image + white * self._confounders(image.shape)
-        # Lesions have soft borders, and some of them halos, which are not learnt as lesions.
+        # Lesions have soft borders, and some of them halos, which are not labelled as lesion.
         weight = ndimage.gaussian_filter(coverage, rng.uniform(0.3, 0.8))
         halo = ndimage.gaussian_filter(coverage, rng.uniform(1.5, 3)) * self.allowed
         weight = weight + rng.choice((0.0, rng.uniform(0.05, 0.25))) * halo
@@ -387,7 +429,10 @@ class _Painter:
         return np.asarray(painted, np.float32)
 
     def _confounders(self, shape: tuple[int, ...]) -> Image:
-        """Return bright and dark places that are no lesions, relative to white matter."""
+        """Return the brightness to add for structures that look like lesions but are none.
+
+        It is relative to white matter, (X, Y, Z); negative values are dark.
+        """
         rng = self.rng
         numbers = self.head.numbers
         extra = np.zeros(shape, np.float32)
@@ -436,7 +481,7 @@ class _Painter:
         return np.asarray(image, np.float32)
 
     def add_noise(self, image: Image) -> Image:
-        """Add noise to the signal; air of a stripped scan stays empty."""
+        """Add noise to voxels with a signal, so that the air of a stripped scan stays empty."""
         white = float(np.median(image[self.white]))
         noise = self.rng.normal(size=image.shape) * self.rng.uniform(0.005, 0.06)
         noisy = image + white * noise
@@ -452,7 +497,10 @@ def _thick_slices(
     thick_mm: float,
     rng: np.random.Generator,
 ) -> tuple[Image, Image]:
-    """Average to thick slices along an axis, and interpolate back to 1 mm."""
+    """Average image and coverage to thick slices along `axis`, and interpolate back to 1 mm.
+
+    Return both, (X, Y, Z).
+    """
     length = image.shape[axis]
     first = rng.uniform(0, thick_mm)
     centres = np.arange(first, length - 1, thick_mm)
@@ -471,10 +519,13 @@ def _thick_slices(
     return result[0], result[1]
 
 
-def _turned(
+def _rotated_and_scaled(
     voxels: Mask, turn: NDArray[np.float64], scale: NDArray[np.float64]
 ) -> Image:
-    """Return a mask turned by angles (3,) in radians and scaled, as shares of voxels 0 to 1."""
+    """Rotate a mask by angles (3,) in radians and scale it by factors (3,).
+
+    Return the fraction of each voxel that the mask fills, 0 to 1, without empty margins.
+    """
     rotation = np.eye(3)
     for axis, angle in enumerate(turn):
         one, other = [a for a in range(3) if a != axis]
@@ -485,7 +536,7 @@ def _turned(
         rotation = rotation @ about
     corners = np.array(voxels.shape) * scale
     extent = np.ceil(np.abs(rotation.T) @ corners).astype(int) + 2
-    # From a place in the result to its place in the mask.
+    # From a position in the result to the position in the mask.
     matrix = np.diag(1 / scale) @ rotation
     middle = (np.array(voxels.shape) - 1) / 2
     offset = middle - matrix @ ((extent - 1) / 2)
@@ -498,14 +549,14 @@ def _turned(
 
 
 def _distance(mask: Mask) -> Image:
-    """Return the distance of each voxel from a mask."""
+    """Return the distance of each voxel from the nearest voxel of a mask, in voxels."""
     return np.asarray(ndimage.distance_transform_edt(~mask), np.float32)
 
 
 def _smooth_noise(
     shape: tuple[int, ...], spacing_mm: float, rng: np.random.Generator
 ) -> Image:
-    """Return noise of mean 0 and deviation 1 that is smooth over a distance."""
+    """Return noise of mean 0 and standard deviation 1 that is smooth over `spacing_mm`."""
     step = max(1, int(spacing_mm / 2))
     knots = rng.normal(size=[length // step + 4 for length in shape])
     knots = ndimage.gaussian_filter(knots, spacing_mm / step / 2)

@@ -40,8 +40,8 @@ FIELD_OF_VIEW_MM = (184.0, 248.0, 240.0)  # right-left, front-back, up-down
 SPACING_MM = (0.3, 10.0)
 # A larger angle would be described better by another order of the axes.
 MAX_OBLIQUE_DEG = 45.0
-# Standard deviation of the distance between the centre of the field of view and the scanner's. All
-# draws are limited to twice their standard deviation.
+# Standard deviation, along each axis, of the position of the field of view's centre in the scanner.
+# All draws are limited to twice their standard deviation.
 CENTRE_SD_MM = 15.0
 # Smooth fields are evaluated on nodes at this distance, and interpolated linearly.
 NODE_MM = 6.0
@@ -56,7 +56,7 @@ WARP_SD_MM = 2.0
 WARP_KNOTS_MM = 30.0
 # Lower limit of the warp's Jacobian: tissue is never folded, nor compressed further.
 MIN_JACOBIAN = 0.3
-BIAS_SD = 0.12  # of the logarithm of the coil's gain
+BIAS_SD = 0.12  # standard deviation of the logarithm of the coil's gain
 BIAS_KNOTS_MM = 80.0
 CONTRAST_SHARED = (
     0.7  # share of the variation in brightness that tissues have in common
@@ -67,8 +67,8 @@ NOISE = (0.01, 0.03)  # relative to the brightness of white matter
 WHITE_MATTER_VALUE = (250.0, 700.0)
 
 _SLAB_SAMPLES = 2**19
-_AIR = 0  # its row in the contrast table
-_WHITE_MATTER = 1  # its class, on the left
+_AIR = 0  # row of air in the contrast table
+_WHITE_MATTER = 1  # class of the left cerebral white matter
 
 
 def phantom(
@@ -144,9 +144,10 @@ def _with_all_fluid(anatomy: Anatomy) -> Anatomy:
 
 @dataclass(frozen=True, eq=False)
 class SmoothField:
-    """A smooth random function of position: cubic B-splines on knots over the field of view.
+    """A smooth random function of position: cubic B-splines on a grid of knots.
 
-    `knots` (X, Y, Z) are `spacing_mm` apart, with the middle one in the centre.
+    `knots` (X, Y, Z) are the coefficients, `spacing_mm` apart. The middle knot is in the centre of
+    the field of view.
     """
 
     knots: Floats
@@ -160,7 +161,10 @@ class SmoothField:
         spacing_mm: float,
         extent_mm: Sequence[float],
     ) -> SmoothField:
-        """Draw a random field over an extent (three lengths) with this standard deviation."""
+        """Draw a random field with standard deviation `sd` over a box.
+
+        `extent_mm` has the three lengths of the box.
+        """
         # Oblique grids reach outside of the extent, where the outermost knots are repeated.
         shape = [int(np.ceil(1.4 * mm / spacing_mm)) + 3 for mm in extent_mm]
         # A sum of splines with weights (1, 4, 1) / 6 per axis has 0.5 ** 1.5 of the knots' spread.
@@ -194,8 +198,9 @@ def _as_column(vector: Floats, dimensions: int) -> Floats:
 
 @dataclass(frozen=True, eq=False)
 class _SampledGrid(Grid):
-    """Voxels of the scan, each the mean of `factors` samples along its axes.
+    """Voxel grid of the scan, with several samples in each voxel.
 
+    Each voxel is the mean of f, g, h samples along its axes; these numbers are `factors`.
     `centre_mm` (3,) is the centre of the field of view.
     """
 
@@ -210,9 +215,10 @@ class _SampledGrid(Grid):
         return x * f, y * g, z * h
 
     def nodes_mm(self) -> Floats:
-        """Return nodes from the first sample to the last, in mm from the centre, (3, X, Y, Z).
+        """Return the positions of a coarse grid of nodes, (3, X, Y, Z), in mm from the centre.
 
-        They are about `NODE_MM` apart, and at least two along each axis.
+        The nodes reach from the first sample to the last. They are about `NODE_MM` apart, and at
+        least two along each axis.
         """
         steps_mm = np.array(self.spacing_mm) / np.array(self.factors)
         lengths_mm = np.array(self.samples) * steps_mm
@@ -308,8 +314,8 @@ _Warp = tuple[SmoothField, SmoothField, SmoothField]
 class _HeadShape:
     """Difference between a subject's head and the anatomy: pose, size and a smooth warp.
 
-    `matrix` (3, 3) and `shift_mm` (3,) map the scan's mm to the anatomy's, both from the centre of
-    the field of view; `warp` has a field for each axis.
+    `matrix` (3, 3) and `shift_mm` (3,) map positions in the scan to positions in the anatomy, both
+    in mm from the centre of the field of view. `warp` has a displacement field for each axis.
     """
 
     matrix: Floats
@@ -343,7 +349,7 @@ def _draw_head(rng: np.random.Generator) -> _HeadShape:
 
 
 def _invertible(warp: _Warp) -> _Warp:
-    """Halve the warp until its Jacobian exceeds `MIN_JACOBIAN` on all nodes."""
+    """Halve the warp until its Jacobian is at least `MIN_JACOBIAN` on all nodes."""
     lines = []
     for length_mm in FIELD_OF_VIEW_MM:
         half_mm = length_mm / 2
@@ -368,7 +374,10 @@ def _invertible(warp: _Warp) -> _Warp:
 
 
 def _draw_brightness(rng: np.random.Generator, anatomy: Anatomy) -> NDArray[np.float32]:
-    """Draw the T1 brightness of the unwarped head, (X, Y, Z), on the priors' scale; air is 0."""
+    """Draw the T1 brightness of the anatomy's voxels, (X, Y, Z).
+
+    It is on the scale of the priors, 0 to 255; air is 0.
+    """
     share = CONTRAST_SHARED
     own = _draw_normal(rng, 1, len(anatomy.means))
     offset = share * _draw_normal(rng, 1, 1) + np.sqrt(1 - share**2) * own
@@ -397,7 +406,11 @@ def _render(
     head: _HeadShape,
     grid: _SampledGrid,
 ) -> tuple[NDArray[np.int16], NDArray[np.uint8]]:
-    """Render image and truth (classes), slab by slab along the first axis to limit memory."""
+    """Render the scan and the classes of its voxels, (X, Y, Z) each.
+
+    `brightness` (X, Y, Z) is that of the anatomy's voxels. Rendering goes slab by slab along the
+    first axis, to limit memory.
+    """
     points_mm = grid.nodes_mm()
     coil = SmoothField.draw(rng, BIAS_SD, BIAS_KNOTS_MM, FIELD_OF_VIEW_MM)
     white_matter = float(brightness[anatomy.truth == _WHITE_MATTER].mean())
@@ -423,7 +436,7 @@ def _render(
     for start in range(0, grid.shape[0], depth):
         slab = slice(start, min(start + depth, grid.shape[0]))
         slab_places, slab_log_gain = _between_nodes(nodes, grid, slab)
-        # Below its last slice the neck is continued by its mirror image.
+        # The anatomy ends in the neck; below, its mirror image continues it.
         slab_places[2].abs_()
         shaded = _sample(field, slab_places) * slab_log_gain.exp()
         # Mean over the samples of each voxel.
@@ -441,7 +454,12 @@ def _render(
 def _between_nodes(
     nodes: torch.Tensor, grid: _SampledGrid, slab: slice
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Interpolate positions (3, X, Y, Z) and log gain (X, Y, Z) of a slab between nodes."""
+    """Interpolate the samples of a slab between nodes.
+
+    `nodes` (4, X, Y, Z) are the positions of the nodes, in voxels of the anatomy, and the logarithm
+    of the coil's gain. `slab` is a range of voxels along the first axis. Return the positions (3,
+    X, Y, Z) and the log gain (X, Y, Z) of its samples.
+    """
     factor = grid.factors[0]
     total, rows, columns = grid.samples
     last_node = nodes.shape[1] - 1
@@ -472,7 +490,8 @@ def _sample(field: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
     Edge values are repeated outside.
     """
     last = torch.tensor(field.shape[2:]).reshape(3, 1, 1, 1) - 1
-    # grid_sample has -1..1 from the first voxel to the last, and the last axis first.
+    # grid_sample expects positions from -1 (first voxel) to 1 (last voxel), with the last axis
+    # first.
     scaled = places * 2 / last - 1
     last_axis_first = scaled.flip(0).permute(1, 2, 3, 0)
     values = functional.grid_sample(

@@ -43,8 +43,8 @@ _VENTRICLES = frozenset({4, 5, 14, 15, 43, 44})
 _MAY_BE_TAKEN = (2, 41, 3, 42, 7, 8, 46, 47, 136, 137, 163, 164, 4, 43, 24)
 # Smaller structures are not changed.
 _MIN_VOXELS = 50
-# Borders move in patches, where smooth noise with knots at this distance is above a level: in some
-# 78 % of the head.
+# Borders move only in patches: where smooth noise, with knots at this distance, exceeds a level.
+# This is the case in some 78 % of the head.
 _DEEP_PATCH_MM = 10
 _CORTEX_PATCH_MM = 20
 _LEVEL = -0.4
@@ -57,10 +57,11 @@ Mask = NDArray[np.bool_]
 
 
 def redraw(head: Head, numbers: NDArray[np.int64], rng: np.random.Generator) -> None:
-    """Vary the structures of a head of RAS axes and 1 mm (X, Y, Z) in place.
+    """Vary the structures of a head (X, Y, Z) of RAS axes and 1 mm, in place.
 
-    `numbers` (E,) are the FreeSurfer numbers of the entries. Each structure grows by a voxel,
-    shrinks by one, or stays as it is, with equal probability.
+    `head` has the entry of each voxel, and `numbers` (E,) the FreeSurfer numbers of the entries
+    (see `HeadMaps`). Each structure grows by a voxel, shrinks by one, or stays as it is, with equal
+    probability.
     """
     is_moved = _patches(rng, head.shape, _DEEP_PATCH_MM)
     for structure in rng.permutation(len(_DEEP_AND_CEREBELLUM)):
@@ -76,7 +77,7 @@ def redraw(head: Head, numbers: NDArray[np.int64], rng: np.random.Generator) -> 
 
 
 def is_outside_brain(numbers: NDArray[np.int64]) -> Mask:
-    """Return which entries (E,) are air, fluid around the brain, or outside of it."""
+    """Return which entries (E,) are air, fluid around the brain, or tissue outside of the brain."""
     is_air_or_fluid = np.isin(numbers, (0, GENERATION_SURROUNDINGS))
     return np.asarray(is_air_or_fluid | (numbers >= GENERATION_FIRST_OUTSIDE))
 
@@ -88,7 +89,11 @@ def _change(
     direction: int,
     is_moved: Mask,
 ) -> None:
-    """Grow a structure if the direction is positive, shrink it if it is negative."""
+    """Grow a structure of `head` by a voxel, or shrink it by one, in place.
+
+    `number` is its FreeSurfer number. It grows if `direction` is positive, and shrinks if it is
+    negative. Its border changes only where `is_moved` (X, Y, Z).
+    """
     entry = _entry_of(numbers, number)
     if entry is None or not direction:
         return
@@ -100,14 +105,14 @@ def _change(
     part = head[box]
     own = own[box]
     if direction > 0:
-        # It grows by one voxel; a ventricle may grow into all of the brain.
+        # The structure grows by one voxel. A ventricle may grow into all of the brain.
         may_be_taken = np.isin(numbers, _MAY_BE_TAKEN)
         if number in _VENTRICLES:
             may_be_taken = ~is_outside_brain(numbers)
         near = ndimage.binary_dilation(own, _FACES) & ~own
         part[near & is_moved[box] & may_be_taken[part]] = entry
     else:
-        # Its outermost voxels get the nearest other entry.
+        # The outermost voxels of the structure get the entry of the nearest voxel outside of it.
         edge = own & ~ndimage.binary_erosion(own, _FACES) & is_moved[box]
         nearest = ndimage.distance_transform_edt(
             own, return_distances=False, return_indices=True
@@ -121,7 +126,7 @@ def _widened(extent: slice) -> slice:
 
 
 def _thin_cortex(head: Head, numbers: NDArray[np.int64], is_moved: Mask) -> None:
-    """Replace the outermost voxel of the cortex by fluid."""
+    """Replace the outermost voxel of the cortex by fluid where `is_moved` (X, Y, Z), in place."""
     entry_of_fluid = _entry_of(numbers, GENERATION_SURROUNDINGS)
     if entry_of_fluid is None:
         return
@@ -133,7 +138,7 @@ def _thin_cortex(head: Head, numbers: NDArray[np.int64], is_moved: Mask) -> None
 
 
 def _thicken_cortex(head: Head, numbers: NDArray[np.int64], is_moved: Mask) -> None:
-    """Let the cortex grow by a voxel into the white matter."""
+    """Let the cortex grow by a voxel into the white matter where `is_moved` (X, Y, Z), in place."""
     for white_matter, cortex in _WHITE_MATTER_AND_CORTEX:
         entry_of_cortex = _entry_of(numbers, cortex)
         entry_of_white = _entry_of(numbers, white_matter)
@@ -145,13 +150,16 @@ def _thicken_cortex(head: Head, numbers: NDArray[np.int64], is_moved: Mask) -> N
 
 
 def _entry_of(numbers: NDArray[np.int64], number: int) -> int | None:
-    """Return the first entry with a number."""
+    """Return the first entry with a FreeSurfer number, or None if there is none."""
     entries = np.flatnonzero(numbers == number)
     return int(entries[0]) if len(entries) else None
 
 
 def _patches(rng: np.random.Generator, shape: Sequence[int], spacing_mm: int) -> Mask:
-    """Draw the patches in which borders move, (X, Y, Z)."""
+    """Draw a mask (X, Y, Z) of the patches in which borders move.
+
+    `spacing_mm` is the distance of the noise's knots, and so the scale of the patches.
+    """
     knots = rng.normal(size=[length // spacing_mm + 3 for length in shape])
     noise = ndimage.zoom(knots, spacing_mm, order=1)
     within = tuple(slice(length) for length in shape)

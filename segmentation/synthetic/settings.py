@@ -19,8 +19,8 @@ class SynthesisConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    # A "share" is the fraction of scans (or slices, or heads) with a variation. Random contrast in
-    # place of that of T1.
+    # A "share" is the fraction of scans (or slices, or heads) with a variation.
+    # Random contrast in place of the contrast of T1.
     random_contrast: Share = 0.03
     # Left and right exchanged, in the labels too.
     mirrored: Share = 0.5
@@ -28,7 +28,7 @@ class SynthesisConfig(BaseModel):
     skull_stripped: Share = 0.4
     # Defaced scans.
     defaced: Share = 0.2
-    # Slices through a voxel of a random structure; the others lie anywhere in the head.
+    # Slices through a voxel of a random structure; other slices lie anywhere in the head.
     balanced: Share = 0.6
     # Planes centred anywhere in the head, not near the brain: faces, necks, air.
     astray: Share = 0.15
@@ -60,9 +60,10 @@ class SynthesisConfig(BaseModel):
     mottle_spacing_mm: float = Field(default=6.0, gt=0)
     # Partial volume: the number of samples in each voxel that are averaged. One: none.
     places: int = Field(default=2, ge=1, le=8)
-    # Learn the structures within the skull. If False, only that everything outside of it is
-    # background, for networks that learn the brain itself from stripped scans in a store. Such a
-    # network lost cortex close to the skull (docs/notes/manual.md): no recipe does so.
+    # Learn the structures within the skull. If False, everything within the skull is ignored, and
+    # only background outside of it is learnt. This is for networks that learn the brain itself from
+    # stripped scans in a store. Such a network lost cortex close to the skull
+    # (docs/notes/manual.md), so no recipe uses it.
     learn_brain: bool = True
     # Learn the linings of ventricles as ventricle; if False they are ignored.
     learn_linings: bool = False
@@ -73,13 +74,15 @@ class SynthesisConfig(BaseModel):
     # Scans with voxels that are thick along one axis, and their largest thickness.
     low_resolution: Share = 0.2
     low_resolution_mm: float = Field(default=3.0, ge=1)
-    # Share of the variance of the classes' means that the classes of a scan have in common, as a
-    # scanner's gain changes them together. High values make unusual contrasts rare: at 0.75 putamen
-    # and thalamus became worse.
+    # Correlation of the mean brightness of different tissues within a scan: the share of the
+    # variance of these means that all tissues of a scan have in common, as when a scanner's gain
+    # changes them together. High values make unusual contrasts rare: at 0.75 putamen and thalamus
+    # became worse.
     common_gain: Share = 0.3
-    # Standard deviation between structures of one class of intensity.
+    # Standard deviation of brightness between structures of one intensity class.
     structure_offset: float = Field(default=0.05, ge=0)
-    # Share of a class's spread over its voxels that is drawn for each voxel.
+    # Noise-like texture: standard deviation from voxel to voxel, as a factor of the standard
+    # deviation within the tissue.
     texture: tuple[_NotNegative, _NotNegative] = (0.3, 1.0)
     # Largest strength of bias field, noise and gamma.
     bias: float = Field(default=0.25, ge=0)

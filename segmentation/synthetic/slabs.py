@@ -1,4 +1,8 @@
-"""Random geometry of synthetic slices: planes through heads, and the entries on them."""
+"""Random geometry of synthetic slices: planes through heads, and the entries on these planes.
+
+In shapes, B is the number of slices in a batch, C the number of neighbouring planes of a slice, and
+(H, W) its rows and columns. An entry is the number by which head maps describe a tissue.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +19,10 @@ from trinat.segmentation.synthetic.targets import Heads
 
 
 class Draw:
-    """Head maps with synthesis settings, and random numbers of one generator on their device.
+    """Random draws for the synthesis, with the head maps and settings that they depend on.
 
-    The order of the calls defines the slices of a seed.
+    The numbers come from `generator` and are on the device of the maps. With the same seed, the
+    same sequence of calls gives the same slices.
     """
 
     def __init__(
@@ -45,7 +50,7 @@ class Draw:
         return torch.randint(high, shape, generator=self.generator, device=self.device)
 
     def chance(self, count: int, share: float) -> Tensor:
-        """Draw flags (count,), of which about this share is set."""
+        """Draw flags (count,), each of which is True with probability `share`."""
         return self.uniform(0, 1, count) < share
 
     def smooth(
@@ -56,10 +61,11 @@ class Draw:
         spacing_mm: float,
         strength: float,
     ) -> Tensor:
-        """Draw knots of smooth fields (B, C, ...) for planes of `size`, with random strengths.
+        """Draw knots of smooth random fields, (B, C, rows, columns), for planes of `size` in mm.
 
-        Knots are `spacing_mm` apart; the standard deviation of each field is drawn from 0 to
-        `strength`. The caller interpolates between them.
+        `count` is B, the number of planes, and `channels` is C. Knots are about `spacing_mm` apart.
+        The standard deviation of the fields of a plane is drawn from 0 to `strength`. The caller
+        interpolates between the knots.
         """
         knots = [max(2, round(length / spacing_mm) + 1) for length in size]
         values = self.normal(count, channels, *knots)
@@ -68,9 +74,9 @@ class Draw:
 
 @dataclass(frozen=True)
 class Thickness:
-    """Extent of voxels in mm along rows, columns and across slices, (B,) each.
+    """Size of the voxels of each slice in mm: along its rows, its columns and across it, (B,).
 
-    `axis` is the axis of the head across slices.
+    `axis` is the axis of the head, 0 to 2, that is across the slices.
     """
 
     rows: Tensor
@@ -80,7 +86,11 @@ class Thickness:
 
 
 def choose_thickness(draw: Draw, view: View, count: int) -> Thickness:
-    """Draw the thickness of each slice's voxels along one axis of the head, 1 mm along others."""
+    """Draw the voxel size of each slice.
+
+    Voxels are 1 mm long along all axes, or, in some slices, thick along one random axis of the
+    head.
+    """
     config = draw.config
     is_low_resolution = draw.chance(count, config.low_resolution)
     thick_axis = draw.below(3, count)
@@ -100,7 +110,7 @@ def choose_thickness(draw: Draw, view: View, count: int) -> Thickness:
 def places_within_voxels(
     draw: Draw, thickness: Thickness, size: tuple[int, int]
 ) -> Tensor:
-    """Draw a position within each voxel, (B, 3, 1, H, W) from its middle."""
+    """Draw a random position in each voxel, as an offset from its centre, (B, 3, 1, H, W)."""
     one = draw.uniform(-0.5, 0.5, 1, 3, 1, *size)
     place = one.repeat(len(thickness.across), 1, 1, 1, 1)
     place[:, thickness.axis] *= thickness.across.view(-1, 1, 1, 1)
@@ -115,10 +125,11 @@ def cut_slabs(
     neighbours: int,
     mirrored: Tensor,
 ) -> Tensor:
-    """Cut slabs through deformed heads: their positions in voxels, (B, 3, C, H, W).
+    """Return positions of slabs through deformed heads, (B, 3, C, H, W), in voxels of the heads.
 
-    The planes are oblique and bent, so that twenty heads give more than their own slices.
-    `mirrored` (B,) says which heads are mirrored.
+    `head` (B,) is the index of each slice's head, and `mirrored` (B,) says which heads are
+    mirrored. `size` is (H, W); C = 2 `neighbours` + 1 planes make a slab. The planes are oblique
+    and bent, so that twenty heads give more than their own slices.
     """
     config = draw.config
     count = len(head)
@@ -130,7 +141,7 @@ def cut_slabs(
     log_scale = draw.uniform(-1, 1, count, 3) * config.scaling
     affine = rotation @ (shear + torch.diag_embed(torch.exp(log_scale)))
     frame = torch.stack([affine[:, :, axis] for axis in (rows, columns, along)], -1)
-    # A mirrored head is cut by a mirrored plane: its left is painted on the right.
+    # In a mirrored head the plane is mirrored, so that the left side appears on the right.
     frame[:, 0] *= torch.where(mirrored, -1.0, 1.0)[:, None]
     # Row and column of each pixel of a plane, from its middle, (H, W, 2).
     height, width = size
@@ -152,7 +163,8 @@ def cut_slabs(
 def look_up(heads: Heads, head: Tensor, places: Tensor) -> Tensor:
     """Return the entries (B, ...) of the voxels nearest to positions (B, 3, ...).
 
-    Positions outside of the maps are air.
+    `head` (B,) is the index of each slice's head. Positions are in voxels. Outside of the maps
+    there is air, entry 0.
     """
     points = places.round().int()
     inside = torch.ones_like(points[:, 0], dtype=torch.bool)
@@ -168,9 +180,11 @@ def look_up(heads: Heads, head: Tensor, places: Tensor) -> Tensor:
 
 
 def displace_borders(draw: Draw, head: Tensor, plane: Tensor) -> Tensor:
-    """Draw the displacement of what each voxel shows, (B, 3, C, H, W) voxels.
+    """Draw by how much the image is displaced from the labels, (B, 3, C, H, W), in voxels.
 
-    Near deep structures only: the borders of the cerebral cortex follow the image.
+    `head` (B,) is the index of each slice's head, `plane` (B, 3, C, H, W) are the positions of its
+    voxels. Only voxels near deep structures are displaced: the borders of the cerebral cortex
+    follow the image.
     """
     heads = draw.heads
     config = draw.config
@@ -200,9 +214,12 @@ def grow(mask: Tensor, reach: int) -> Tensor:
 
 
 def _choose_centres(draw: Draw, along: int, head: Tensor) -> Tensor:
-    """Draw the centre of each plane in voxels, (B, 3), near the centre of the brain.
+    """Draw the centre of each plane, (B, 3), in voxels of the heads.
 
-    Along the axis of the view it is drawn by structure or anywhere.
+    `along` is the axis of the head across the slices, and `head` (B,) the index of each slice's
+    head. Most centres are near the middle of the brain in the plane. Along the axis across it, they
+    are at a random structure or anywhere in the head. Some centres are anywhere in the head in all
+    directions.
     """
     heads = draw.heads
     config = draw.config
@@ -224,7 +241,7 @@ def _choose_centres(draw: Draw, along: int, head: Tensor) -> Tensor:
 
 
 def _random_rotation(draw: Draw, count: int) -> Tensor:
-    """Draw rotations about random axes, (B, 3, 3)."""
+    """Draw rotation matrices about random axes, (B, 3, 3)."""
     spread = draw.config.rotation_deg * torch.pi / 180
     angles = draw.normal(count, 3) * spread
     upper = torch.zeros(count, 3, 3, device=draw.device)

@@ -1,11 +1,16 @@
 """Synthetic T1-like slices from label maps, generated in torch on the device of the maps.
 
-Planes cut the heads (`slabs.py`). Their entries are painted with the brightness of tissues, voxel
-by voxel, and then corrupted as by scanners and software: field of view, masks, blur, motion, noise.
+Planes cut the heads (`slabs.py`). The entries of the voxels on these planes get the brightness of
+their tissues. Then the effects of scanners and software are added: field of view, masks, blur,
+motion, noise.
 
-All random numbers of a batch come from one generator: a seed fixes the slices on a given device.
-Neither this module nor `slabs.py` reads a value from the GPU, indexes by a mask or copies from the
-host: each of these would make the host wait for all queued work.
+All random numbers of a batch come from one generator: a seed determines the slices on a given
+device. Neither this module nor `slabs.py` reads a value from the GPU, indexes by a mask or copies
+from the host: each of these would make the host wait for all queued work.
+
+In shapes, B is the number of slices in a batch, C the number of neighbouring planes of a slice, (H,
+W) its rows and columns, E the number of entries and I the number of intensity classes (see
+`Heads`).
 """
 
 from __future__ import annotations
@@ -47,10 +52,10 @@ def synthesise(
     generator: torch.Generator,
     neighbours: int = 1,
 ) -> tuple[Tensor, Tensor]:
-    """Synthesise images (B, C, H, W) and classes (B, H, W).
+    """Synthesise a batch of slices: images (B, C, H, W) and classes (B, H, W).
 
-    `count` is B and `size` (H, W). C = 2 neighbours + 1 slices, 1 mm apart. Classes are those
-    of the middle slice, IGNORE where nothing is learnt.
+    `count` is B and `size` is (H, W). A slice has C = 2 `neighbours` + 1 planes, 1 mm apart. The
+    classes are those of the middle plane; IGNORE marks pixels that are not learnt.
     """
     draw = Draw(heads, config, generator)
     mirrored = draw.chance(count, config.mirrored)
@@ -61,7 +66,8 @@ def synthesise(
     middle = look_up(heads, head, plane[:, :, neighbours]) * seen[:, neighbours]
     middle = middle.long()
     classes = _classes_to_learn(heads, config, middle, mirrored)
-    # The image differs from the target by displaced borders and by the position within a voxel.
+    # The image differs from the labels: borders are displaced, and samples lie anywhere within a
+    # voxel.
     shown = plane + displace_borders(draw, head, plane)
     thickness = choose_thickness(draw, view, count)
     entries = []
@@ -72,7 +78,7 @@ def synthesise(
             place = shown + places_within_voxels(draw, thickness, size)
             entries.append(look_up(heads, head, place) * seen)
     removed = _find_removed(draw, head, entries[0], plane)
-    # Fluid that a stripped scan does not show cannot be learnt; removed brain can.
+    # Fluid that stripping has removed cannot be learnt, but removed brain can.
     unseen = removed[:, neighbours] & heads.is_fluid[middle]
     classes = classes.masked_fill(unseen, 0)
     images = _render(draw, entries, removed, thickness)
@@ -85,7 +91,11 @@ def _classes_to_learn(
     entries: Tensor,
     mirrored: Tensor,
 ) -> Tensor:
-    """Return the classes of entries (B, H, W) in heads of which some are `mirrored` (B,)."""
+    """Return the classes to learn, (B, H, W), from entries (B, H, W).
+
+    `mirrored` (B,) says in which slices left and right are exchanged. Pixels that are not learnt
+    get IGNORE.
+    """
     classes = torch.where(
         mirrored[:, None, None], heads.mirrored_targets[entries], heads.targets[entries]
     )
@@ -104,7 +114,10 @@ def synthesise_volume(
     head: int,
     generator: torch.Generator,
 ) -> tuple[Tensor, Tensor]:
-    """Synthesise a whole undeformed head for validation: image and classes (X, Y, Z)."""
+    """Synthesise a whole undeformed head for validation: image and classes, (X, Y, Z) each.
+
+    `head` is the index of the head.
+    """
     draw = Draw(heads, config, generator)
     entries = heads.labels[head][None]
     axes = [torch.arange(length, device=draw.device) for length in entries.shape[1:]]
@@ -124,24 +137,26 @@ def _render(
     removed: Tensor,
     thickness: Thickness,
 ) -> Tensor:
-    """Simulate a scan of entries (B, C, H, W), one or several samples for each voxel.
+    """Simulate a scan of the given entries; return images (B, C, H, W).
 
-    Images (B, C, H, W) are 0 in `removed` voxels (B, C, H, W).
+    `entries` has a tensor (B, C, H, W) for each sample within a voxel. Images are 0 in `removed`
+    voxels (B, C, H, W).
     """
     images, white = _paint(draw, entries)
     images = _blur(draw, images, thickness)
-    images = _move(draw, images)
+    images = _add_motion(draw, images)
     images = _corrupt(draw, images, white)
     # As in conform, values are clipped at 2, because vessels may exceed 1.
     return images.clamp_(max=2).masked_fill_(removed, 0)
 
 
 class _ClassBrightness(NamedTuple):
-    """Brightness of the I classes of intensity in each of B scans, on the scale of the priors.
+    """Brightness of the I intensity classes in each of B scans, 0 to 255.
 
-    `mean` and `spread` (B, I) are what is painted; a spread is a standard deviation over voxels.
-    `random_mean` and `random_spread` (B, I) are of no contrast that T1 has. `is_random` (B, 1) says
-    which scans have these in place of the contrast of T1.
+    `mean` and `spread` (B, I) are the values to paint; the spread is the standard deviation over
+    the voxels of a class. `random_mean` and `random_spread` (B, I) are a contrast drawn at random,
+    unlike T1. `is_random` (B, 1) says in which scans the values to paint are those of the random
+    contrast.
     """
 
     mean: Tensor
@@ -152,14 +167,15 @@ class _ClassBrightness(NamedTuple):
 
 
 def _paint(draw: Draw, entries: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Return the intensities of voxels, and that of white matter.
+    """Return images of the entries, (B, C, H, W), and the brightness of white matter, (B,).
 
-    `entries` holds one tensor (B, C, H, W) for each sample within a voxel. Returns images (B, C, H,
-    W) and the brightness (B,) that becomes 1 on the working grid's scale.
+    `entries` has a tensor (B, C, H, W) for each sample within a voxel. In scans of random contrast,
+    the brightest large tissue takes the place of white matter. Its brightness becomes 1 later, on
+    the working grid's scale.
     """
     heads = draw.heads
     count = len(entries[0])
-    classes = _draw_classes(draw, count)
+    classes = _draw_class_brightness(draw, count)
     # Structures of one class differ a little (the caudate is brighter than the cortex).
     offsets = draw.normal(count, len(heads.classes))[:, heads.sideless]
     white = classes.mean[:, heads.white_matter].clamp(min=_DARKEST_WHITE_MATTER)
@@ -181,8 +197,8 @@ def _paint(draw: Draw, entries: list[Tensor]) -> tuple[Tensor, Tensor]:
     return images, torch.where(classes.is_random[:, 0], brightest, white)
 
 
-def _draw_classes(draw: Draw, count: int) -> _ClassBrightness:
-    """Draw the brightness of each class of intensity: by the priors of T1, and at random."""
+def _draw_class_brightness(draw: Draw, count: int) -> _ClassBrightness:
+    """Draw the brightness of each intensity class: by the priors of T1, and at random."""
     heads = draw.heads
     config = draw.config
     number = heads.means.shape[1]
@@ -197,9 +213,10 @@ def _draw_classes(draw: Draw, count: int) -> _ClassBrightness:
 
 
 def _draw_around(draw: Draw, prior: Tensor, count: int, common: float) -> Tensor:
-    """Draw values (B, I) from a prior (2, I) of means and spreads.
+    """Draw values (B, I) from a prior (2, I), the mean and standard deviation of each class.
 
-    `common` is the share of their variance that the classes of a scan have in common.
+    `common` is the correlation of the classes of a scan: the share of their variance that is drawn
+    once for all classes.
     """
     own = draw.normal(count, prior.shape[1])
     shared = draw.normal(count, 1)
@@ -208,9 +225,10 @@ def _draw_around(draw: Draw, prior: Tensor, count: int, common: float) -> Tensor
 
 
 def _change_contrast(draw: Draw, means: Tensor, white: Tensor) -> Tensor:
-    """Change the contrast of grey to white matter of means (B, E): see `contrast` in the settings.
+    """Change the contrast of grey to white matter, as described at `contrast` in the settings.
 
-    Tissue brighter than white matter is not changed.
+    `means` (B, E) is the brightness of the entries, `white` (B,) that of white matter. Tissue
+    brighter than white matter is not changed.
     """
     lowest, highest = draw.config.contrast
     # Uniform on a logarithmic scale: half the contrast is as likely as twice.
@@ -225,7 +243,11 @@ def _change_contrast(draw: Draw, means: Tensor, white: Tensor) -> Tensor:
 def _paint_surroundings(
     draw: Draw, classes: _ClassBrightness, means: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return means and spreads (B, E) of all entries, with air and tissue outside of the brain."""
+    """Set the brightness of air and of tissue outside of the brain.
+
+    `means` (B, E) is the brightness of all entries. Return the mean of each entry and its standard
+    deviation over voxels, (B, E) each.
+    """
     heads = draw.heads
     config = draw.config
     count = len(means)
@@ -246,12 +268,15 @@ def _paint_surroundings(
 
 
 def _mean_of_entries(values: Tensor, entries: list[Tensor]) -> Tensor:
-    """Return the mean (B, V) of values (B, E) over the entries of all samples in a voxel."""
+    """Return the mean of values (B, E) over the samples of each voxel, (B, V).
+
+    `entries` has a tensor (B, V) with the entries of all voxels for each sample.
+    """
     return torch.stack([values.gather(1, part) for part in entries]).mean(0)
 
 
 def _make_patchy(draw: Draw, images: Tensor, entries: Tensor) -> Tensor:
-    """Vary the brightness of tissue over some mm, most strongly outside of the brain."""
+    """Vary the brightness of tissue over a few mm, most strongly outside of the brain."""
     config = draw.config
     count = len(images)
     size = images.shape[2:]
@@ -268,7 +293,11 @@ def _make_patchy(draw: Draw, images: Tensor, entries: Tensor) -> Tensor:
 
 
 def _find_field_of_view(draw: Draw, head: Tensor, points: Tensor) -> Tensor:
-    """Return the voxels in the scanner's field of view, (B, C, H, W), which may cut the head."""
+    """Return a mask of the voxels in the scanner's field of view, (B, C, H, W).
+
+    The field of view may cut the head. `head` (B,) is the index of each slice's head, `points` (B,
+    3, C, H, W) are the voxels' positions.
+    """
     config = draw.config
     count = len(head)
     per_image = (count, 1, 1, 1)
@@ -286,7 +315,11 @@ def _find_field_of_view(draw: Draw, head: Tensor, points: Tensor) -> Tensor:
 
 
 def _find_removed(draw: Draw, head: Tensor, entries: Tensor, points: Tensor) -> Tensor:
-    """Return the voxels that a skull-stripped or defaced scan does not show, (B, C, H, W)."""
+    """Return a mask of the voxels that skull stripping or defacing removes, (B, C, H, W).
+
+    `head` (B,) is the index of each slice's head, `points` (B, 3, C, H, W) are the voxels'
+    positions.
+    """
     config = draw.config
     count = len(entries)
     per_image = (count, 1, 1, 1)
@@ -304,9 +337,9 @@ def _find_removed(draw: Draw, head: Tensor, entries: Tensor, points: Tensor) -> 
 
 
 def _find_face(draw: Draw, head: Tensor, points: Tensor) -> Tensor:
-    """Return the voxels (B, C, H, W) that defacing removes: beyond a plane below the brain.
+    """Return a mask of the voxels that defacing removes, (B, C, H, W).
 
-    The plane lies in front of and below the brain.
+    They are those beyond a plane that lies in front of and below the brain.
     """
     count = len(head)
     # x goes left to right.
@@ -323,7 +356,7 @@ def _find_face(draw: Draw, head: Tensor, points: Tensor) -> Tensor:
 def _blur(draw: Draw, images: Tensor, thickness: Thickness) -> Tensor:
     """Apply a scanner's point spread to images (B, C, H, W).
 
-    It is Gaussian, and wide along one axis in thick-sliced scans.
+    It is Gaussian, and wide along the thick axis of scans with thick slices.
     """
     config = draw.config
     count, channels = images.shape[:2]
@@ -354,11 +387,11 @@ def _blur(draw: Draw, images: Tensor, thickness: Thickness) -> Tensor:
     return torch.einsum("bcd,bdhw->bchw", weights, blurred)
 
 
-def _move(draw: Draw, images: Tensor) -> Tensor:
-    """Simulate motion: some lines of k-space are measured with the head elsewhere."""
-    # Only the first few slices of a batch may be moved, which is enough since slices are
-    # exchangeable; which of them are moved need not be known here, and few Fourier transforms are
-    # made.
+def _add_motion(draw: Draw, images: Tensor) -> Tensor:
+    """Simulate motion: some lines of k-space are measured while the head is shifted."""
+    # Only the first few slices of a batch may be moved, so that few Fourier transforms are made.
+    # This is enough because the slices of a batch are in random order, and no other function needs
+    # to know which ones are moved.
     config = draw.config
     count = math.ceil(config.motion * len(images))
     if not count:
@@ -385,7 +418,10 @@ def _move(draw: Draw, images: Tensor) -> Tensor:
 
 
 def _corrupt(draw: Draw, images: Tensor, white: Tensor) -> Tensor:
-    """Apply bias field, noise, gamma and gain: raw intensities to the working grid's scale."""
+    """Apply bias field, noise, gamma and gain to images (B, C, H, W).
+
+    `white` (B,) is the brightness that becomes 1 on the working grid's scale.
+    """
     config = draw.config
     count, channels, *size = images.shape
     per_image = (count, 1, 1, 1)

@@ -22,14 +22,14 @@ from trinat.segmentation.space.resample import occupied_box
 from trinat.segmentation.space.views import View
 from trinat.segmentation.synthetic.heads import HeadMaps
 
-# Left and right numbers that quicknat33 does not pair.
+# Pairs of left and right numbers that are not in quicknat33.
 _PARTNERS = {136: 163, 137: 164, 25: 57, 30: 62}
 # Linings of the ventricles: partial volume of ventricle and white matter.
 _LININGS = (136, 137, 163, 164)
 _FLUID = GENERATION_SURROUNDINGS
 _LARGE_TISSUES = (2, 3, GENERATION_SURROUNDINGS)
 _WHITE_MATTER = 2
-# Groups of a label scheme that are no deep structures.
+# Groups of a label scheme whose labels are not deep structures.
 _NOT_DEEP = ("background", "cortical", "white-matter", "csf")
 _POINTS = 64  # voxels sampled for each class in each head
 
@@ -38,19 +38,26 @@ _POINTS = 64  # voxels sampled for each class in each head
 class Heads:
     """Head maps on a device, with the classes that a network learns.
 
-    `labels` (M, X, Y, Z) uint8 holds entries. These tables describe the entries, (E,):
+    `labels` (M, X, Y, Z) uint8 holds the entry of each voxel, as in `HeadMaps`. These tables
+    describe the entries, (E,):
 
-    - `classes`: class of intensity; `means` and `spreads` (2, I) are the priors of these;
-    - `targets`, `mirrored_targets`: uint8, the class to learn, and that after left and right have
-      changed places;
-    - `sideless`: the entry of the left partner, or itself;
-    - `is_brain`; `is_outside`: scalp, skull, face and neck; `is_lining`: partial volume around the
-      ventricles; `is_deep`: structures, but not cerebral cortex and white matter; `is_fluid`:
-      learnt as the fluid all around the brain.
+    - `classes`: intensity class; the priors of the I intensity classes are `means` and `spreads`
+      (2, I);
+    - `targets`: class of `scheme` to learn, uint8; `mirrored_targets`: the same in a mirrored head,
+      where left and right are exchanged;
+    - `sideless`: the entry of the same structure on the left side, or the entry itself if it is not
+      on
+      the right;
+    - `is_brain`: brain; `is_outside`: scalp, skull, face and neck; `is_lining`: partial volume
+      around
+      the ventricles; `is_deep`: structures, but not cerebral cortex and white matter; `is_fluid`:
+      fluid
+      around the brain, if it is learnt as CSF.
 
-    `white_matter` is the class of intensity of white matter, `large_tissues` are those of white
-    matter, cortex and CSF. Positions are in voxels: `points` (M, T, P, 3) of each class to learn,
-    `extent` (M, 2, 3), the head's first and last, and `centre` (M, 3), the middle of the brain.
+    `white_matter` is the intensity class of white matter; `large_tissues` are the intensity classes
+    of white matter, cortex and CSF. Positions are in voxels: `points` (M, T, P, 3) are P voxels of
+    each of the T classes to learn, `extent` (M, 2, 3) the first and last voxel of a head along each
+    axis, and `centre` (M, 3) the middle of the brain.
     """
 
     scheme: LabelScheme
@@ -73,7 +80,10 @@ class Heads:
     centre: Tensor
 
     def seen_in(self, view: View) -> Heads:
-        """Return the same heads with the classes that slices of a view distinguish."""
+        """Return the same heads with the classes that slices of a view distinguish.
+
+        Sagittal slices do not show the side, so left and right become one class.
+        """
         scheme = self.scheme.seen_in(view)
         if scheme is self.scheme:
             return self
@@ -94,13 +104,13 @@ def aim(
     *,
     learn_fluid: bool = False,
 ) -> Heads:
-    """Prepare head maps for the classes of a scheme.
+    """Prepare head maps for training: find the class of a scheme that each entry is learnt as.
 
     With `learn_fluid`, everything between brain and skull is learnt as CSF, so that brain and CSF
-    together fill the skull; else it is background. Raises a DatasetError for maps without any of
-    the scheme's structures, or without cerebral white matter.
+    together fill the skull; otherwise it is background. Raises a DatasetError for maps without any
+    of the scheme's structures, or without cerebral white matter.
     """
-    # FreeSurfer's numbers in place of private ones, where these exist.
+    # Private numbers are replaced by FreeSurfer's where there is such a number.
     folded = np.array([GENERATION_FOLDED.get(int(n), int(n)) for n in maps.numbers])
     targets = _targets(folded, scheme, learn_fluid)
     if not targets.any():
@@ -148,7 +158,10 @@ def aim(
 def _targets(
     folded: NDArray[np.int64], scheme: LabelScheme, learn_fluid: bool
 ) -> NDArray[np.uint8]:
-    """Return the class of a scheme that each entry is learnt as, (E,)."""
+    """Return the class of a scheme that each entry is learnt as, (E,).
+
+    `folded` (E,) are the entries' FreeSurfer numbers, after private numbers were replaced.
+    """
     class_of = {
         number: label.index for label in scheme.labels for number in label.numbers
     }
@@ -161,7 +174,10 @@ def _targets(
 
 
 def _left_partners(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the left partner of each entry, or the entry itself: both sides look alike."""
+    """Return the entry of the same structure on the left side for each entry, (E,).
+
+    Other entries have no such partner and stay themselves. Both sides of a structure look alike.
+    """
     scheme = load_scheme("quicknat33")
     left_of = {right: left for left, right in _PARTNERS.items()}
     for label in scheme.labels:
@@ -178,8 +194,8 @@ def _left_partners(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
 class _Survey(NamedTuple):
     """Positions in one head, in voxels.
 
-    `points` (T, P, 3) are some voxels of each class, `extent` (2, 3) the first and the last voxel
-    of the head, `centre` (3,) the middle of the brain.
+    `points` (T, P, 3) are some voxels of each class to learn, `extent` (2, 3) the first and the
+    last voxel of the head along each axis, `centre` (3,) the middle of the brain.
     """
 
     points: NDArray[np.int16]
@@ -192,7 +208,10 @@ def _survey(
     targets: NDArray[np.uint8],
     learned: NDArray[np.uint8],
 ) -> _Survey:
-    """Sample voxels of each class that is `learned` (T,), and locate head and brain."""
+    """Sample voxels of each class in `learned` (T,), and locate the head and the brain in its grid.
+
+    `head` (X, Y, Z) has the entries of a head, and `targets` (E,) the class of each entry.
+    """
     classes = targets[head]
     points = _points_of_classes(classes, learned)
     centre = _extent(classes > 0).sum(0) / 2
@@ -206,9 +225,11 @@ def _survey(
 def _points_of_classes(
     classes: NDArray[np.uint8], learned: NDArray[np.uint8]
 ) -> NDArray[np.int16]:
-    """Sample voxels evenly over each class of a head (X, Y, Z), in the order of memory, (T, P, 3).
+    """Sample voxels of each class in `learned` (T,) from a head; return their indices, (T, P, 3).
 
-    A class that the head lacks gets voxels of its whole brain. Raises a DatasetError without brain.
+    `classes` (X, Y, Z) are the classes of the head. The sampled voxels are evenly spaced among all
+    voxels of a class, in the order of memory. A class that the head lacks gets voxels of its whole
+    brain. Raises a DatasetError without brain.
     """
     flat = classes.ravel()
     brain = np.flatnonzero(flat)
@@ -231,7 +252,7 @@ def _points_of_classes(
 
 
 def _extent(mask: NDArray[np.bool_]) -> NDArray[np.int16]:
-    """Return first and last voxel along each axis, (2, 3)."""
+    """Return the index of the mask's first and last voxel along each axis, (2, 3)."""
     box = occupied_box(mask)
     first = [side.start for side in box]
     last = [side.stop - 1 for side in box]

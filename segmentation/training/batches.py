@@ -39,15 +39,16 @@ from trinat.segmentation.training.config import StoreConfig, ValidationConfig
 from trinat.segmentation.training.state import seeded
 from trinat.segmentation.training.validation import ValidationScan
 
-# View, first slice and number of slices.
+# View, number of the first slice, and number of slices.
 _Request = tuple[View, int, int]
 
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Images (B, C, H, W) float32, classes (B, H, W) uint8, and their origin.
+    """A batch of training slices.
 
-    `what` names the subjects and slices, for messages.
+    `images` (B, C, H, W) is float32, `labels` (B, H, W) are class indices, uint8. `what` names the
+    subjects and slices, for messages.
     """
 
     images: Tensor
@@ -58,15 +59,19 @@ class Batch:
 class BatchSource(Protocol):
     """Source that returns the same batch for the same arguments, so that a run can be resumed.
 
-    `fingerprint` changes with the data that batches are made from. `may_draw_in_thread`: a batch
-    may be drawn while a CPU trains, without using its random numbers.
+    `fingerprint` identifies the data that batches are made from: it changes if they change.
+    `may_draw_in_thread` is True if `draw` may run in a thread while a CPU trains, because it does
+    not use torch's global random numbers.
     """
 
     fingerprint: str
     may_draw_in_thread: bool = True
 
     def expect(self, view: View, first: int, count: int) -> None:
-        """Announce slices that will be requested soon, perhaps more than once."""
+        """Announce slices that will be requested soon, so that they can be read ahead.
+
+        `first` and `count` are as in `draw`. The same slices may be announced more than once.
+        """
         return
 
     def draw(
@@ -76,27 +81,29 @@ class BatchSource(Protocol):
         count: int,
         generator: torch.Generator,
     ) -> Batch:
-        """Return `count` slices of a view, starting with number `first` of the slices of a job.
+        """Return `count` slices of a view, starting with number `first`.
 
-        A source of stored slices finds them by their numbers, and `generator` determines how they
-        are augmented. A synthetic source makes new slices by `generator` alone.
+        Slices of each view are numbered from the start of the stage. A source of stored slices
+        finds them by number, and `generator` determines how they are augmented. A synthetic source
+        makes new slices with `generator` alone.
         """
 
     def counts(self, view: View) -> Tensor:
-        """Return (K,) pixels of each class, for the loss."""
+        """Return the number of pixels of each class, (K,), for the weights of the loss."""
 
     def slices(self, view: View) -> int:
-        """Return the number of slices of a view in an epoch; 0 if each slice is new."""
+        """Return the number of slices of a view in an epoch; 0 if every slice is new."""
         return 0
 
 
 class SyntheticSource(BatchSource):
-    """Synthetic slices from label maps; each slice is new.
+    """Source of synthetic slices from label maps; each slice is new.
 
-    It has the views that can show the scheme: not the sagittal view for a scheme of one side.
+    It has the views in which the classes of the scheme can be told apart. Sagittal slices do not
+    show the side, so a scheme that has a structure on one side only has no sagittal view.
     """
 
-    # In a crop around the head, background covers about this many times the area of the brain.
+    # Number of background pixels in a crop around the head, as a multiple of those of the brain.
     background = 1.5
 
     def __init__(
@@ -110,7 +117,8 @@ class SyntheticSource(BatchSource):
     ) -> None:
         """Load the label maps to `device`, where slices are made.
 
-        Slices have `size` (rows, columns), and `channels` with their neighbours, an odd number.
+        Slices have `size` (rows, columns). `channels`, an odd number, is the number of neighbouring
+        slices in an image, its middle slice included.
         """
         self.config = config
         self.size = size
@@ -131,9 +139,9 @@ class SyntheticSource(BatchSource):
         count: int,
         generator: torch.Generator,
     ) -> Batch:
-        """Make new slices, which depend on the generator alone and not on their numbers.
+        """Make new slices, which depend on the generator only.
 
-        `first` and `count` number the slices of the batch, for messages only.
+        `count` is the number of slices; `first` is used in messages only.
         """
         images, labels = synthesise(
             self.heads[view],
@@ -148,9 +156,10 @@ class SyntheticSource(BatchSource):
         return Batch(images, labels, f"synthetic {view.value} slices {first}-{last}")
 
     def counts(self, view: View) -> Tensor:
-        """Return voxels of each class in all label maps; for background, as many as a crop has.
+        """Return the number of voxels of each class in all label maps, (K,), float64.
 
-        (K,), float64. The weights of the loss are computed from it.
+        Background gets the number that a crop around the head would have. The weights of the loss
+        are computed from these numbers.
         """
         heads = self.heads[view]
         entries = len(heads.classes)
@@ -163,10 +172,10 @@ class SyntheticSource(BatchSource):
 
 
 class MixedSource(BatchSource):
-    """Synthetic and real slices: `share` of each batch is synthetic, on average.
+    """Source of batches that contain synthetic and real slices.
 
-    The number of synthetic slices in a batch follows from the slices' numbers, so that a resumed
-    run has the same batches.
+    On average, `share` of the slices is synthetic. How many are synthetic in a batch is computed
+    from the numbers of its slices, so that a resumed run has the same batches.
     """
 
     def __init__(self, synthetic: BatchSource, real: BatchSource, share: float) -> None:
@@ -178,7 +187,7 @@ class MixedSource(BatchSource):
         self.fingerprint = f"{share} {synthetic.fingerprint} {real.fingerprint}"
 
     def expect(self, view: View, first: int, count: int) -> None:
-        """Announce to each of the two sources its own part."""
+        """Announce the slices to the source that has them."""
         for source, start, part in self._parts(first, count):
             source.expect(view, start, part)
 
@@ -189,10 +198,7 @@ class MixedSource(BatchSource):
         count: int,
         generator: torch.Generator,
     ) -> Batch:
-        """Return the synthetic slices first, then the real slices.
-
-        Numbers of slices are divided in the same way in each run.
-        """
+        """Return a batch with its synthetic slices first, then its real ones."""
         batches = [
             source.draw(view, start, part, generator)
             for source, start, part in self._parts(first, count)
@@ -203,7 +209,7 @@ class MixedSource(BatchSource):
         return Batch(images, labels, what)
 
     def counts(self, view: View) -> Tensor:
-        """Return shares of pixels, summing to 1; each source counts by its share of slices."""
+        """Return the share of pixels of each class in a batch, (K,), on average; they sum to 1."""
         synthetic = self.synthetic.counts(view).double()
         real = self.real.counts(view).double()
         synthetic_part = self.share * synthetic / synthetic.sum()
@@ -211,9 +217,11 @@ class MixedSource(BatchSource):
         return synthetic_part + real_part
 
     def _parts(self, first: int, count: int) -> list[tuple[BatchSource, int, int]]:
-        """Divide slices between the sources: source, number of its first slice, and count.
+        """Divide the slices of a batch between the two sources.
 
-        Among the slices up to n, floor(share n) are synthetic: exact over time for any batch size.
+        Return for each source that has any: the source, the number of its first slice, and the
+        number of slices. Among the first n slices of a run, floor(share n) are synthetic. So the
+        share is right over time for any batch size.
         """
         before = int(self.share * first)
         synthetic = int(self.share * (first + count)) - before
@@ -225,12 +233,12 @@ class MixedSource(BatchSource):
 
 
 class StoreSource(BatchSource):
-    """Augmented slices of a store's training part; rare structures occur more often.
+    """Source of augmented slices from the training part of a store.
 
-    Readers return whole slices as stored, or after the transforms of TorchIO and MONAI, whose
-    random numbers follow from the slice's number. Cropping and all other augmentation are done
-    here, with the batch's own generator. The result is therefore independent of the number of
-    readers, bit for bit.
+    Slices with rare structures are drawn more often. Readers return whole slices as stored, or
+    after the transforms of TorchIO and MONAI, whose random numbers are computed from the number of
+    the slice. Cropping and all other augmentation are done here, with the generator of the batch.
+    Therefore the result does not depend on the number of readers, bit for bit.
     """
 
     def __init__(
@@ -244,11 +252,14 @@ class StoreSource(BatchSource):
         workers: int = 0,
         processes: Executor | None = None,
     ) -> None:
-        """Open slices of `views`, cut to `size` (rows, columns), with `channels` neighbours each.
+        """Open the slices of `views`.
 
-        `seed` determines the order of epochs; `workers` is the number of readers. `processes` run
-        the transforms of TorchIO and MONAI; without them, nothing is read ahead if there are any.
-        Raises DatasetError if the store has labels of another scheme than `scheme`.
+        Slices are cropped to `size` (rows, columns). `channels`, an odd number, is the number of
+        neighbouring slices in an image, its middle slice included. `seed` determines the order of
+        the slices in each epoch. `workers` is the number of threads that read ahead. `processes`
+        run the transforms of TorchIO and MONAI. If there are such transforms and no `processes`,
+        nothing is read ahead. Raises DatasetError if the store has labels of another scheme than
+        `scheme`.
         """
         self.size = size
         self.seed = seed
@@ -269,7 +280,8 @@ class StoreSource(BatchSource):
             transforms = SliceTransforms(store.augmentation.transforms)
             self._transforms = _StoredTransforms(transforms, seed, processes)
         if self._transforms is not None and processes is None:
-            # In a thread they would use torch's random numbers while the training does.
+            # In a thread, the transforms would use torch's global random numbers at the same time
+            # as training.
             workers = 0
             self.may_draw_in_thread = False
         on_batches = store.augmentation.model_copy(update={"transforms": ()})
@@ -279,12 +291,12 @@ class StoreSource(BatchSource):
             )
             seen = scheme.seen_in(view)
             self.augmenters[view] = Augmenter(on_batches, view, seen)
-        # Items in the order in which they are taken, by view and epoch.
+        # Dataset items in the order in which they are drawn, by view and epoch.
         self._orders: dict[tuple[View, int], list[int]] = {}
-        # Any view will do: all have the same subjects.
+        # The files are those of any view, because all views have the same subjects.
         files = self.datasets[views[0]].files
         self._readers = SliceReaders(files, workers)
-        # Callables that return each slice, by view, first and count.
+        # For each request, a callable for each slice that waits for its reader and returns it.
         self._expected: dict[_Request, list[Callable[[], StoredSlice]]] = {}
 
     def close(self) -> None:
@@ -292,9 +304,9 @@ class StoreSource(BatchSource):
         self._readers.close()
 
     def expect(self, view: View, first: int, count: int) -> None:
-        """Have the readers read these slices ahead; a second announcement changes nothing."""
+        """Have the readers read these slices ahead; repeating an announcement has no effect."""
         if (view, first, count) not in self._expected:
-            places = self._places(view, first, count)
+            places = self._slab_locations(view, first, count)
             changes = None
             if self._transforms is not None:
                 numbers = range(first, first + count)
@@ -308,15 +320,14 @@ class StoreSource(BatchSource):
         count: int,
         generator: torch.Generator,
     ) -> Batch:
-        """Return slices cut to size and augmented, which the readers may have read already.
+        """Return a batch of slices, cropped and augmented, on the device of the generator.
 
-        Slices that were not announced by `expect` are read now. Images are (B, C, H, W) of the size
-        of the recipe, on the generator's device.
+        Slices that were not announced by `expect` are read now. Images are (B, C, H, W).
         """
         device = generator.device
         if device.type != "cpu":
-            # Inspecting random numbers on a GPU would synchronise each time, so the CPU draws by
-            # the same seed, with other numbers for each group of slices.
+            # Reading random numbers back from a GPU would synchronise each time, so they are drawn
+            # on the CPU from the same seed, with other numbers for each group of slices.
             seed = generator.initial_seed()
             generator = seeded("cpu", seed, list(View).index(view), first)
         self.expect(view, first, count)
@@ -324,13 +335,13 @@ class StoreSource(BatchSource):
         slices = [read() for read in reads]
         images, labels = cut(slices, self.size, generator, device)
         images, labels = self.augmenters[view](images, labels, generator)
-        places = self._places(view, first, count)
+        places = self._slab_locations(view, first, count)
         files = self._readers.files
         names = " ".join(files.name(place) for place in places)
         return Batch(images, labels, f"{view.value} slices {names}")
 
     def counts(self, view: View) -> Tensor:
-        """Return pixels of each class in all training slices, uncropped."""
+        """Return the number of pixels of each class in all training slices, uncropped, (K,)."""
         per_item = self.datasets[view].class_counts
         return torch.from_numpy(per_item.sum(axis=0, dtype=np.int64))
 
@@ -338,13 +349,18 @@ class StoreSource(BatchSource):
         """Return the number of training slices of a view."""
         return len(self.datasets[view])
 
-    def _places(self, view: View, first: int, count: int) -> list[SlabLocation]:
+    def _slab_locations(self, view: View, first: int, count: int) -> list[SlabLocation]:
         """Return the locations in the files of slices first..first+count-1 of a view."""
-        items = [self._item(view, number) for number in range(first, first + count)]
+        items = [
+            self._dataset_index(view, number) for number in range(first, first + count)
+        ]
         return [self.datasets[view].place(item) for item in items]
 
-    def _item(self, view: View, number: int) -> int:
-        """Return the item of the view's dataset for the slice of that number."""
+    def _dataset_index(self, view: View, number: int) -> int:
+        """Return the index in the view's dataset of the slice with this number.
+
+        The number counts the slices of the view from the start of the stage.
+        """
         dataset = self.datasets[view]
         epoch, place = divmod(number, len(dataset))
         if (view, epoch) not in self._orders:
@@ -366,9 +382,10 @@ def store_scans(
     validation: ValidationConfig,
     seed: int,
 ) -> Iterator[ValidationScan]:
-    """Yield whole scans of a split's validation part, chosen by `validation` with the seed.
+    """Yield whole scans from the validation part of a split.
 
-    Each is read when it is requested, and its file is closed then.
+    `validation` chooses them, with `seed`. Each scan is read when it is requested, and its file is
+    closed before the next one.
     """
     opened = Store(store)
     subjects = opened.part("validation", split)
@@ -392,10 +409,10 @@ def cut(
     generator: torch.Generator,
     device: torch.device,
 ) -> tuple[Tensor, Tensor]:
-    """Crop around the labels at a random position, or pad with background, to `size`.
+    """Crop slices to `size`, or pad them with background.
 
-    Subjects may differ in shape. Returns images (B, C, H, W) and labels (B, H, W) on the device;
-    the generator is on the CPU.
+    The window is at a random position around the labels. Subjects may differ in shape. Return
+    images (B, C, H, W) and labels (B, H, W) on `device`; `generator` is on the CPU.
     """
     batch = len(slices)
     drawn = torch.rand((batch, 2), generator=generator)
@@ -421,9 +438,10 @@ def _fill(
     stored: StoredSlice,
     shares: tuple[float, float],
 ) -> None:
-    """Fill zeroed image (C, H, W) and labels (H, W) with a window of a stored slice.
+    """Copy a window of a stored slice into an image (C, H, W) and zeroed labels (H, W), in place.
 
-    `shares` give the position of the window, down and across; outside of the slice is background.
+    `shares`, each from 0 to below 1, choose the position of the window down and across. Pixels
+    outside of the slice are background.
     """
     height, width = labels.shape
     down, across = shares
@@ -437,9 +455,10 @@ def _fill(
 
 
 def _to_float(codes: Tensor, scales: Sequence[float], zeros: Sequence[int]) -> Tensor:
-    """Convert codes (B, C, H, W) to values, each by its own scale and zero, on their device.
+    """Convert quantised images (B, C, H, W) to float32, on their device.
 
-    The operations are those of `Quantised.values`, so that the results are identical bit for bit.
+    `scales` and `zeros` have the scale and zero point of each slice. The operations are those of
+    `Quantised.values`, so that the results are identical bit for bit.
     """
 
     def per_slice(numbers: Sequence[float]) -> Tensor:
@@ -454,10 +473,11 @@ def _to_float(codes: Tensor, scales: Sequence[float], zeros: Sequence[int]) -> T
 
 
 def _window(labelled: NDArray[np.bool_], want: int, share: float) -> slice:
-    """Return a window of `want` positions of an axis that covers all that is `labelled`, if it can.
+    """Choose a window of `want` positions along an axis.
 
-    If it cannot, it lies within the labelled part. `share`, from 0 to below 1, chooses among the
-    possible windows; an axis may be too short.
+    `labelled` says which positions of the axis have labels. The window covers all of these if it is
+    long enough; otherwise it lies within their range. `share`, from 0 to below 1, chooses among the
+    possible windows. The window may extend beyond a short axis.
     """
     have = len(labelled)
     places = np.flatnonzero(labelled)
@@ -476,7 +496,11 @@ def _window(labelled: NDArray[np.bool_], want: int, share: float) -> slice:
 
 
 class _StoredTransforms:
-    """Transforms of each slice of a training; random numbers follow from the slice's number."""
+    """Transforms of TorchIO and MONAI for stored slices.
+
+    The random numbers of a slice are computed from its number, so that they are the same in each
+    run.
+    """
 
     def __init__(
         self,
@@ -484,26 +508,34 @@ class _StoredTransforms:
         seed: int,
         processes: Executor | None,
     ) -> None:
-        """Set up with the run's `seed`; without `processes`, the readers change the slices."""
+        """Set up the transforms with the run's `seed`.
+
+        `processes` run the transforms; without them, the readers do.
+        """
         self.transforms = transforms
         self.seed = seed
         self.processes = processes
 
     def change(self, view: View, number: int) -> Callable[[StoredSlice], StoredSlice]:
-        """Return the change of slice `number` of a view, counted from the start of the run."""
+        """Return a function that transforms slice `number` of a view.
+
+        Slices of a view are numbered from the start of the stage. The random numbers are computed
+        from `number`.
+        """
         parts = (self.seed, list(View).index(view), number)
         seed = int(np.random.SeedSequence(parts).generate_state(1)[0])
         if self.processes is None:
             return partial(transformed, self.transforms, seed)
-        return partial(_elsewhere, self.processes, self.transforms, seed)
+        return partial(_transformed_in_process, self.processes, self.transforms, seed)
 
 
 def transformed(
     transforms: SliceTransforms, seed: int, stored: StoredSlice
 ) -> StoredSlice:
-    """Return a slice after the transforms, quantised again.
+    """Return a stored slice after the transforms, quantised again.
 
-    A slice that the transforms leave alone stays identical bit for bit.
+    `seed` determines their random numbers. A slice that no transform changes stays identical bit
+    for bit.
     """
     image = torch.from_numpy(stored.image.values())
     labels = torch.from_numpy(stored.targets)
@@ -513,13 +545,13 @@ def transformed(
     return StoredSlice(quantise(changed.contiguous().numpy()), classes.numpy())
 
 
-def _elsewhere(
+def _transformed_in_process(
     processes: Executor,
     transforms: SliceTransforms,
     seed: int,
     stored: StoredSlice,
 ) -> StoredSlice:
-    """Run `transformed` in one of the processes; raise TrainingError if one of them has died."""
+    """Run `transformed` in one of the processes; raise TrainingError if a process has died."""
     try:
         return processes.submit(transformed, transforms, seed, stored).result()
     except BrokenExecutor as error:

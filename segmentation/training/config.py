@@ -273,10 +273,10 @@ class Recipe(_Config):
 
 
 def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge `over` into `base`, mapping by mapping.
+    """Merge the keys of a stage, `over`, into those that all stages share, `base`.
 
-    A stage's own length replaces the shared one; a loss of another kind replaces the shared
-    loss.
+    Nested mappings are merged key by key. If a stage has a length of its own, in steps or epochs,
+    it replaces the shared length. A loss of another kind replaces the shared loss as a whole.
     """
     result = dict(base)
     for key, value in over.items():

@@ -1,7 +1,7 @@
-"""Training of the network for lesions, on features of voxels.
+"""Training of the lesion network on features of single voxels.
 
-Most voxels of a brain are easy: a sample has all kinds of them, each with the number of voxels that
-it stands for.
+Most voxels of a brain are easy to classify. A sample therefore has voxels of all kinds, each with
+the number of voxels that it stands for.
 """
 
 from __future__ import annotations
@@ -21,13 +21,15 @@ from trinat.segmentation.inference.lesion_network import (
     VoxelFeatures,
 )
 
-# Voxels of a scan that are sampled: of lesions, bright ones that are no lesion, and others.
+# Maximum number of voxels that are sampled in a scan: of lesions, of bright tissue that is no
+# lesion, and of other tissue.
 _LESION_VOXELS = 4000
 _BRIGHT_VOXELS = 12_000
 _OTHER_VOXELS = 6000
 # A voxel whose surroundings are brighter than white matter by this share may look like a lesion.
 _BRIGHT = 0.1
-# Scans with few lesions weigh as much as others with some more voxels of lesions.
+# The weights of a scan's voxels are divided by its number of lesion voxels plus this number, so
+# that scans with few lesions do not dominate.
 _EXTRA_VOXELS = 2000
 _BATCH = 4096
 _RATE = 5e-3
@@ -37,7 +39,11 @@ _DICE_WEIGHT = 0.5
 
 @dataclass(frozen=True, eq=False)
 class VoxelSample:
-    """Some voxels of a scan: features (N, F), whether each is lesion (N,), and weights (N,)."""
+    """Some voxels of a scan.
+
+    `features` (N, F) are their features (`FEATURES`), `is_lesion` (N,) their true class, and
+    `weights` (N,) their weight in the loss.
+    """
 
     features: NDArray[np.float32]
     is_lesion: NDArray[np.bool_]
@@ -50,7 +56,11 @@ def sample_voxels(
     rng: np.random.Generator,
     weight: float = 1.0,
 ) -> VoxelSample:
-    """Sample voxels of a scan with known `lesions` (X, Y, Z); `weight` is that of the scan."""
+    """Sample voxels of a scan for training.
+
+    `features` are those of the scan's voxels, and `lesions` (X, Y, Z) is the true mask. `weight` is
+    the weight of the scan relative to other scans.
+    """
     values = features.values
     is_lesion = lesions[features.places]
     is_bright = values[:, FEATURES.index("brighter_1mm")] > _BRIGHT
@@ -79,9 +89,10 @@ def sample_voxels(
 def fit_lesion_network(
     samples: Sequence[VoxelSample], prior: Image, *, steps: int, seed: int = 0
 ) -> LesionNetwork:
-    """Train a network on voxels of several scans: cross entropy, and Dice of the whole batch.
+    """Train a network on voxels of several scans.
 
-    `prior` is the map of how often lesions lie at a place. The same seed gives the same network.
+    The loss is cross entropy plus the Dice loss of the whole batch. `prior` is the map of how often
+    lesions lie at each position. The same seed gives the same network.
     """
     features = torch.from_numpy(np.concatenate([one.features for one in samples]))
     truth = torch.from_numpy(np.concatenate([one.is_lesion for one in samples])).float()
@@ -97,8 +108,8 @@ def fit_lesion_network(
         network.parameters(), _RATE, weight_decay=_WEIGHT_DECAY
     )
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
-    # Heavy voxels are drawn more often, but not so often as their weight says: the rest of it
-    # stays with the draw.
+    # Voxels with a large weight are drawn more often, in proportion to the square root of the
+    # weight. The other factor, again the square root, is applied in the loss.
     likelihood = (weights / weights.mean()).sqrt()
     for _ in range(steps):
         drawn = torch.multinomial(

@@ -45,16 +45,17 @@ from trinat.segmentation.training.state import (
 )
 from trinat.segmentation.training.workers import ALONE, Workers
 
-# Batches announced to the source beyond the present batch, since a disk may be slow at times.
+# Number of batches announced to the source in advance, since a disk may be slow at times.
 AHEAD = 4
 
 
 @dataclass(frozen=True)
 class StepReport:
-    """Outcome of a step; `loss` is NaN if the step was skipped.
+    """Outcome of a training step.
 
-    `rate` is the learning rate, `gradient_norm` the norm before clipping. `slices` counts the
-    slices of all processes.
+    `rate` is the learning rate, `gradient_norm` the norm before clipping, `seconds` the duration.
+    The step was skipped if `loss` or `gradient_norm` is NaN or infinite. `slices` counts the slices
+    of all processes.
     """
 
     step: int
@@ -68,14 +69,20 @@ class StepReport:
 
 @dataclass(frozen=True, eq=False)
 class _DoneBatch:
-    """A batch of a step: its loss, a scalar, and its slices, by view."""
+    """A batch after its backward pass.
+
+    `loss` is a scalar. `batches` are the slices of the batch, one `Batch` for each view.
+    """
 
     loss: Tensor
     batches: list[Batch]
 
 
 class Trainer:
-    """One stage of training for some views: a network, its average, its optimiser, its counters."""
+    """Training of one stage: a network for some views, its average, optimiser and counters.
+
+    The average is the running average of the network's weights.
+    """
 
     def __init__(
         self,
@@ -89,8 +96,8 @@ class Trainer:
     ) -> None:
         """Move the network to the device and prepare step 0.
 
-        `stage` is a stage of the recipe, and `source` has batches of all `views`. Raises
-        TrainingError if the processes cannot share a batch.
+        `stage` is a stage of the recipe. `source` has batches of all `views`. Raises TrainingError
+        if a batch cannot be divided among the processes.
         """
         if stage.batch % workers.count:
             raise TrainingError(
@@ -124,7 +131,8 @@ class Trainer:
         )
         slices_of_step = stage.batch * stage.accumulate
         self.epoch_steps = max(1, slices_of_epoch // slices_of_step)
-        self.not_compiled = ""  # reason, if it should be compiled
+        # Reason why the network is not compiled although the stage asks for it.
+        self.not_compiled = ""
         # Excludes the classifiers, so that all views share one compiled graph.
         self._trunk: Callable[[Tensor], Tensor] | None = None
         if stage.compile:
@@ -154,7 +162,7 @@ class Trainer:
         return self.average if self.stage.ema else self.network
 
     def state(self, identity: Mapping[str, Any]) -> State:
-        """Return the state of the stage; its tensors are shared with the trainer.
+        """Return the state of the stage, which shares its tensors with the trainer.
 
         Write it before the next step, which changes the tensors. `identity` identifies the run.
         """
@@ -182,10 +190,11 @@ class Trainer:
 
     @timing.stage("optimiser")
     def step(self) -> StepReport:
-        """Get a batch, go forward and backward, update; a NaN or infinite loss changes nothing.
+        """Make one training step and report it.
 
-        Raises TrainingError after too many steps with such a loss, DeviceError if the device is out
-        of memory, and the errors of the source.
+        The step is skipped if the loss or the gradient is NaN or infinite: the weights do not
+        change. Raises TrainingError after too many skipped steps in a row, DeviceError if the
+        device is out of memory, and the errors of the source.
         """
         began = time.perf_counter()
         # The rate of the whole network; each part has its own multiple of it.
@@ -226,7 +235,10 @@ class Trainer:
         )
 
     def _all_gradients(self, statistics: list[Tensor]) -> list[_DoneBatch]:
-        """Compute gradients of the step, summed over its batches; return batches with losses."""
+        """Compute the gradients of a step, summed over its batches; return these batches.
+
+        `statistics` are copies of the network's buffers, which are restored after an error.
+        """
         self.optimiser.zero_grad(set_to_none=True)
         first = self.counters.step * self.stage.accumulate
         after = first + self.stage.accumulate
@@ -258,7 +270,10 @@ class Trainer:
         return loss_value, norm_value
 
     def _draw(self, number: int) -> list[Batch]:
-        """Return batch `number`, for each view that is in it; its random numbers are its own."""
+        """Return the slices of batch `number`, one `Batch` for each view that is in it.
+
+        The random numbers of a batch are computed from its number.
+        """
         generator = self._generator(number)
         with self._within_memory():
             return [
@@ -267,7 +282,7 @@ class Trainer:
             ]
 
     def _draw_ahead(self, number: int) -> None:
-        """Draw a batch that the next call of `_backward` needs: in the thread, if there is one."""
+        """Draw batch `number` before it is needed: in the thread, if there is one."""
         if self._thread:
             drawn = self._thread.submit(self._draw, number)
         else:
@@ -277,7 +292,7 @@ class Trainer:
         self._drawn = {number: drawn}
 
     def _backward(self, number: int) -> _DoneBatch:
-        """Add one batch's gradients to those of the step."""
+        """Draw batch `number`, and add its gradients to those of the step."""
         # A batch that was or is being drawn ahead is not announced to the source again.
         is_drawn = number in self._drawn
         for later in range(number + is_drawn, number + AHEAD + 1):
@@ -300,7 +315,7 @@ class Trainer:
         return _DoneBatch(loss.detach(), batches)
 
     def _loss(self, number: int, batches: list[Batch]) -> Tensor:
-        """Return the mean loss over the slices of batch `number`, whatever their views."""
+        """Return the mean loss over all slices of batch `number`."""
         groups = [(view, count) for view, _, count in self._groups(number)]
         slices = sum(count for _, count in groups)
         with timing.stage("transfer"):
@@ -321,23 +336,27 @@ class Trainer:
             return torch.stack(losses).sum()
 
     def _generator(self, number: int) -> torch.Generator:
-        """Return the random number generator of a batch in this process."""
+        """Return the random number generator of batch `number` in this process."""
         return seeded(self.device, self.recipe.seed, 1, number, self.workers.rank)
 
     @property
     def _own_slices(self) -> int:
-        """Number of slices of a batch in this process."""
+        """Number of slices of each batch that this process computes."""
         return self.stage.batch // self.workers.count
 
     def _groups(self, number: int) -> list[tuple[View, int, int]]:
-        """Return this process's slices of a batch: for each view the first and the count."""
+        """Return which slices of batch `number` this process computes.
+
+        For each view: the view, the number of its first slice in the stage, and the number of
+        slices.
+        """
         of_batch = number * self.stage.batch
         first = of_batch + self.workers.rank * self._own_slices
         return deal_to_views(first, self._own_slices, self.views)
 
     @contextmanager
     def _within_memory(self) -> Iterator[None]:
-        """Suggest a batch that would fit if the device is out of memory."""
+        """Raise DeviceError with a smaller batch as its remedy if the device runs out of memory."""
         try:
             yield
         except torch.OutOfMemoryError as error:
@@ -351,7 +370,10 @@ class Trainer:
             ) from error
 
     def _advise_smaller_batch(self, slices: int) -> str:
-        """Advise settings for the next smaller batch with the same number of slices per step."""
+        """Return advice for a smaller batch with the same number of slices per step.
+
+        `slices` is the number of slices that this process computes at once.
+        """
         if slices == 1:
             return "set data.rows and data.columns, or network.filters, lower"
         divisors = [n for n in range(1, slices) if slices % n == 0]
@@ -359,7 +381,10 @@ class Trainer:
         return smaller_batch(self.stage.batch, self.stage.accumulate, smaller)
 
     def _forward(self, images: Tensor, groups: list[tuple[View, int]]) -> list[Tensor]:
-        """Return logits of each view's slices; uncompiled if the compiler fails."""
+        """Return logits of each view's slices.
+
+        Continues without the compiler if compilation fails.
+        """
         try:
             return cast("list[Tensor]", self.network(images, groups, self._trunk))
         except Exception as error:
@@ -376,18 +401,22 @@ class Trainer:
             return cast("list[Tensor]", self.network(images, groups))
 
     def _restore(self, statistics: list[Tensor]) -> None:
-        """Restore the values of `network.buffers()`."""
+        """Set the network's buffers to the values in `statistics`."""
         for buffer, before in zip(self.network.buffers(), statistics, strict=True):
             buffer.copy_(before)
 
     def _skip(self, statistics: list[Tensor], parts: list[_DoneBatch]) -> None:
-        """Count a step that changes nothing; raise if there were too many of them in a row."""
+        """Restore the buffers and count a skipped step.
+
+        `parts` are the batches of the step. Raises TrainingError after too many skipped steps in a
+        row.
+        """
         self._restore(statistics)
         self.counters.bad += 1
         self.counters.bad_in_a_row += 1
         if self.counters.bad_in_a_row < self.stage.max_bad_steps:
             return
-        # All processes get here together, since they use the mean of their losses.
+        # All processes reach this line together, because they use the mean of their losses.
         own: list[tuple[float, str]] = []
         for part in parts:
             slices = "; ".join(batch.what for batch in part.batches)
@@ -395,7 +424,7 @@ class Trainer:
         of_all = list(chain.from_iterable(self.workers.gather(own)))
         suspects = [what for loss, what in of_all if not math.isfinite(loss)]
         if not suspects:
-            # All losses are finite but a gradient is not, so any slice may be the cause.
+            # All losses are finite but the gradient is not, so any slice may be the cause.
             suspects = [what for _, what in of_all]
         raise TrainingError(
             f"the loss was not a number in {self.counters.bad_in_a_row} steps in a row, the last "
@@ -405,7 +434,7 @@ class Trainer:
 
 
 def precision_of(stage: StageConfig, device: torch.device) -> torch.dtype:
-    """Return the precision of the forward pass: the stage's, or the device's fastest."""
+    """Return the precision of a stage's forward pass; "auto" means the device's fastest."""
     if stage.precision == "auto":
         return half_precision(device) or torch.float32
     precision: torch.dtype = getattr(torch, stage.precision)
@@ -415,10 +444,11 @@ def precision_of(stage: StageConfig, device: torch.device) -> torch.dtype:
 def deal_to_views(
     first: int, count: int, views: Sequence[View]
 ) -> list[tuple[View, int, int]]:
-    """Deal slices first..first+count-1 of a run to the views in turn.
+    """Deal slices first..first+count-1 of a stage to the views in turn.
 
-    Returns, for each view that gets any, the number of its first slice, counted in that view, and
-    the count. Over a few steps all views get the same number, whatever the batch size.
+    Return for each view that gets any: the view, the number of its first slice among the slices of
+    this view, and the number of slices. Over a few steps all views get the same number of slices,
+    whatever the batch size.
     """
     groups = []
     for place, view in enumerate(views):
@@ -430,9 +460,9 @@ def deal_to_views(
 
 
 def _dealt_before(number: int, place: int, views: int) -> int:
-    """Return how many of a run's slices before `number` the view at `place` has had.
+    """Return how many of the first `number` slices of a stage belong to one of the views.
 
-    They are the slices whose number leaves the remainder `place` when divided by the number of
-    views.
+    `place` is the index of this view, and `views` the number of views. The slices of a view are
+    those whose number leaves the remainder `place` when it is divided by the number of views.
     """
     return (number - place + views - 1) // views

@@ -13,17 +13,17 @@ from trinat.segmentation.models.base import NetworkConfig
 
 # Weights, their gradients, two moments of the optimiser, and the running average.
 _COPIES_OF_WEIGHTS = 5
-# A step takes 1.4 to 1.6 times the memory that is kept for the backward pass, and in bfloat16 0.7
-# to 1.0 times the memory that float32 keeps (docs/notes/speed.md). The minimum, so that nothing is
-# refused that fits.
+# Memory of a step, relative to the tensors that float32 keeps for the backward pass: measured 1.4
+# to 1.6 times in float32, 0.7 to 1.0 times in bfloat16 (docs/notes/speed.md). The minimum is used,
+# so that no batch is refused that fits.
 _OF_KEPT = 1.4
 _OF_KEPT_IN_BFLOAT16 = 0.7
 
 
 class StepMemory(NamedTuple):
-    """Bytes of a step: a fixed part, and a part for each slice at once.
+    """Memory of a training step, in bytes.
 
-    A batch of n slices takes `fixed` + n * `each`.
+    A step with n slices at once takes `fixed` + n * `each`.
     """
 
     fixed: int
@@ -37,8 +37,8 @@ class StepMemory(NamedTuple):
         *,
         bfloat16: bool = False,
     ) -> StepMemory:
-        """Estimate the memory for slices of (rows, columns); nothing is computed."""
-        kept, weights = _kept_by_a_slice(config, size)
+        """Estimate the memory for slices of `size` (rows, columns), without computing anything."""
+        kept, weights = _bytes_of_activations_and_weights(config, size)
         of_kept = _OF_KEPT_IN_BFLOAT16 if bfloat16 else _OF_KEPT
         return cls(_COPIES_OF_WEIGHTS * weights, int(of_kept * kept))
 
@@ -49,7 +49,7 @@ class StepMemory(NamedTuple):
     def largest_batch(self, batch: int, available: int) -> int:
         """Return the largest divisor of `batch` that fits into `available` bytes; 0 if none does.
 
-        A divisor, since accumulation makes up for the rest.
+        It is a divisor so that accumulation can make up the number of slices per step.
         """
         largest = 0
         for slices in range(1, batch + 1):
@@ -59,7 +59,7 @@ class StepMemory(NamedTuple):
 
 
 def smaller_batch(batch: int, accumulate: int, smaller: int) -> str:
-    """Return settings with as many slices per step, `smaller` at once, and what then differs."""
+    """Return advice to set `batch` to `smaller` and to accumulate more batches in each step."""
     more = accumulate * batch // smaller
     return (
         f"set batch to {smaller} and accumulate to {more}: as many slices to a step, "
@@ -67,10 +67,12 @@ def smaller_batch(batch: int, accumulate: int, smaller: int) -> str:
     )
 
 
-def _kept_by_a_slice(config: NetworkConfig, size: tuple[int, int]) -> tuple[int, int]:
-    """Return the bytes kept for the backward pass of one slice, and those of the weights.
+def _bytes_of_activations_and_weights(
+    config: NetworkConfig, size: tuple[int, int]
+) -> tuple[int, int]:
+    """Return two sizes in bytes: the tensors kept for one slice's backward pass, and the weights.
 
-    Both are in float32. The network runs on the meta device, where tensors have a shape and no
+    Both are in float32. The network runs on torch's meta device, where tensors have a shape but no
     content.
     """
     with torch.device("meta"):
@@ -86,8 +88,8 @@ def _kept_by_a_slice(config: NetworkConfig, size: tuple[int, int]) -> tuple[int,
     def keep(tensor: Tensor) -> Tensor:
         """Record a tensor that the backward pass will need."""
         storage = tensor.untyped_storage()
-        # Tensors that are saved twice count once. The reference prevents reuse of the storage's
-        # address.
+        # Tensors that are saved twice count once. The reference in `held` prevents the reuse of the
+        # storage's address.
         kept[storage._cdata] = storage.nbytes()
         held.append(tensor)
         return tensor

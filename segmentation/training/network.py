@@ -1,7 +1,7 @@
-"""Network that learns several views at once: a shared trunk, and a classifier per view.
+"""Network that learns several views at once, with a shared trunk and a classifier for each view.
 
-The module also has its optimiser: parts of the network at their own rates, and the optimiser's
-state by parameter.
+The module also has its optimiser: learning rates by part of the network, and the optimiser's state
+by parameter.
 """
 
 from __future__ import annotations
@@ -21,10 +21,18 @@ from trinat.segmentation.training.config import NetworkPart, OptimiserConfig
 
 
 class ViewsNet(nn.Module):
-    """Network for slices of several views, group by group; with one view a plain network."""
+    """Network for slices of several views; with one view it equals a plain network.
+
+    `trunk` is everything before the classifier, `classifiers` has one classifier for each view, and
+    `configs` the configuration of each view's network.
+    """
 
     def __init__(self, config: NetworkConfig, classes: Mapping[View, int]) -> None:
-        """Build trunk and classifiers for `classes` per view; `config` describes one network."""
+        """Build the trunk and a classifier for each view.
+
+        `config` describes the network of one view, and `classes` has the number of classes of each
+        view.
+        """
         super().__init__()
         self.config = config
         self.trunk = build(config)
@@ -41,10 +49,11 @@ class ViewsNet(nn.Module):
         groups: Sequence[tuple[View, int]],
         trunk: Callable[[Tensor], Tensor] | None = None,
     ) -> list[Tensor]:
-        """Return logits (N, K, H, W) of each group of slices (all N, C, H, W).
+        """Return the logits (n, K, H, W) of each group of slices.
 
-        `groups` are the view of each group and the number of its slices, in the order of the
-        slices. `trunk` is the network's own, compiled.
+        `slices` (N, C, H, W) are those of all groups. `groups` has the view and the number of
+        slices n of each group, in the order of the slices. `trunk` is used in place of the
+        network's own, for example a compiled one.
         """
         rows, columns = slices.shape[-2:]
         if trunk is None:
@@ -72,7 +81,11 @@ class ViewsNet(nn.Module):
         return alone
 
     def part_parameters(self) -> Iterator[tuple[str, str, nn.Parameter]]:
-        """Yield part (encoders, bottleneck, decoders, classifier), name and value of parameters."""
+        """Yield the part, the name and the value of each parameter.
+
+        The part is encoders, bottleneck, decoders or classifier, or another name in other
+        architectures.
+        """
         for name, parameter in self.named_parameters():
             # For example trunk.encoders.0..., classifiers.axial...
             first, second = name.split(".")[:2]
@@ -88,10 +101,11 @@ def copy_matching(
     theirs: LabelScheme,
     ours: LabelScheme,
 ) -> tuple[int, list[str]]:
-    """Copy matching weights from `source`: by name and shape, the classifier's rows by structure.
+    """Copy the weights of `source` that match into the network for a view.
 
-    `theirs` and `ours` are the classes of the two. Returns how many classes have the source's row,
-    and which weights of the trunk are not the source's.
+    Weights of the trunk match by name and shape, rows of the classifier by the name of the
+    structure. `theirs` are the classes of `source`, `ours` those of `network`. Return the number of
+    classes whose row was copied, and the names of the weights of the trunk that were not.
     """
     given = source.state_dict()
     missing: list[str] = []
@@ -124,9 +138,10 @@ def update_average(
     decay: float,
     step: int,
 ) -> None:
-    """Update the running average of the weights, in place; young averages follow faster.
+    """Update the running average of the weights, in place.
 
-    Integers, such as the count of batches that a norm has seen, are copied.
+    `step` is the number of steps so far: at the start the average follows faster than `decay` says.
+    Integers, such as the number of batches that a norm has counted, are copied.
     """
     decay = min(decay, (1 + step) / (10 + step))
     now = network.state_dict()
@@ -138,7 +153,7 @@ def update_average(
             latest.append(now[name])
         else:
             value.copy_(now[name])
-    # All at once: on a GPU two hundred small launches would be slow.
+    # All weights in one call: two hundred small kernels would be slow on a GPU.
     move = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
     move(averages, latest, 0)
 
@@ -146,11 +161,11 @@ def update_average(
 def build_optimiser(
     network: ViewsNet, config: OptimiserConfig
 ) -> torch.optim.Optimizer:
-    """Return AdamW or SGD over the parts of the network that are not frozen.
+    """Return AdamW or SGD for the parts of the network that are not frozen.
 
-    Each part is a group of parameters, with its `multiple` of the learning rate. The parameters of
-    a part whose multiple is 0 do not require gradients any more. Parts of other names, which a
-    network of its own may have, are one more group.
+    Each part is a group of parameters, with its `multiple` of the learning rate. A part with a
+    multiple of 0 is frozen: its parameters no longer require gradients. Parameters that belong to
+    none of the four parts form one more group, which occurs in custom architectures.
     """
     groups: list[dict[str, Any]] = []
     for part in get_args(NetworkPart):
@@ -192,7 +207,7 @@ def build_optimiser(
 def optimiser_tensors(
     network: ViewsNet, optimiser: torch.optim.Optimizer
 ) -> dict[str, Tensor]:
-    """Return the optimiser's state of each parameter, by `parameter's name/its own key`.
+    """Return the optimiser's state of each parameter, by "parameter name/key of the state".
 
     Tensors are shared with the optimiser, not copied. Parameters that were never updated have none.
     """

@@ -1,8 +1,10 @@
 """Odds of structures, fitted to labelled scans without training.
 
-Networks draw some structures a little too large or too small for a labelling convention that they
-were not trained on. The fit maximises the mean Dice itself by coordinate ascent, one structure
-after another: Dice of hard labels has no gradient, and so few numbers do not need one.
+The odds of a structure are a factor by which its probability is multiplied before the most probable
+class is chosen. Networks draw some structures a little too large or too small for a labelling
+convention that they were not trained on. The fit maximises the mean Dice directly by coordinate
+ascent, one structure after another: Dice of hard labels has no gradient, and so few numbers do not
+need one.
 """
 
 from __future__ import annotations
@@ -29,23 +31,24 @@ _STEPS = (-0.6, -0.3, -0.15, 0.15, 0.3, 0.6)
 _ROUNDS = 4
 # Steps that gain less mean Dice are not taken.
 _LEAST_GAIN = 2e-5
-# Mean Dice that a factor of e must gain for each side of a structure: few scans move rare
-# structures only a little.
+# Penalty: mean Dice that a factor of e must gain for each side of a structure. So a few scans
+# change the factors of rare structures only a little.
 _PENALTY = 1.5e-4
-# The most probable classes of a voxel that are kept.
-_KEPT = 6
-# Lower probabilities count as this.
+# Number of classes that are stored for a voxel: the most probable ones.
+_CLASSES_PER_VOXEL = 6
+# Lower probabilities are raised to this value.
 _MIN_PROBABILITY = 1e-4
 
 
 @dataclass(frozen=True, eq=False)
 class DoubtfulVoxels:
-    """The voxels of a scan whose class depends on the odds.
+    """The N voxels of a scan whose class depends on the odds.
 
-    `truth` (N,) is their true class. `classes` and `logarithms` (of probabilities) have an array a
-    rank, the most probable class first; `truth` is sorted so that each array is of the first
-    voxels, those with at least so many classes. `decided` (K, K) counts all other voxels by true
-    and found class.
+    `truth` (N,) is their true class. `classes[r]` and `logarithms[r]` have the class with rank r
+    and the logarithm of its probability; rank 0 is the most probable class. Voxels are sorted by
+    their number of possible classes, the highest first, so an array of rank r has the first voxels
+    only, those with more than r possible classes. `decided` (K, K) counts all other voxels by true
+    and predicted class.
     """
 
     truth: NDArray[np.uint8]
@@ -61,10 +64,11 @@ class DoubtfulVoxels:
         fixed: Sequence[int],
         beyond: NDArray[np.int64] | None = None,
     ) -> DoubtfulVoxels:
-        """Find the doubtful voxels of a scan with probabilities (X, Y, Z, K).
+        """Find the doubtful voxels of a scan.
 
-        The `fixed` classes have no factor. `truth` (X, Y, Z) is class indices. `beyond` (K,) counts
-        the true classes of voxels outside of these probabilities, which are found as background.
+        `fused` (X, Y, Z, K) are probabilities, `truth` (X, Y, Z) class indices. The classes in
+        `fixed` have no factor. `beyond` (K,) counts by true class the voxels outside of these
+        arrays, all of which are predicted as background.
         """
         count = fused.shape[-1]
         is_fixed = torch.zeros(count, dtype=torch.bool)
@@ -79,7 +83,10 @@ class DoubtfulVoxels:
         true_slabs = torch.split(torch.from_numpy(truth), _SLAB)
         for slab, true in zip(slabs, true_slabs, strict=True):
             best = (
-                slab.float().clamp_(min=_MIN_PROBABILITY).log_().topk(min(_KEPT, count))
+                slab.float()
+                .clamp_(min=_MIN_PROBABILITY)
+                .log_()
+                .topk(min(_CLASSES_PER_VOXEL, count))
             )
             reachable = _is_reachable(best.values)
             has_factor = (reachable & ~is_fixed[best.indices]).any(-1)
@@ -102,11 +109,14 @@ class DoubtfulVoxels:
         logarithms: Tensor,
         decided: NDArray[np.int64],
     ) -> DoubtfulVoxels:
-        """Sort N voxels by the number of their classes, from arrays (N, R)."""
+        """Sort N voxels by their number of possible classes.
+
+        `classes` and `logarithms` are (N, R), the most probable class first.
+        """
         reachable = _is_reachable(logarithms)
         ranks = reachable.sum(1)
         order = ranks.argsort(descending=True)
-        # Number of voxels with a first class, a second class, and so on.
+        # Number of voxels with at least one possible class, at least two, and so on.
         lengths = reachable.sum(0).tolist()
         of_rank = []
         logarithms_of_rank = []
@@ -117,7 +127,10 @@ class DoubtfulVoxels:
         return cls(truth[order].numpy(), of_rank, logarithms_of_rank, decided)
 
     def joint(self, logarithms_of_odds: NDArray[np.float64]) -> NDArray[np.int64]:
-        """Count all voxels of the scan by true and found class, (K, K), with factors (K,)."""
+        """Count all voxels of the scan by true and predicted class, (K, K), for given odds.
+
+        `logarithms_of_odds` (K,) are the logarithms of the factors.
+        """
         added = logarithms_of_odds.astype(np.float32)
         highest = np.full(len(self.truth), -np.inf, np.float32)
         found = np.zeros(len(self.truth), np.uint8)
@@ -130,7 +143,7 @@ class DoubtfulVoxels:
 
     @property
     def true_voxels(self) -> NDArray[np.int64]:
-        """Return the number of voxels of each class in the truth, (K,)."""
+        """Number of voxels of each class in the truth, (K,)."""
         decided: NDArray[np.int64] = self.decided.sum(1)
         doubtful = np.bincount(self.truth, minlength=len(decided))
         return decided + doubtful
@@ -138,9 +151,10 @@ class DoubtfulVoxels:
     def mean_dice(
         self, logarithms_of_odds: NDArray[np.float64], fixed: Sequence[int]
     ) -> float:
-        """Return the mean Dice over structures, without the `fixed` classes.
+        """Return the mean Dice over all classes except the `fixed` ones, for given odds.
 
-        A structure that is neither in the truth nor found is in no mean.
+        A structure that is neither in the truth nor predicted is left out. `logarithms_of_odds`
+        (K,) are the logarithms of the factors.
         """
         values = dice(self.joint(logarithms_of_odds))
         values[list(fixed)] = np.nan
@@ -150,10 +164,10 @@ class DoubtfulVoxels:
 def fit_odds(
     scans: Sequence[DoubtfulVoxels], scheme: LabelScheme, fixed: Sequence[int]
 ) -> dict[str, float]:
-    """Return the factors, by name of class, with the best mean Dice over structures.
+    """Return the factors, by name of class, that give the best mean Dice over structures.
 
-    Both sides of a structure share one. The `fixed` classes, background among them, have none and
-    are in no mean. Factors that are 1 are left out.
+    Both sides of a structure share a factor. The classes in `fixed`, which include background, have
+    no factor and are not part of the mean. Factors of 1 are left out of the result.
     """
     # Groups of classes that share a factor, without fixed classes.
     groups = []
@@ -162,7 +176,7 @@ def fit_odds(
         if free and index <= partner:
             groups.append(free)
     logarithms = np.zeros(len(scheme))
-    best = _worth(scans, logarithms, fixed)
+    best = _penalised_dice(scans, logarithms, fixed)
     for _ in range(_ROUNDS):
         before = best
         for group in groups:
@@ -171,7 +185,7 @@ def fit_odds(
                 tried[group] += step
                 if abs(tried[group[0]]) > _FARTHEST:
                     continue
-                worth = _worth(scans, tried, fixed)
+                worth = _penalised_dice(scans, tried, fixed)
                 if worth > best + _LEAST_GAIN:
                     best = worth
                     logarithms = tried
@@ -186,31 +200,38 @@ def fit_odds(
 
 
 def without_truth(scans: Sequence[DoubtfulVoxels]) -> list[int]:
-    """List the classes that are in no truth: nothing is known of them, so they are `fixed`."""
+    """List the classes that no scan's truth has.
+
+    Nothing is known of these classes, so the caller fixes their factors.
+    """
     true_voxels = sum(scan.true_voxels for scan in scans)
     return np.flatnonzero(true_voxels == 0).tolist()
 
 
 def logarithms_of(odds: Odds, scheme: LabelScheme) -> NDArray[np.float64]:
-    """Return the logarithm of the factor of each class, (K,)."""
+    """Return the logarithm of the factor of each class, (K,); 0 for a class without one."""
     return np.log([odds.get(name, 1.0) for name in scheme.names])
 
 
-def _worth(
+def _penalised_dice(
     scans: Sequence[DoubtfulVoxels],
     logarithms: NDArray[np.float64],
     fixed: Sequence[int],
 ) -> float:
-    """Return the mean Dice over scans, less a penalty on factors far from 1."""
+    """Return the objective of the fit: mean Dice over scans, minus a penalty on factors far from 1.
+
+    `logarithms` (K,) are the logarithms of the factors.
+    """
     values = [scan.mean_dice(logarithms, fixed) for scan in scans]
     penalty = _PENALTY * float(np.square(logarithms).sum())
     return float(np.mean(values)) - penalty
 
 
 def _is_reachable(logarithms: Tensor) -> Tensor:
-    """Return which classes of voxels (..., R) can become the most probable; the first is it now.
+    """Return which classes of voxels can become the most probable by some odds, (..., R).
 
-    A factor may make the first class ten times less probable, and another class ten times more.
+    `logarithms` (..., R) are those of the probabilities, the most probable class first. Odds may
+    make the first class ten times less probable, and another class ten times more.
     """
     return logarithms > logarithms[..., :1] - 2 * _FARTHEST
 
@@ -218,6 +239,6 @@ def _is_reachable(logarithms: Tensor) -> Tensor:
 def _joint_of(
     truth: NDArray[np.integer], found: NDArray[np.integer], classes: int
 ) -> NDArray[np.int64]:
-    """Count voxels by true and found class, (K, K)."""
+    """Count voxels by true and predicted class, (N,) and (N,) to (K, K)."""
     # Reshaped to a map of one slice, because `joint_histogram` goes from slice to slice.
     return joint_histogram(truth[None, None], found[None, None], classes)

@@ -1,8 +1,9 @@
-"""The state of a run in one file: whole or refused, and without pickle.
+"""The state of a training run, saved in one file without pickle.
 
-A state file is one line, `trinat-state 1 SHA256`, and then safetensors with that checksum. It
-holds no random state, because there is none: every random number of a run is a function of the
-seed, the step and the rank (`seeded`), so that a resumed run gets those of an undisturbed one.
+A state file is one line, `trinat-state 1 SHA256`, followed by safetensors with that checksum. A
+file whose checksum is wrong is refused. It holds no random state, because every random number of a
+run is computed from the seed, the step and the rank (`seeded`). So a resumed run gets the same
+numbers as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ from trinat.segmentation.training.config import ScheduleConfig
 
 _MAGIC = b"trinat-state 1 "
 _NAME = re.compile(r"state-(\d{9})\.state")
-_KEPT = 2
-# In a stage trained by time, warm-up ends at this share of it at the latest.
+_STATES_KEPT = 2
+# In a stage that is trained for a given time, warm-up ends at this share of the time at the latest.
 _WARM_SHARE = 0.05
 
 
@@ -38,9 +39,11 @@ _WARM_SHARE = 0.05
 class Counters:
     """Counters of a run.
 
-    `bad` is the number of steps skipped for a loss that is not finite. `best` is a mean validation
-    Dice. `validation_due`: the present weights are to be validated. `share` is the completed part
-    of the schedule, if the schedule goes by time.
+    `step` counts the steps so far and `seconds` their duration. `bad` is the number of steps that
+    were skipped because the loss was not finite, `bad_in_a_row` that of the latest consecutive
+    ones. `best` is the best mean Dice of a validation, and `best_step` its step. `validation_due`
+    is True if the present weights still have to be validated. `share` is the completed part of the
+    schedule, from 0 to 1, in a training by time; else None.
     """
 
     step: int = 0
@@ -56,9 +59,9 @@ class Counters:
 
 @dataclass(frozen=True)
 class Position:
-    """Position in a stage: steps made, steps per epoch, and, if trained by time, the share done.
+    """Position in a stage: the number of steps made and the number of steps in an epoch.
 
-    `share` is None in a training by steps.
+    `share` is the completed part of a training by time, from 0 to 1; None in a training by steps.
     """
 
     step: int
@@ -67,7 +70,7 @@ class Position:
 
     @property
     def epoch(self) -> int:
-        """The number of full epochs that are over."""
+        """Number of completed epochs."""
         return self.step // self.epoch_steps
 
 
@@ -82,10 +85,10 @@ def progress(schedule: ScheduleConfig, at: Position) -> float:
 
 
 def learning_rate(schedule: ScheduleConfig, rate: float, at: Position) -> float:
-    """Return the rate of the next step; `rate` is the highest.
+    """Return the learning rate of the next step; `rate` is the highest rate.
 
-    The rate rises during the warm-up and falls as the schedule says. It depends on the position
-    alone: a resumed run has the same rates.
+    The rate rises during the warm-up and falls according to the schedule. It depends on the
+    position only, so a resumed run has the same rates.
     """
     warm = min(1.0, (at.step + 1) / (schedule.warmup_steps + 1))
     if at.share is not None:
@@ -104,11 +107,12 @@ def learning_rate(schedule: ScheduleConfig, rate: float, at: Position) -> float:
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """State of a run: its counters, weights, their average, and the optimiser's state.
+    """State of a training run.
 
-    `scaler` is the state of the gradient scaler in a training in float16.
-
-    `identity` identifies the run: its stage's settings and the fingerprint of its data.
+    `network` and `average` are the state dicts of the network and of its running average.
+    `optimiser` is the optimiser's state (see `optimiser_tensors`), `scaler` that of the gradient
+    scaler in a training in float16. `identity` identifies the run: the settings of its stage and
+    the fingerprint of its data.
     """
 
     counters: Counters
@@ -120,7 +124,7 @@ class State:
 
 
 def seeded(device: torch.device | str, *parts: int) -> torch.Generator:
-    """Return a generator on the device whose numbers are a function of `parts` alone."""
+    """Return a random number generator on the device, seeded by `parts` only."""
     mixed = np.random.SeedSequence(parts).generate_state(1, np.uint64)
     # Torch's seeds are signed.
     seed = int(mixed[0] >> 1)
@@ -128,9 +132,10 @@ def seeded(device: torch.device | str, *parts: int) -> torch.Generator:
 
 
 def write_state(folder: Path, state: State, *, name: str | None = None) -> Path:
-    """Write `state` and remove all but the last two; a named state (best) is kept beside them.
+    """Write a state file, atomically, and return its path.
 
-    Returns the file, which is written atomically.
+    Without `name`, the name is made from the step, and of such files all but the last two are
+    removed. A file with a `name`, such as the best state, is kept.
     """
     payload = to_bytes(state)
     file_name = name or f"state-{state.counters.step:09d}.state"
@@ -139,10 +144,11 @@ def write_state(folder: Path, state: State, *, name: str | None = None) -> Path:
         file.write(_MAGIC + _checksum(payload) + b"\n")
         file.write(payload)
     if name is None:
-        # States of later steps were damaged and not used; they would count as the newest.
+        # States of later steps were damaged, so the run resumed from an earlier one. They are
+        # removed, since they would count as the newest.
         known = _sorted_files(folder)
         place = known.index(path)
-        kept = known[place : place + _KEPT]
+        kept = known[place : place + _STATES_KEPT]
         for old in known:
             if old not in kept:
                 old.unlink(missing_ok=True)
@@ -155,9 +161,9 @@ def _checksum(payload: bytes) -> bytes:
 
 
 def read_state(path: Path) -> State:
-    """Read a state, checksum first; raise IntegrityError if it is damaged.
+    """Read a state file and verify its checksum; its tensors are on the CPU.
 
-    All of its tensors are on the CPU. Raises FileNotFoundError if there is no such file.
+    Raises IntegrityError if the file is damaged, and FileNotFoundError if there is none.
     """
     content = read_bytes(path)
     head, newline, payload = content.partition(b"\n")
@@ -212,10 +218,10 @@ def from_bytes(payload: bytes) -> State:
 
 
 def read_latest(folder: Path) -> tuple[State | None, list[IntegrityError]]:
-    """Return the newest sound state, if there is one, and the errors of newer states.
+    """Return the newest undamaged state in a folder, and the errors of the newer, damaged ones.
 
-    None if there is no state, or none that is sound. A folder keeps several states, so that a
-    damaged state costs some steps and not the run.
+    The state is None if there is none that is undamaged. A folder keeps several states, so that a
+    damaged file costs some steps and not the run.
     """
     problems: list[IntegrityError] = []
     for path in _sorted_files(folder):
@@ -234,7 +240,8 @@ def has_state(folder: Path) -> bool:
 def differences(stored: Any, wanted: Any, key: str = "") -> Iterator[str]:
     """Yield `key: old -> new` for each setting in which two identities differ.
 
-    Nothing for equal identities. Keys are dotted, lists by index: `stages.0.batch: 4 -> 8`.
+    Keys are dotted, and lists have the index as key: `stages.0.batch: 4 -> 8`. `key` is the prefix
+    of all keys.
     """
     if isinstance(stored, Mapping) and isinstance(wanted, Mapping):
         for name in sorted({*stored, *wanted}):
@@ -248,7 +255,7 @@ def differences(stored: Any, wanted: Any, key: str = "") -> Iterator[str]:
 
 
 def _in_short(value: Any) -> str:
-    """Return a setting in at most 70 characters."""
+    """Format a setting as JSON of at most 70 characters."""
     return shorten(json.dumps(value), 70, placeholder=" ...")
 
 
@@ -259,14 +266,15 @@ def check_identity(
     *,
     remedy: str = "resume it with its own config.yaml, or start a new run with another --out",
 ) -> None:
-    """Refuse to resume with other settings or other data than the run began with.
+    """Refuse to resume a run with other settings or data than it began with.
 
-    The location of a store may differ: its contents are compared by hashes. TrainingError names the
-    first setting that differs, and how many more do.
+    `stored` is the identity in the state, `wanted` that of the present settings. Stores are
+    compared by the hashes of their contents, so they may have moved. TrainingError names the first
+    setting that differs, and the number of other differences.
     """
     # Settings are stored as JSON, which turns tuples into lists and paths into text.
     as_stored = json.loads(json.dumps(wanted))
-    found = list(differences(_without_places(stored), _without_places(as_stored)))
+    found = list(differences(_without_paths(stored), _without_paths(as_stored)))
     if found:
         more = ""
         if len(found) > 1:
@@ -278,16 +286,16 @@ def check_identity(
         )
 
 
-def _without_places(value: Any) -> Any:
-    """Return settings without the paths of a store and its split.
+def _without_paths(value: Any) -> Any:
+    """Return settings without the paths of a store and its split, which may have moved.
 
-    A label scheme may be a table in the store: its name stays.
+    A label scheme may be a file in the store: only the name of the file is kept.
     """
     if isinstance(value, list):
-        return [_without_places(each) for each in value]
+        return [_without_paths(each) for each in value]
     if not isinstance(value, Mapping):
         return value
-    kept = {name: _without_places(each) for name, each in value.items()}
+    kept = {name: _without_paths(each) for name, each in value.items()}
     if isinstance(kept.get("store"), Mapping):
         for name in ("path", "split"):
             kept["store"].pop(name, None)

@@ -1,7 +1,8 @@
-"""Measures of wrong labels, by a trained network: losses, sides, positions, sizes.
+"""Measures that show wrong labels of subjects, computed with a trained network.
 
-`look` runs the network on slices of a view, `summarise` joins the views of a subject, and `rank`
-compares the subjects.
+`look` runs the network on slices of a view, `summarise` combines the views of a subject, and `rank`
+compares the subjects. The measures are the loss, exchanged sides, shifted labels, and the sizes of
+structures.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from trinat.segmentation.models.base import Network
 
 Values = NDArray[np.float64]
 
-# Measures, and the meaning of a large value.
+# Measures by name, with the meaning of a large value.
 MEASURES = {
     "loss": "labels differ everywhere",
     "slice loss": "labels differ in some slices",
@@ -30,24 +31,27 @@ MEASURES = {
     "shift": "labels lie beside the image",
 }
 _DIFFERS = "{} differs"
-# Typical spread of measures of correct labels, as a share of the median, and the minimum spread of
-# structures.
+# Expected spread of measures of correct labels, as a share of the median, and the smallest spread
+# of the measures of structures.
 _USUAL_SPREAD = 0.05
 _MIN_SPREAD = 0.02
 # Minimum number of voxels in the sampled slices for a reliable position or size.
 _FEWEST = 20
-# Number of subjects that the typical spread counts for, beside the observed spread.
+# Weight of the expected spread, as a number of subjects, when it is averaged with the observed
+# spread.
 _USUAL = 5
-# Share of the overlap with the other side above which the sides count as exchanged.
+# Share of a structure's overlap that has the label of the other side, above which left and right
+# count as exchanged.
 _EXCHANGED = 0.5
 # Factor from median absolute deviation to standard deviation, for a normal distribution.
 _MAD_TO_STD = 1.4826
 
 
 class Look(NamedTuple):
-    """Labels and predictions of slices of one view (N, H, W), and the loss of each slice.
+    """Labels and predictions of slices of one view, and the loss of each slice.
 
-    `loss` (N,) is the mean cross entropy of pixels that are labelled or predicted.
+    `truth` and `predicted` (N, H, W) are class indices. `loss` (N,) is the mean cross entropy over
+    the pixels that are labelled or predicted as a structure.
     """
 
     truth: NDArray[np.uint8]
@@ -56,12 +60,13 @@ class Look(NamedTuple):
 
 
 class SubjectSummary(NamedTuple):
-    """A subject's measures, and voxels by label and prediction.
+    """Measures of a subject, and its voxels by label and prediction.
 
-    `halves` (2, K, K) are of every other slice, from the first and from the second on: their
-    difference shows how much the choice of slices matters. Positions are the number of a view, and
-    of a slice: `worst` has the highest loss, `of_structures` (K, 2) has the largest difference of
-    label and prediction for each class.
+    `measures` are by name, as in `MEASURES`. `halves` (2, K, K) counts voxels by label and
+    prediction in the slices with even and those with odd index: the difference shows how much the
+    choice of slices matters. `worst` is the slice with the highest loss, as (index of the view,
+    index of the slice). `of_structures` (K, 2) is, in the same form, the slice in which label and
+    prediction of each class differ most.
     """
 
     measures: Mapping[str, float]
@@ -77,10 +82,11 @@ class SubjectSummary(NamedTuple):
 
 @torch.no_grad()
 def look(network: Network, slices: Tensor, truth: Tensor) -> Look:
-    """Run the network on slices (N, C, H, W) with classes (N, H, W); IGNORE adds no loss.
+    """Run the network on slices (N, C, H, W) and compare it with their labels (N, H, W).
 
-    In the result, IGNORE is background in labels and prediction. Only pixels count that are
-    labelled or predicted as a structure; correct background would outweigh all else.
+    Pixels labelled IGNORE do not count; in the result they are background in labels and prediction.
+    The loss is over pixels that are labelled or predicted as a structure, because correct
+    background would outweigh all else.
     """
     rows, columns = truth.shape[1:]
     logits = network(slices)[..., :rows, :columns].float()
@@ -98,10 +104,11 @@ def look(network: Network, slices: Tensor, truth: Tensor) -> Look:
 
 
 def summarise(views: Sequence[Look], partners: NDArray[np.int64]) -> SubjectSummary:
-    """Combine a subject's looks from several views; `partners` are the classes' other sides.
+    """Combine the looks at a subject in several views.
 
-    Slices with too few voxels to judge count with a loss of 0; in the search for the worst slice,
-    small slices count with a part of their loss.
+    `partners` (K,) has the class of the same structure on the other side. Slices with too few
+    voxels to judge get a loss of 0. In the search for the worst slice, the loss of small slices is
+    reduced.
     """
     classes = len(partners)
     halves = np.zeros((2, classes, classes), np.int64)
@@ -116,7 +123,7 @@ def summarise(views: Sequence[Look], partners: NDArray[np.int64]) -> SubjectSumm
         voxels = ((view.truth > 0) | (view.predicted > 0)).sum((1, 2))
         is_sure = voxels >= _FEWEST
         losses.append(view.loss * is_sure)
-        of_slices.append(view.loss * _weights(voxels))
+        of_slices.append(view.loss * _slice_weights(voxels))
     # Extent of a left-right exchange, over the structures with a side that are present.
     swapped = side_swap(halves.sum(0), partners)
     exchanged = 0.0
@@ -126,7 +133,7 @@ def summarise(views: Sequence[Look], partners: NDArray[np.int64]) -> SubjectSumm
         "loss": float(np.concatenate(losses).mean()),
         "slice loss": float(np.concatenate(of_slices).max()),
         "sides": exchanged,
-        "shift": max(_shift(view, classes) for view in views),
+        "shift": max(_median_shift(view, classes) for view in views),
     }
     worst_view = int(np.argmax([of_view.max() for of_view in of_slices]))
     worst_slice = int(of_slices[worst_view].argmax())
@@ -135,7 +142,10 @@ def summarise(views: Sequence[Look], partners: NDArray[np.int64]) -> SubjectSumm
 
 
 def _where_structures_differ(views: Sequence[Look], classes: int) -> NDArray[np.int64]:
-    """Return view and slice in which label and prediction of each class differ most, (K, 2)."""
+    """Return the slice in which label and prediction of each class differ most, (K, 2).
+
+    A row is the index of the view and that of the slice.
+    """
     places = []
     differing = []
     for number, view in enumerate(views):
@@ -149,11 +159,12 @@ def _where_structures_differ(views: Sequence[Look], classes: int) -> NDArray[np.
     return np.asarray(np.array(places)[most])
 
 
-def _weights(voxels: NDArray[np.int64]) -> Values:
-    """Return weights of the losses of slices (N,) in the search for the highest, 0 to 1.
+def _slice_weights(voxels: NDArray[np.int64]) -> Values:
+    """Return factors, 0 to 1, for the losses of slices (N,) in the search for the worst slice.
 
-    Slices smaller than the median slice count less in proportion: at the ends of a brain a slice of
-    a few voxels may have any loss, and whether it occurs depends on the choice of slices.
+    `voxels` (N,) is the number of voxels of structures in each slice. A slice smaller than the
+    median slice has a factor in proportion to its size: at the ends of a brain a slice of a few
+    voxels may have any loss, and the choice of slices decides whether such a slice occurs.
     """
     is_sure = voxels >= _FEWEST
     if not is_sure.any():
@@ -161,8 +172,11 @@ def _weights(voxels: NDArray[np.int64]) -> Values:
     return np.minimum(1, voxels / np.median(voxels[is_sure])) * is_sure
 
 
-def _shift(view: Look, classes: int) -> float:
-    """Return the in-plane distance of label and prediction in pixels: median over structures."""
+def _median_shift(view: Look, classes: int) -> float:
+    """Return the distance in the plane from predicted to labelled structures, in pixels.
+
+    It is the length of the median shift over structures.
+    """
     labelled = _centres(view.truth, classes)
     predicted = _centres(view.predicted, classes)
     apart = labelled - predicted
@@ -174,7 +188,10 @@ def _shift(view: Look, classes: int) -> float:
 
 
 def _centres(labels: NDArray[np.uint8], classes: int) -> Values:
-    """Return mean row and column of each structure, (2, K - 1); NaN if it has too few pixels."""
+    """Return mean row and column of each structure, (2, K - 1); NaN if it has too few pixels.
+
+    `labels` (N, H, W) are class indices; `classes` is K.
+    """
     _, rows, columns = np.indices(labels.shape)
     flat = labels.ravel()
     counts = np.bincount(flat, minlength=classes)
@@ -191,12 +208,15 @@ def rank(
     partners: NDArray[np.int64],
     limit: float,
 ) -> pd.DataFrame:
-    """Return one row per subject, the most suspect first: score, why, structure, and the measures.
+    """Return a table with a row for each subject, the most suspect first.
 
-    The score is the largest distance from the other subjects, in units of the usual spread, 0 if
-    nothing is beyond their median. For a score above `limit`, `why` names its cause, and
-    `structure` the structure that is farthest from theirs; other rows have neither. `names` are the
-    names of the classes.
+    `found` has the summary of each subject, by name. `names` (K,) are the names of the classes, and
+    `partners` (K,) the class of the same structure on the other side.
+
+    The columns are `score`, `why`, `structure` and the measures. The score is the largest distance
+    from the median of all subjects, in units of the expected spread, and at least 0. If the score
+    is above `limit`, `why` names its cause, and `structure` is the structure that differs most from
+    that of other subjects. Otherwise both are empty.
     """
     subjects = list(found)
     rows = [subject.measures for subject in found.values()]
@@ -207,11 +227,13 @@ def rank(
     usual = _USUAL_SPREAD * from_one.median().to_numpy()
     spread = _shrunken_spread(own, usual, len(subjects))
     distances = pd.DataFrame(apart / spread, subjects, list(MEASURES))
-    by_structure = _by_structure(list(found.values()), partners)
-    # Among many structures one is always somewhat far, so only the excess over others counts.
+    by_structure = _structure_distances(list(found.values()), partners)
+    # Among many structures one always differs somewhat, so only the excess over other subjects
+    # counts.
     farthest = by_structure.max(1)
     distances["structure"] = farthest - np.median(farthest)
-    # The columns of `by_structure` begin with the first structure, the names with background.
+    # The columns of `by_structure` begin with the first structure, while `names` begins with
+    # background.
     structures = [names[1 + number] for number in by_structure.argmax(1)]
     kinds = distances.idxmax(axis=1)
     is_exchanged = measures["sides"] > _EXCHANGED
@@ -232,9 +254,9 @@ def rank(
 def where_to_look(
     found: SubjectSummary, why: str, names: Sequence[str]
 ) -> tuple[int, int]:
-    """Return the numbers of the view and slice that show why a subject is suspect.
+    """Return the slice that shows why a subject is suspect, as (index of the view, of the slice).
 
-    `why` is from `rank`, `names` are the names of the classes.
+    `why` is from `rank`, `names` (K,) are the names of the classes.
     """
     for index, name in enumerate(names):
         if why == _DIFFERS.format(name):
@@ -244,9 +266,10 @@ def where_to_look(
 
 
 def are_judged(found: Iterable[SubjectSummary]) -> NDArray[np.bool_]:
-    """Return (K - 1,) bool: True if both halves show enough of a structure in most subjects.
+    """Return which structures have enough voxels in most subjects to be judged, (K - 1,) bool.
 
-    The measured size of a structure of a few voxels depends on the choice of slices.
+    Both halves of the slices must show enough voxels: the measured size of a structure of a few
+    voxels depends on the choice of slices.
     """
     shown = []
     for subject in found:
@@ -257,19 +280,21 @@ def are_judged(found: Iterable[SubjectSummary]) -> NDArray[np.bool_]:
     return np.asarray(np.median(shown, axis=0) >= _FEWEST)
 
 
-def _by_structure(
+def _structure_distances(
     found: Sequence[SubjectSummary], partners: NDArray[np.int64]
 ) -> Values:
-    """Return the distance of each subject's structures from the others', (N, K - 1).
+    """Return how far each subject's structures are from those of the other subjects, (N, K - 1).
 
-    In units of the spread over subjects, or of the spread by the choice of slices alone, if that is
+    The unit is the spread over subjects, or the spread due to the choice of slices if that is
     larger. 0 for structures that are not judged.
     """
-    whole = np.array([_of_structures(one.joint, partners, _FEWEST) for one in found])
+    whole = np.array(
+        [_structure_measures(one.joint, partners, _FEWEST) for one in found]
+    )
     differences = []
     for one in found:
         first, second = (
-            _of_structures(half, partners, _FEWEST / 2) for half in one.halves
+            _structure_measures(half, partners, _FEWEST / 2) for half in one.halves
         )
         differences.append(np.abs(first - second))
     # Each half has half of the slices, so their mean varies by half of their difference.
@@ -283,14 +308,14 @@ def _by_structure(
     return np.asarray(distances.max(1) * are_judged(found))
 
 
-def _of_structures(
+def _structure_measures(
     joint: NDArray[np.int64], partners: NDArray[np.int64], fewest: float
 ) -> Values:
-    """Return the measures of a subject's structures, (4, K - 1), from voxels (K, K).
+    """Return four measures of each structure of a subject, (4, K - 1), from voxel counts (K, K).
 
-    They are 1 - Dice, and logarithms of sizes: as a share of all, relative to the prediction,
-    and relative to the other side. `fewest` voxels are added to each size, so that small sizes
-    do not differ by much.
+    They are 1 - Dice, and three logarithms of the labelled size: as a share of all structures,
+    relative to the predicted size, and relative to the other side. `fewest` voxels are added to
+    each size, so that small sizes do not differ by much.
     """
     labelled = joint.sum(1)[1:] + fewest
     predicted = joint.sum(0)[1:] + fewest
@@ -306,16 +331,19 @@ def _of_structures(
 
 
 def _apart_from_others(values: Values) -> tuple[Values, Values]:
-    """Return values (N, ...) relative to the subjects' median, and their spread (...)."""
+    """Return each subject's difference from the median, (N, ...), and the spread, (...).
+
+    The spread is the standard deviation, estimated from the median absolute deviation.
+    """
     apart = values - np.median(values, axis=0)
     return apart, _MAD_TO_STD * np.median(np.abs(apart), axis=0)
 
 
 def _shrunken_spread(own: Values, usual: Values, subjects: int) -> Values:
-    """Return the spread over some subjects, shrunk towards the usual spread.
+    """Average the observed spread with the expected one, as in moderated t statistics (Smyth 2004).
 
-    Few subjects say little about a spread: of five, three may be alike by chance. So it is averaged
-    with the usual spread, as in moderated t statistics (Smyth 2004).
+    `own` is the spread over `subjects` subjects, `usual` the expected spread. A few subjects say
+    little about a spread: of five, three may be alike by chance.
     """
     variance = (subjects * own**2 + _USUAL * usual**2) / (subjects + _USUAL)
     return np.sqrt(variance)

@@ -1,4 +1,4 @@
-"""Validation on whole scans, not on slices: Dice and IoU per class, absent classes left out."""
+"""Validation on whole scans, not on single slices: Dice and IoU of each class."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from trinat.segmentation.synthetic.synthesis import synthesise_volume
 from trinat.segmentation.synthetic.targets import aim
 from trinat.segmentation.training.state import seeded
 
-# Number of slices that the network sees at once.
+# Number of slices in a batch.
 _BATCH = 8
 
 
 @dataclass(frozen=True, eq=False)
 class ValidationScan:
-    """A whole scan as slices of one view: images (N, H, W) float32 and classes (N, H, W).
+    """A whole scan as slices of one view.
 
-    N runs along the view's axis; `name` is for messages and tables. Labels count where `counted`
-    (N, H, W) is True; all do without it.
+    `images` (N, H, W) is float32, `labels` (N, H, W) are class indices. `name` is for messages and
+    tables. If `counted` (N, H, W) is given, only voxels where it is True are scored.
     """
 
     name: str
@@ -43,19 +43,22 @@ class ValidationScan:
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """Means over scans, (K,); NaN for background and for classes that no scan has or gets."""
+    """Mean Dice and IoU of each class over scans, (K,).
+
+    NaN for background, and for classes that are neither in the labels nor in the predictions.
+    """
 
     dice: NDArray[np.float64]
     iou: NDArray[np.float64]
 
     @property
     def mean_dice(self) -> float:
-        """Return the mean Dice over the classes that are not NaN."""
+        """Mean Dice over the classes that are not NaN."""
         return float(torch.from_numpy(self.dice).nanmean())
 
     @property
     def mean_iou(self) -> float:
-        """Return the mean IoU over the classes that are not NaN."""
+        """Mean IoU over the classes that are not NaN."""
         return float(torch.from_numpy(self.iou).nanmean())
 
 
@@ -67,9 +70,10 @@ def synthetic_scans(
     view: View,
     seed: int,
 ) -> Iterator[ValidationScan]:
-    """Yield one synthetic scan for each of the `chosen` heads, by their numbers, always the same.
+    """Yield a synthetic scan of each of the `chosen` heads; `chosen` has their indices.
 
-    `seed` determines all of them. Each is made when it is requested, so that only one is in memory.
+    The same `seed` gives the same scans. Each is made when it is requested, so that only one is in
+    memory.
     """
     for head in chosen:
         alone = maps.part(slice(head, head + 1))
@@ -92,10 +96,10 @@ def predict_classes(
     *,
     precision: torch.dtype = torch.float32,
 ) -> Tensor:
-    """Return the most probable class of each pixel of images (N, H, W).
+    """Return the most probable class of each pixel of a scan, (N, H, W) uint8 on the CPU.
 
-    The result is (N, H, W) uint8 on the CPU. `forward` gets slices of `channels` neighbours;
-    neighbours beyond the scan's ends are empty.
+    `images` (N, H, W) are the slices of the scan. `forward` gets batches in which each slice has
+    `channels` neighbouring slices, itself included; neighbours beyond the scan's ends are empty.
     """
     classes = []
     for batch in torch.split(thick(images, channels), _BATCH):
@@ -113,7 +117,10 @@ def foresee(
     *,
     precision: torch.dtype = torch.float32,
 ) -> float:
-    """Estimate the seconds of `validate`: all scans are made, one batch of each is segmented."""
+    """Estimate how long `validate` will take, in seconds.
+
+    All scans are read or made, but only one batch of each is segmented.
+    """
     was_training = network.training
     network.eval()
     began = time.monotonic()
@@ -140,9 +147,11 @@ def validate(
     *,
     precision: torch.dtype = torch.float32,
 ) -> Scores:
-    """Score `network` in evaluation mode, in which the statistics of its norms do not change.
+    """Score the network on whole scans.
 
-    `classes` is the network's number of classes. Raises TrainingError if there is no scan.
+    The network is in evaluation mode meanwhile, so the statistics of its norms do not change.
+    `classes` is its number of classes, and `channels` the number of neighbouring slices in its
+    input. Raises TrainingError if there is no scan.
     """
     was_training = network.training
     network.eval()
@@ -166,9 +175,9 @@ def validate(
 
 
 def _count_pairs(scan: ValidationScan, predicted: Tensor, classes: int) -> Counts:
-    """Count voxels by true and predicted class, (K, K), where labels count.
+    """Count voxels by true and predicted class, (K, K).
 
-    All others are background in both, which has no score.
+    Voxels that do not count become background in both, which has no score.
     """
     truth = scan.labels
     if scan.counted is not None:
@@ -178,7 +187,10 @@ def _count_pairs(scan: ValidationScan, predicted: Tensor, classes: int) -> Count
 
 
 def _mean_over(values: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
-    """Return each class's mean over the scans in which it is defined, without background."""
+    """Return the mean of each class over the scans in which it is defined, (K,).
+
+    Background is NaN.
+    """
     stacked = torch.from_numpy(np.stack(values))
     means = np.asarray(stacked.nanmean(0))
     means[0] = np.nan

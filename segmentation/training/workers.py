@@ -1,10 +1,10 @@
-"""Data-parallel training: each process has its part of a batch, gradients are averaged.
+"""Data-parallel training: each process has a part of each batch, and gradients are averaged.
 
-The result equals that of DistributedDataParallel: the mean over processes of loss and gradients. It
-is done here, in one message after the last backward pass, because a batch may lack a view whose
-classifier then has no gradient, and because a single process need not know that there could be
-more. On a busy CPU, several processes of one thread each may be faster than one process with
-several threads: processes wait for each other once a step, threads at every layer.
+The result equals that of DistributedDataParallel: the mean over processes of loss and gradients.
+The averaging is done here, in one message after the last backward pass, for two reasons. A batch
+may lack a view, whose classifier then has no gradient. And training in a single process needs no
+distributed set-up. On a busy CPU, several processes of one thread each may be faster than one
+process with several threads: processes wait for each other once in a step, threads at every layer.
 """
 
 from __future__ import annotations
@@ -22,10 +22,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Workers:
-    """Rank of this process among `count`; torch.distributed is set up if there are several.
+    """The processes of a data-parallel training, as seen by one of them.
 
-    `patient` is the group for waiting while one process does work that may take longer than any
-    step; the default is the group of all other messages.
+    `rank` is the number of this process, and `count` the number of processes. torch.distributed is
+    set up if there are several. `patient` is a process group with a long timeout: in it, processes
+    wait while one of them does work that may take longer than any step. All other messages use the
+    default group.
     """
 
     rank: int = 0
@@ -59,7 +61,7 @@ class Workers:
         return flat[-1]
 
     def largest(self, value: float) -> float:
-        """Return the largest of all processes' values, on all processes."""
+        """Return the largest of the values of all processes, in all processes."""
         if self.count == 1:
             return value
         device = "cuda" if distributed.get_backend() == "nccl" else "cpu"
@@ -68,9 +70,10 @@ class Workers:
         return float(tensor)
 
     def share(self, make: Callable[[], T]) -> T:
-        """Return the value that the leader makes, on all processes; the others wait for it.
+        """Run `make` in the process with rank 0, and return its value in all processes.
 
-        The value must be picklable. All processes must call it, or those that do wait for ever.
+        The value must be picklable. All processes must call this method, or those that do wait for
+        ever.
         """
         if self.count == 1:
             return make()
@@ -82,7 +85,7 @@ class Workers:
         return shared[0]  # type: ignore[return-value]
 
     def gather(self, value: T) -> list[T]:
-        """Return all processes' values, by rank, on all processes."""
+        """Return the values of all processes, in the order of their ranks, in all processes."""
         if self.count == 1:
             return [value]
         values: list[T | None] = [None] * self.count
