@@ -91,8 +91,7 @@ class Augmenter:
 
         `scheme` is the scheme of the labels in the slices. For sagittal slices this is the merged
         scheme, which does not distinguish left from right. Raises ConfigError if slices are flipped
-        and
-        a class has no counterpart on the other side.
+        and a class has no counterpart on the other side.
         """
         if config.flip and scheme.has_unpartnered_sides:
             raise ConfigError(
@@ -119,8 +118,7 @@ class Augmenter:
         """Return augmented copies of images (N, C, H, W) float and integer labels (N, H, W).
 
         With a `generator` on the CPU, all devices use the same random parameters, and a GPU is
-        never
-        synchronised.
+        never synchronised.
         """
         draw = _Draw(generator, len(images))
         config = self.config
@@ -146,8 +144,7 @@ class Augmenter:
         """Mirror the slices for which `chosen` (N,) is True.
 
         In coronal and axial slices, left and right are mirrored, and the labels of the two sides
-        are
-        swapped. In sagittal slices, only the order of the channels is reversed.
+        are swapped. In sagittal slices, only the order of the channels is reversed.
         """
         image_chosen = _per_slice(chosen)
         if self.view is View.SAGITTAL:
@@ -473,8 +470,7 @@ def _coarse_matrix(factor: Tensor, length: int) -> Tensor:
         """Return the weights (N, L, L) with which original voxels are averaged to longer voxels.
 
         `voxel` (N, L) has the index of a longer voxel for each position. The weights are
-        proportional
-        to the overlap and sum to 1.
+        proportional to the overlap and sum to 1.
         """
         centre = (voxel * step)[..., None]
         distance = (place - centre).abs()

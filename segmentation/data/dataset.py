@@ -136,8 +136,7 @@ class SliceReaders:
         """Schedule the slices at `places` for reading; return one function per slice that gets it.
 
         The function waits until its slice has been read. Without workers, it reads the slice
-        itself.
-        With `changes`, one for each place, a slice is changed as soon as it is read.
+        itself. With `changes`, one for each place, a slice is changed as soon as it is read.
         """
         reads: list[Callable[[], StoredSlice]]
         if changes is None:
@@ -182,12 +181,9 @@ class SliceDataset(Dataset[tuple[Tensor, Tensor]]):
         """Index the slices in the subjects' files.
 
         `thick` is the number of slices in an item: the middle one and its neighbours. `transform`,
-        if
-        given, is called with image and labels and returns the item. Raises ConfigError for a
-        thickness
-        that is not 1, 3, 5 or 7, and DatasetError if the store lacks the view, or a subject its
-        image
-        or labels.
+        if given, is called with image and labels and returns the item. Raises ConfigError for a
+        thickness that is not 1, 3, 5 or 7, and DatasetError if the store lacks the view, or a
+        subject its image or labels.
         """
         if thick not in _THICKNESSES:
             remedy = f"choose one of {_THICKNESSES}"

@@ -1,7 +1,7 @@
 """Preparation of subjects: from files to arrays on the working grid, with a fingerprint.
 
-Labels that explain the scan better when they are shifted by some voxels are misplaced; a note
-then reports the shift.
+Labels that explain the scan better when they are shifted by some voxels are misplaced; a note then
+reports the shift.
 """
 
 from __future__ import annotations

@@ -132,9 +132,8 @@ def _add_labels(
 ) -> None:
     """Add the datasets `labels` and `class_counts` to the HDF5 group of a view.
 
-    `labels` are class indices (X, Y, Z), and `per_slice` (N, K) are voxels per slice and class.
-    For the sagittal view both are converted to `merged`, which does not distinguish left from
-    right.
+    `labels` are class indices (X, Y, Z), and `per_slice` (N, K) are voxels per slice and class. For
+    the sagittal view both are converted to `merged`, which does not distinguish left from right.
     """
     if view is View.SAGITTAL and merged is not None:
         labels = merged.to_merged.astype(np.uint8)[labels]
@@ -205,8 +204,7 @@ class SubjectFile:
         """Read `thick` slices around slice `middle` of a view, (C, H, W) with C = `thick`.
 
         Beyond the ends of the volume the slab is padded with background: the code of intensity 0.
-        The
-        file is opened if it is closed, and stays open.
+        The file is opened if it is closed, and stays open.
         """
         start = middle - thick // 2
         slab = self.codes(view, max(start, 0), start + thick)
@@ -352,8 +350,8 @@ def _unpack(
     HDF5 decompresses in one thread at a time; zlib does so in several.
 
     HDF5 leaves out a filter that gains nothing, and sets its bit in `filters_left_out`: the lowest
-    bit for the filter that was applied first. If `is_shuffled`, the bytes were shuffled before
-    they were compressed.
+    bit for the filter that was applied first. If `is_shuffled`, the bytes were shuffled before they
+    were compressed.
     """
     compression_bit = 0b10 if is_shuffled else 0b01
     if filters_left_out & compression_bit:

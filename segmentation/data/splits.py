@@ -80,8 +80,7 @@ class Split(BaseModel):
         """Raise DatasetError if the split belongs to another store or divides a participant.
 
         `entries` has the metadata of all subjects of the store, and `store` is the store's
-        fingerprint.
-        `where` is the file of the split, for messages.
+        fingerprint. `where` is the file of the split, for messages.
         """
         if self.store != store:
             raise DatasetError(

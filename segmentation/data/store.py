@@ -93,8 +93,7 @@ class FileStamp(_Strict):
         """Return the stamp of the file as it is now, or None if its content has changed.
 
         The file is read only if its size or time differs from this stamp. If only the time differs,
-        the
-        result is a new stamp with the new time. Raises OSError if the file is missing.
+        the result is a new stamp with the new time. Raises OSError if the file is missing.
         """
         state = path.stat()
         if (state.st_size, state.st_mtime_ns) == (self.size, self.mtime_ns):
@@ -166,8 +165,7 @@ class StoreInfo(_Strict):
     `source` is the name of the dataset's source, and `scheme` is the table of the label scheme.
     `trust_affine`, `fill_nonfinite` and `fold` are the settings with which originals are read;
     `fold` is the numbering of all label maps (None: FreeSurfer's). `csf` is the definition of CSF
-    in
-    the labels.
+    in the labels.
     """
 
     format: Literal[3] = FORMAT
@@ -255,8 +253,7 @@ class Store:
         """Return the names of the subjects of one part of a split.
 
         `split` is the file of the split; None means the store's own. Raises DatasetError if the
-        split
-        does not fit the store, or if the part is unknown or empty.
+        split does not fit the store, or if the part is unknown or empty.
         """
         if name not in PARTS:
             remedy = f"choose {', '.join(PARTS[:-1])} or {PARTS[-1]}"
@@ -358,8 +355,7 @@ class Store:
         """Metadata of each subject, from participants.tsv, which users complete by hand.
 
         Raises DatasetError, with all problems, if a subject has no row or no participant, or if an
-        age
-        or a sex cannot be parsed.
+        age or a sex cannot be parsed.
         """
         table = self.root / "participants.tsv"
         rows = _rows_by_subject(table)
@@ -435,10 +431,8 @@ def write_participants(root: Path, subjects: Sequence[Subject]) -> list[str]:
 
     Known values of `subjects` replace those in the table. The participant is an exception: a user
     may have corrected it, so the table's value is kept. Cells without a known value are kept, and
-    so
-    are additional columns. Rows of other subjects are removed. Columns: participant_id,
-    participant,
-    session, family, age, sex.
+    so are additional columns. Rows of other subjects are removed. Columns: participant_id,
+    participant, session, family, age, sex.
 
     Returns a line for each subject whose participant in the table differs and was kept.
     """
@@ -480,8 +474,7 @@ def _rows_by_subject(path: Path) -> dict[str, dict[str, str]]:
     """Read participants.tsv: for each subject's name, a dictionary from column to cell.
 
     Cells that are empty or n/a become "". Other words are taken literally, because a participant
-    may
-    be called NA.
+    may be called NA.
     """
     table = read_table(path)
     for name in _PARTICIPANT_COLUMNS[:2]:

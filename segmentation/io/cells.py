@@ -77,8 +77,7 @@ def age_in(cell: str, per_year: float = 1) -> float:
 
     `per_year` is the number of the cell's units in a year: 12 for months. Raises ValueError for a
     cell that is no number or no age from 0 to 120 years. The message is the reason, worded as the
-    end
-    of a sentence.
+    end of a sentence.
     """
     # BIDS censors great ages as "89+".
     age = number_in(cell.removesuffix("+")) / per_year

@@ -211,10 +211,8 @@ def remove_leftovers(*folders: Path, older_than_s: float = 0) -> None:
     """Remove temporary files and folders that killed processes left in `folders`.
 
     Only names that `atomic_path` and `new_folder` make (`.trinat-*.tmp`) are removed. Missing
-    folders
-    are ignored. No process may be writing there, unless `older_than_s` is given: then files that
-    were
-    modified in the last `older_than_s` seconds are not removed.
+    folders are ignored. No process may be writing there, unless `older_than_s` is given: then files
+    that were modified in the last `older_than_s` seconds are not removed.
     """
     latest = time.time() - older_than_s
     for folder in folders:
@@ -350,8 +348,7 @@ def read_rows(
     `required` are titles that the table must have. Words for a missing value, and missing cells at
     the end of a row, become "". In the columns `names` only n/a means missing, because NA can be a
     name. Raises a DatasetError if the file is no table, if a required column is missing, or if a
-    row
-    has more cells than the header, as an unquoted decimal comma makes.
+    row has more cells than the header, as an unquoted decimal comma makes.
     """
     table = _read_uneven_rows(path)
     for name in required:

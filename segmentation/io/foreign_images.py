@@ -1,11 +1,9 @@
 """Conversion of torchio, MONAI and SimpleITK images to voxels with an affine, and back.
 
-Voxels are (X, Y, Z). Their affine (4, 4) maps voxel indices to RAS mm, as everywhere in
-trinat.
+Voxels are (X, Y, Z). Their affine (4, 4) maps voxel indices to RAS mm, as everywhere in trinat.
 
-No library is imported to recognise an image: if a program has an image, it has imported the
-image's library, so its classes are found in `sys.modules`. Only the functions `to_...` import a
-library.
+No library is imported to recognise an image: if a program has an image, it has imported the image's
+library, so its classes are found in `sys.modules`. Only the functions `to_...` import a library.
 """
 
 from __future__ import annotations
@@ -61,10 +59,9 @@ def image_of_subject(
     """Return the image with this name in a torchio.Subject, or the only image if `name` is None.
 
     Without a name, only images of the class ScalarImage are considered, or with `labels` of the
-    class
-    LabelMap. Raises TypeError if `subject` is no torchio.Subject. Raises FormatError, with the
-    names
-    of the images, if there is no image of that name, or not exactly one image of the class.
+    class LabelMap. Raises TypeError if `subject` is no torchio.Subject. Raises FormatError, with
+    the names of the images, if there is no image of that name, or not exactly one image of the
+    class.
     """
     if not is_subject(subject):
         raise TypeError(

@@ -90,8 +90,7 @@ def read_nifti(stream: ScanStream) -> Header:
     """Read the header of a .nii file, NIfTI-1 or NIfTI-2.
 
     The stream is then at the first voxel. Raises an InputError for anything but a sound header of
-    one
-    3D scan.
+    one 3D scan.
     """
     fields, length = _read_fields(stream)
     where = stream.path
@@ -298,8 +297,7 @@ def _voxel_type(fields: Any, where: Path) -> np.dtype[Any]:
     """Return the type of the stored voxels, with the byte order of the file.
 
     Only integers and floating-point numbers of at most 8 bytes are accepted. Raises a FormatError
-    for
-    colours, complex numbers and unknown types.
+    for colours, complex numbers and unknown types.
     """
     try:
         dtype: np.dtype[Any] = np.dtype(fields.get_data_dtype())

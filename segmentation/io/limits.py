@@ -32,8 +32,7 @@ class _GroupFiles(NamedTuple):
 
     `folder` holds the groups. `limit` and `use` are the files of a group with its memory limit and
     its present use. `given_back` is the line in the group's memory.stat with the part of the use
-    that
-    the kernel releases when memory gets scarce.
+    that the kernel releases when memory gets scarce.
     """
 
     folder: str
@@ -120,8 +119,7 @@ def check_memory(shape: Sides, zooms: Zooms, nbytes: int, where: Path) -> None:
     """Raise a FormatError if the free memory is not enough to conform a scan.
 
     `shape` and `zooms` (mm) are those of the scan, and its voxels take `nbytes`. A need of less
-    than
-    a GiB is accepted without a check.
+    than a GiB is accepted without a check.
     """
     cells_per_voxel = min(1.0, math.prod(zooms) / _CELL_MM3)
     voxel_bytes = _WORK_BYTES + _CELL_BYTES * cells_per_voxel
@@ -144,9 +142,8 @@ def free_memory(
     """Return the number of bytes that this process may still allocate.
 
     It is the minimum of the machine's available memory and the memory that each control group of
-    the
-    process has left. `own` is the file that lists the groups of this process, and `groups` is the
-    folder with the files of all groups, on Linux. Where they are missing, as on macOS, only the
+    the process has left. `own` is the file that lists the groups of this process, and `groups` is
+    the folder with the files of all groups, on Linux. Where they are missing, as on macOS, only the
     machine's memory is considered.
     """
     import psutil

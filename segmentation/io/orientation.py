@@ -48,11 +48,9 @@ def place(
 
     The s-form takes precedence over the q-form. With the `trust` "sform" or "qform", that form is
     used, whatever its code and whatever the other form says. With "header", nibabel's choice is
-    used:
-    the s-form, else the q-form, else voxel axes to the left, front and top. `axes` (such as "ASL")
-    is used only if neither form has a code. Raises a GeometryError if the header has no
-    orientation,
-    or contradicts itself or `axes`.
+    used: the s-form, else the q-form, else voxel axes to the left, front and top. `axes` (such as
+    "ASL") is used only if neither form has a code. Raises a GeometryError if the header has no
+    orientation, or contradicts itself or `axes`.
     """
     qform = header.qform
     sform = header.sform
@@ -97,8 +95,7 @@ def _place_without_form(
     """Choose the affine of an image whose forms have no code: from `axes`, or nibabel's default.
 
     nibabel's default is used only if `trust` is "header". Otherwise, without `axes`, a
-    GeometryError
-    is raised.
+    GeometryError is raised.
     """
     if axes is not None:
         affine = _from_axes(axes, header)

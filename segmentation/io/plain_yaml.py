@@ -25,8 +25,7 @@ def parse_yaml(text: str | bytes, *, aliases: bool = True) -> Any:
     """Parse a YAML text; raise a ValueError with a short reason if this fails.
 
     With `aliases` False, aliases are refused. Use this for untrusted texts: nested aliases can
-    expand
-    a small text to gigabytes.
+    expand a small text to gigabytes.
     """
     loader = _Loader if aliases else _LoaderWithoutAliases
     try:

@@ -144,9 +144,8 @@ class ScanStream:
         """Raise an error if a header announces more data than the file can hold.
 
         It is called before memory is allocated. `end` is where the data end, in decompressed bytes
-        from
-        the start of the file. Raises an IntegrityError if the file is too short even at the best
-        compression ratio of gzip, and a FormatError at a ratio that no scan reaches.
+        from the start of the file. Raises an IntegrityError if the file is too short even at the
+        best compression ratio of gzip, and a FormatError at a ratio that no scan reaches.
         """
         most = self.size
         if self._packed:

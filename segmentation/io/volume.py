@@ -438,8 +438,7 @@ def write_maps(path: str | Path, maps: Iterable[Volume], count: int) -> None:
 
     Several maps make a 4D file, a single map a 3D file. Values are rounded to 1/32767 and stored as
     int16 with that slope. Only one map of `maps` is in memory at a time. The same maps give the
-    same
-    bytes.
+    same bytes.
     """
     with (
         atomic_write(path) as file,

@@ -73,8 +73,7 @@ def _file_of_pair(where: Path, suffix: str) -> Path:
     """Return the file of a pair that has this suffix, .hdr or .img; `where` is either of the two.
 
     The suffix may be in upper case, if that of `where` is. Raises an InputError if the other file
-    is
-    missing.
+    is missing.
     """
     given = where.suffix
     if given.lower() == suffix:
@@ -111,10 +110,8 @@ def usable_values(
     """Scale and check voxels; return them, and the number of non-finite voxels replaced by 0.
 
     `voxels` are as stored, and `where` names the file in messages. Unscaled integers of up to 32
-    bits
-    keep their type, other values become float32. With `labels`, values must be whole numbers and
-    get
-    the smallest type that holds them. Without `fill`, NaN and infinite voxels raise an
+    bits keep their type, other values become float32. With `labels`, values must be whole numbers
+    and get the smallest type that holds them. Without `fill`, NaN and infinite voxels raise an
     IntegrityError. The result may be the given array.
     """
     data = voxels

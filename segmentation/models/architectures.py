@@ -82,8 +82,7 @@ class Ensemble(Network):
         """Return the logarithm of the members' mean probability, (N, K, H, W).
 
         `slices` are (N, C, H, W). The mean is taken in float32. If `only` is set, it is the
-        probability
-        of that member.
+        probability of that member.
         """
         members = list(self.networks)
         if self.only is not None:

@@ -52,8 +52,7 @@ class Classifier(nn.Conv2d):
     """Linear classifier that maps features (N, F, h, w) to logits (N, K, h u, w u).
 
     u is `unshuffle`: a feature vector gives the logits of u x u pixels. With 1, the default, there
-    is
-    a feature vector for each pixel.
+    is a feature vector for each pixel.
     """
 
     def __init__(self, filters: int, classes: int, unshuffle: int = 1) -> None:
@@ -83,8 +82,7 @@ class Network(nn.Module, ABC):
     """Base of networks that map slices (N, C, H, W) of any size to logits (N, K, H, W).
 
     A subclass defines `features`, and parts with parameters (encoders, ...), which a recipe may
-    train
-    at different rates. Its last part is the `classifier`.
+    train at different rates. Its last part is the `classifier`.
     """
 
     classifier: Classifier

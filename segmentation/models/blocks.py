@@ -23,10 +23,8 @@ def max_pool(x: Tensor) -> tuple[Tensor, Tensor]:
     """Halve H and W: return the maximum of each 2x2 window, and its position for `max_unpool`.
 
     If a maximum occurs several times in a window, its first position in reading order is returned,
-    as
-    by `MaxPool2d`. Such ties are everywhere in constant background and common in bf16; a mask of
-    all
-    maxima would unpool each of them.
+    as by `MaxPool2d`. Such ties are everywhere in constant background and common in bf16; a mask of
+    all maxima would unpool each of them.
     """
     if x.device.type == "cpu" and not torch.compiler.is_compiling():
         return max_pool2d(x, 2, return_indices=True)
@@ -65,8 +63,7 @@ def _unpool_by_index(values: Tensor, where: Tensor) -> Tensor:
     """Unpool values (N, H, W, C) to (N, 2 H, 2 W, C) by the index of each value's position.
 
     `where` (N, H, W, C) has indices into the 4 H W positions of a slice. Windows do not overlap, so
-    no
-    position is written twice. MaxUnpool2d does the same, but its gradient takes several times as
+    no position is written twice. MaxUnpool2d does the same, but its gradient takes several times as
     long, and deterministic mode refuses it.
     """
     n, h, w, c = values.shape
@@ -107,8 +104,7 @@ class Layer(nn.Module):
     """Convolution of C channels to F filters and its norm; `forward` gets the activation.
 
     `order` is the order of norm, activation and convolution. Only a norm that follows its
-    convolution
-    can be folded into it.
+    convolution can be folded into it.
     """
 
     def __init__(self, channels: int, filters: int, kernel: int, order: Order) -> None:
@@ -148,10 +144,8 @@ class Excitation(nn.Module):
     """Squeeze and excitation (arXiv 1803.02579) of channels, of positions, or of both.
 
     A gate is a factor between 0 and 1. The gate of a channel depends on the channels' means over
-    the
-    slice, the gate of a position on the channels at that position. With both, the maximum of the
-    two
-    results is used.
+    the slice, the gate of a position on the channels at that position. With both, the maximum of
+    the two results is used.
     """
 
     def __init__(
@@ -227,8 +221,7 @@ class DenseBlock(nn.Module):
         """Apply the layers alone to x (N, C, H, W), without recalibration and dropout.
 
         The input of each layer is x and the outputs of all earlier layers. Returns the output of
-        the last
-        layer, (N, F, H, W).
+        the last layer, (N, F, H, W).
         """
         seen = [x]
         for layer in self.layers:

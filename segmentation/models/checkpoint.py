@@ -291,8 +291,7 @@ def read_info(folder: str | Path) -> ModelInfo:
     """Read and validate model.yaml; fast, because no weights are read.
 
     Raises ModelError for a file that is missing or damaged, for another format, and for a key that
-    is
-    unknown or has an invalid value; the message names the key. The weights are not checked.
+    is unknown or has an invalid value; the message names the key. The weights are not checked.
     """
     path = Path(folder) / MODEL_FILE
     content = read_model_file(path.parent)
@@ -415,8 +414,7 @@ def _write_folder(final: Path, contents: Mapping[str, bytes]) -> None:
     """Write files into a new folder next to `final`, then rename it to `final`.
 
     `contents` are the bytes of each file by its path in the folder. A process that is killed may
-    leave
-    a folder `.trinat-*.tmp`.
+    leave a folder `.trinat-*.tmp`.
     """
     new = final.parent / f".trinat-{secrets.token_hex(8)}.tmp"
     old = final.parent / f".trinat-{secrets.token_hex(8)}.tmp"
@@ -462,8 +460,7 @@ def _to_safetensors(network: Network, precision: Precision, where: Path) -> byte
 
     With float16, convolutions are stored in half precision; norms, slopes and biases, which are few
     and have a wide range, stay float32. Raises ModelError, with the file `where`, if a value is
-    then
-    not finite.
+    then not finite.
     """
     tensors = {}
     for name, tensor in network.state_dict().items():

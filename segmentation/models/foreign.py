@@ -176,8 +176,7 @@ def _find_state(
     """Find the tensors in a checkpoint; return them by name, and the dropout rate or None.
 
     Training scripts store them in different places: a module, a state dict, or a mapping with one
-    of
-    these, to a depth of `_MAX_DEPTH`.
+    of these, to a depth of `_MAX_DEPTH`.
     """
     if isinstance(content, Stub):
         return _state_of_module(content, path)

@@ -130,10 +130,8 @@ def training_layout(device: torch.device) -> torch.memory_format:
     """Return the memory format for training: channels last, except on CPUs without AVX-512.
 
     On these CPUs oneDNN is slow at the gradient of the weights of a channels-last convolution, and
-    a
-    step takes less time with contiguous tensors (both measured with `scripts/bench train`, at
-    commit
-    f8e9679).
+    a step takes less time with contiguous tensors (both measured with `scripts/bench train`, at
+    commit f8e9679).
     """
     if device.type != "cpu":
         return torch.channels_last

@@ -168,8 +168,8 @@ def median_frequency_weights(
 ) -> Tensor:
     """Return class weights (K,) that balance rare classes against frequent classes.
 
-    `counts` (K,) is the number of pixels f of each class. The weight of class k is
-    (median(f) / f_k) ** balance, or 0 if f_k is 0. The median is over the classes that are present.
+    `counts` (K,) is the number of pixels f of each class. The weight of class k is (median(f) /
+    f_k) ** balance, or 0 if f_k is 0. The median is over the classes that are present.
     """
     frequency = torch.as_tensor(counts, dtype=torch.float64)
     present = frequency > 0
@@ -185,8 +185,7 @@ def boundaries(labels: Tensor) -> Tensor:
     """Return a mask (N, H, W) of pixels with another label above, below, left or right of them.
 
     Labels are compared within a slice only: neighbouring slices of a batch are not neighbours in
-    the
-    head.
+    the head.
     """
     edge = torch.zeros_like(labels, dtype=torch.bool)
     row_differs_from_next = labels[:, 1:] != labels[:, :-1]
@@ -211,9 +210,9 @@ class SegmentationLoss(nn.Module):
     are left out of all sums; their neighbours get the weight of a boundary.
 
     This is the mean `weighted`, in which the Dice loss leaves out classes that the batch lacks.
-    With
-    the mean `plain`, cross entropy is divided by the number of pixels instead, and the Dice mean is
-    over all classes: a class that the batch lacks adds 1 to the sum, and nothing to the gradient.
+    With the mean `plain`, cross entropy is divided by the number of pixels instead, and the Dice
+    mean is over all classes: a class that the batch lacks adds 1 to the sum, and nothing to the
+    gradient.
     """
 
     class_weights: Tensor
@@ -237,10 +236,8 @@ class SegmentationLoss(nn.Module):
         """Return cross entropy and Dice loss, both without their weights.
 
         `logits` are (N, K, H, W), and `labels` (N, H, W) of any integer type. The loss is computed
-        in
-        float32. Pixels with the label IGNORE, or whose class has the weight 0, are left out of both
-        parts.
-        If no pixel is left, the cross entropy is 0.
+        in float32. Pixels with the label IGNORE, or whose class has the weight 0, are left out of
+        both parts. If no pixel is left, the cross entropy is 0.
         """
         classes = logits.shape[1]
         # Rows (N H W, K): channels-last logits need no copy, and the softmax runs along memory.
@@ -276,9 +273,8 @@ class _Softmax(torch.autograd.Function):
 
     It returns two tensors. The first, (P,), is the logarithm of each pixel's probability of its
     labelled class `target`. The second, (K,), is the sum of each class's probability over the
-    pixels
-    that are `valid`; None means all pixels. With s the gradient of the sums, c the gradient of the
-    logarithms, and v 1 for valid pixels and 0 for others, the gradient of a row is
+    pixels that are `valid`; None means all pixels. With s the gradient of the sums, c the gradient
+    of the logarithms, and v 1 for valid pixels and 0 for others, the gradient of a row is
 
         p_k (v s_k - sum_j p_j v s_j - c) + [k = target] c
 
@@ -320,8 +316,7 @@ class _MonaiSegmentationLoss(nn.Module):
 
     Logits may have any float type. All pixels of a batch are taken together, as with MONAI's
     `batch=True`, because single slices lack most structures. Pixels with the label `IGNORE`, or of
-    a
-    class with the weight 0, are left out.
+    a class with the weight 0, are left out.
     """
 
     counted: Tensor
@@ -330,8 +325,7 @@ class _MonaiSegmentationLoss(nn.Module):
         """Build the loss.
 
         `class_weights` (K,) come from `median_frequency_weights`. Pixels of a class with the weight
-        0 are
-        left out.
+        0 are left out.
         """
         super().__init__()
         self.loss = config.build(class_weights)
@@ -380,9 +374,8 @@ def _dice_loss(
     """Return the mean Dice loss over the classes that are present or, with `all_classes`, over all.
 
     Absent classes then add 1. `own` (P,) is each pixel's probability of its labelled class
-    `target`.
-    `valid` is the mask of pixels that are used. `sizes` (K,) is the sum of each class's probability
-    over these pixels.
+    `target`. `valid` is the mask of pixels that are used. `sizes` (K,) is the sum of each class's
+    probability over these pixels.
     """
     if own.device.type == "cpu":
         overlap, truth = _sums_by_index(own, target, valid, len(sizes))

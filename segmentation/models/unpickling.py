@@ -1,8 +1,8 @@
 """Reader of files by torch.save, of any version, that runs none of their code.
 
 A pickle is a program: it names functions and has them called. This reader lets it create tensors,
-parameters and plain containers only, and only by functions in this file. Every other class that
-it names becomes an empty stand-in that keeps the state it is given, and any other call is refused.
+parameters and plain containers only, and only by functions in this file. Every other class that it
+names becomes an empty stand-in that keeps the state it is given, and any other call is refused.
 `torch.load(weights_only=True)` does the same for tensors, but cannot read whole modules, which is
 what the authors of QuickNAT published.
 """
@@ -71,8 +71,7 @@ def read_torch_file(path: str | Path) -> Any:
     """Return the object in a file by torch.save, in the zip format or the older format.
 
     It consists of tensors, containers and stubs. Raises ModelError for a file that is damaged, or
-    that
-    requests anything else.
+    that requests anything else.
     """
     path = Path(path)
     try:

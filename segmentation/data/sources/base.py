@@ -37,11 +37,9 @@ class Subject:
     (such as ASL or LAS) if the dataset's documentation defines them and the header lacks them.
     `extra` maps numbers of the label map to FreeSurfer numbers, numbers in `ignore` are background,
     and `fold` is the numbering of the label map (None: FreeSurfer's). `csf` is a model's label map
-    of
-    the same scan; its CSF replaces background in the labels. `mask` is a map that is above 0 in
+    of the same scan; its CSF replaces background in the labels. `mask` is a map that is above 0 in
     voxels that are used in training; None means all voxels. `family` is an identifier that
-    relatives
-    share. `age` is in years, `sex` is M or F. `note` is stored with the slices.
+    relatives share. `age` is in years, `sex` is M or F. `note` is stored with the slices.
     """
 
     id: str
@@ -73,8 +71,7 @@ class Exclusion:
 
     With `broken` the entry should be a subject but cannot be used: it counts as failed, and `trinat
     prepare` exits with a non-zero status. Otherwise it counts as skipped. `reason` is a short
-    phrase
-    without a full stop.
+    phrase without a full stop.
     """
 
     name: str
@@ -144,9 +141,8 @@ class Source:
     """A dataset: how to find its subjects, and which files of its archives to unpack.
 
     `find(root, options)` yields a Subject or an Exclusion for each entry of the folder `root`. If
-    it
-    yields nothing, an error with the text `nothing` and the remedy `remedy` is raised. `advice` is
-    shown if no subject has labels.
+    it yields nothing, an error with the text `nothing` and the remedy `remedy` is raised. `advice`
+    is shown if no subject has labels.
 
     `wanted_member(name)` returns True for a file of an archive that is to be unpacked.
     `member_axes(path)` returns the voxel axes of an Analyze file, whose header lacks them, or None.
@@ -189,9 +185,8 @@ def safe_name(text: str) -> str:
 
     The name has letters, digits, dots, underscores and dashes, at most 64. People type it and read
     it in tables, so it is as short as possible: "sub 01" becomes sub_01. Different texts can give
-    the
-    same name; a dataset in which this happens is refused. Raises DatasetError if no character of
-    `text` can be used.
+    the same name; a dataset in which this happens is refused. Raises DatasetError if no character
+    of `text` can be used.
     """
     name = _UNSAFE.sub("_", text).lstrip(".-_")[:64]
     if not _SAFE.fullmatch(name):
@@ -207,8 +202,7 @@ def safe_component(name: str) -> str:
     If a name must be changed, a part of its hash is appended: "sub 01" becomes sub_01-b665fd. Two
     names thus never become one, and the name of a result does not depend on the other scans of a
     run. This rule and `safe_name` stay separate, because using either one in place of the other
-    would
-    rename existing stores or results.
+    would rename existing stores or results.
     """
     if _SAFE.fullmatch(name):
         return name

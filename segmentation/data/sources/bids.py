@@ -39,8 +39,7 @@ def _find(root: Path, options: SourceOptions) -> Listed:
     """Yield each raw T1w image as a subject, with labels from its derivatives.
 
     Labels are the `_dseg` of the same scan or those of a FreeSurfer folder. If several pipelines
-    have
-    labels, `options.labels` names the one to use (derivatives/<name>).
+    have labels, `options.labels` names the one to use (derivatives/<name>).
     """
     scans = by_name(anat_files(root, "T1w"))
     if not scans:
@@ -118,8 +117,7 @@ def naming_problem(path: Path, root: Path) -> str:
     """Return the reason why an image's name and folder do not identify it, or "" if they do.
 
     `root` is the dataset's folder, above sub-*. The reason is a phrase for the ledger. Such an
-    image
-    is refused, so that it is not assigned to the wrong participant.
+    image is refused, so that it is not assigned to the wrong participant.
     """
     parts = without_suffix(path).split("_")[:-1]
     own = entities("_".join(parts))
@@ -218,8 +216,7 @@ def kind_of_labels(labels: Path) -> Literal["", "tissues", "parcels"]:
     """Return the kind of labels in a derivative's `_dseg`, judged by its name; "" for structures.
 
     trinat's own maps have a `seg` or `desc` entity. A map without either is assumed to be
-    fMRIPrep's
-    map of tissues.
+    fMRIPrep's map of tissues.
     """
     theirs = entities(without_suffix(labels))
     kinds = [theirs[entity] for entity in _SEGMENTATION_ENTITIES if entity in theirs]

@@ -32,8 +32,7 @@ def _find(root: Path, options: SourceOptions) -> Listed:
     """Yield every folder in `root` as a subject if there is an image in its mri/.
 
     `options.image` and `options.labels` name the files to use; by default the first existing file
-    of
-    IMAGES and LABELS is used.
+    of IMAGES and LABELS is used.
     """
     for folder in by_name(root.iterdir()):
         if not folder.is_dir() or folder.name.startswith("."):

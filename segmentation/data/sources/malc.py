@@ -56,8 +56,7 @@ def _find(root: Path, options: SourceOptions) -> Listed:
     """Yield every image with its label map as a subject, from the folders that exist.
 
     `options.image` is `head` (1000_3.nii.gz) or `stripped` (1000_SS.nii.gz); None means the first
-    of
-    _PREFERENCE that a scan has.
+    of _PREFERENCE that a scan has.
     """
     # Accepted endings of images, the best first.
     kinds: tuple[str, ...] = _PREFERENCE

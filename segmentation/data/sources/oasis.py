@@ -44,8 +44,7 @@ class _Image:
 
     `pattern` is a glob pattern without file ending: `{s}` is replaced by the session, and `n?`
     matches n3 to n6. `labels` is such a pattern for tissue labels on the same grid; None if there
-    are
-    none.
+    are none.
     """
 
     pattern: str
@@ -65,9 +64,8 @@ def _find(root: Path, options: SourceOptions) -> Listed:
     """Yield the sessions below `root` as subjects.
 
     `options.image` is a key of IMAGES, for images with tissue labels if they have any, or
-    freesurfer,
-    for FreeSurfer's images and labels. The default is t88-masked for the scheme tissue4, and
-    freesurfer for other schemes.
+    freesurfer, for FreeSurfer's images and labels. The default is t88-masked for the scheme
+    tissue4, and freesurfer for other schemes.
     """
     usual = "t88-masked" if options.scheme == "tissue4" else "freesurfer"
     kind = options.image or usual

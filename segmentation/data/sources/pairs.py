@@ -134,8 +134,7 @@ def _from_table(table: Path, options: SourceOptions) -> Listed:
 
     Optional columns are labels, mask, subject, participant, session, family, age and sex. Paths are
     relative to the table's folder. Names may be any word, even NA or unknown. Raises DatasetError
-    for
-    an age or a sex that cannot be parsed.
+    for an age or a sex that cannot be parsed.
     """
     rows = read_rows(table, required=("image",), names=_NAMES)
     _check_titles(rows, table)

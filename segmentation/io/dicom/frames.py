@@ -190,8 +190,7 @@ def _why_uneven(
 
     `offsets` (N, 3) are the distances of slices from their positions on the grid. `gaps` (N - 1)
     are the distances between neighbours along the `normal` (3,). `step` (3,) is the step of the
-    grid
-    from slice to slice. All but the normal are in mm.
+    grid from slice to slice. All but the normal are in mm.
     """
     usual_mm = float(np.median(gaps))
     slack_mm = max(_POSITION_MM, usual_mm * _UNEVEN)
@@ -226,8 +225,7 @@ def _ras_affine(
     """Return the affine (4, 4) to RAS mm from steps and origin in DICOM's LPS space.
 
     The steps (3,) lead to the next column, row and slice; `origin` (3,) is the position of the
-    first
-    voxel. All are in mm.
+    first voxel. All are in mm.
     """
     affine = np.eye(4)
     affine[:3] = np.column_stack([column_step, row_step, slice_step, origin])

@@ -167,8 +167,7 @@ def functional_group(dataset: Dataset, frame: int, name: str) -> Any:
     """Return the item of a functional group that applies to a frame of an enhanced file.
 
     `name` is the name of the group, such as PlanePosition. The frame's own item takes precedence
-    over
-    the item that all frames share. Without either, the result is an empty dictionary.
+    over the item that all frames share. Without either, the result is an empty dictionary.
     """
     for kind, number in (("PerFrame", frame), ("Shared", 0)):
         items = dataset.get(f"{kind}FunctionalGroupsSequence") or ()
@@ -181,8 +180,7 @@ def several(value: Any) -> list[Any]:
     """Return the values of an element as a list, whatever form pydicom gives them.
 
     pydicom gives None or an empty text for no value, the value itself for a single value, and a
-    list
-    for several.
+    list for several.
     """
     if value is None:
         return []

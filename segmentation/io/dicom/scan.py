@@ -49,8 +49,7 @@ class Loaded(NamedTuple):
     """Files of a scan and its frames in the order of slices, before voxels are read.
 
     The keys of `files` are the file numbers in the frames. `digest` is the SHA-256 of the zip, or
-    of
-    the files in the order of their names. `notes` are sentences on unusual properties.
+    of the files in the order of their names. `notes` are sentences on unusual properties.
     """
 
     files: dict[int, DicomFile]
@@ -67,8 +66,7 @@ def read_series(
 
     `place` is a folder or a zip, and `names` are the files in it; without names, see `load`. If the
     header has no common scaling, the scaling of each slice is applied here. Voxels of padding are
-    set
-    to 0.
+    set to 0.
     """
     files, frames, header, digest, notes = load(place, names)
     voxels = np.empty(header.shape, header.dtype, order="F")
@@ -147,10 +145,8 @@ def _header_and_slices(
     """Return the header of the scan that the frames of these files form, and its sorted slices.
 
     If all slices have the same scaling, voxels keep the type in the files and the header scales
-    them.
-    Otherwise they are float32, and the header does not scale them. Raises an InputError if the
-    files
-    are not one scan.
+    them. Otherwise they are float32, and the header does not scale them. Raises an InputError if
+    the files are not one scan.
     """
     for keyword in _EQUAL_IN_ALL_FILES:
         if len({str(dataset.get(keyword)) for dataset in datasets}) > 1:

@@ -89,8 +89,7 @@ class Container(NamedTuple):
     """Open folder or zip, as a source of files.
 
     `members` are the names of the files in a zip; empty for a folder. `read(name, limit)` returns
-    at
-    most `limit` bytes of a file. `digest` is the SHA-256 of a zip; None for a folder.
+    at most `limit` bytes of a file. `digest` is the SHA-256 of a zip; None for a folder.
     """
 
     members: Sequence[str]
@@ -121,8 +120,7 @@ def opened(place: Path) -> Iterator[Container]:
     """Open the folder or zip `place` for reading its files.
 
     Raises FormatError if pydicom is missing or a zip unpacks to too much. Raises IntegrityError for
-    a
-    damaged zip, also while its files are read in the block.
+    a damaged zip, also while its files are read in the block.
     """
     try:
         import pydicom  # noqa: F401
@@ -154,10 +152,8 @@ class Series(NamedTuple):
     """Series, or the part of its files that has one reason to be left out.
 
     `name` consists of the series' number and a part of a hash of its identifier. `files` are names
-    in
-    the folder or zip. `reason` says why the series is no scan; "" if it is one. A `damaged` series
-    is
-    a single damaged file, which may belong to any series.
+    in the folder or zip. `reason` says why the series is no scan; "" if it is one. A `damaged`
+    series is a single damaged file, which may belong to any series.
     """
 
     name: str
@@ -255,8 +251,7 @@ def why_left_out(dataset: Dataset, *, any_contrast: bool = False) -> str:
     With `any_contrast`, the reason why it is not part of an anatomical scan, in 3D or 2D. Missing
     elements count in favour of the image, because headers of old and of anonymous files have few
     elements. The first reason that applies is returned. It does not quote the header, except for
-    the
-    modality.
+    the modality.
     """
     modality = str(dataset.get("Modality"))
     if modality != "MR" or dataset.get("SOPClassUID") not in _MR_CLASSES:

@@ -173,8 +173,7 @@ def read_scheme(folder: Path) -> LabelScheme:
     """Return the label scheme of a model folder: its own table or a shipped scheme.
 
     torch is not imported, and the scheme is not compared with the scheme of the model's training,
-    as
-    `load_model` does.
+    as `load_model` does.
     """
     # Imported here so that finding a model does not import numpy and scipy.
     from trinat.segmentation.labels.scheme import load_scheme, parse_scheme
