@@ -161,8 +161,8 @@ class SliceDataset(Dataset[tuple[Tensor, Tensor]]):
     """Dataset of image slices (C, H, W) float32, C = `thick`, and their labels (H, W) uint8.
 
     Labels that are not used in training are IGNORE. Beyond the ends of the volume the neighbours
-    are background. An item depends on its index alone, not on the worker that reads it. Of the
-    slices without a label, every eighth of a volume is an item.
+    are background. An item depends on its index alone, not on the worker that reads it. All slices
+    with a label are items, and so is every eighth of the slices of a volume without a label.
 
     Attributes, for M items and K classes: `subject_of` (M,) is the index of the item's subject in
     `subjects`, `slice_of` (M,) is its slice number, and `class_counts` (M, K) is its number of

@@ -31,7 +31,8 @@ from dataclasses import dataclass, replace
 
 from natsort import natsorted
 
-# OASIS-1 and -2, OASIS-3, BIDS, and the time points of FreeSurfer's users.
+# Names of sessions in OASIS-1 and -2, OASIS-3 and BIDS, and names of time points that users of
+# FreeSurfer choose.
 _SESSION = (
     r"ses-[A-Za-z0-9+]+|MR(?:_d\d+|\d{1,2})|V\d{1,2}|tp\d{1,2}"
     r"|(?:visit|session|wave|timepoint)[-_]?\d{1,2}|baseline|follow[-_]?up\d{0,2}"
@@ -40,7 +41,7 @@ _BIDS = re.compile(r"(?P<participant>sub-[A-Za-z0-9+]+)(?:[_.](?P<rest>.*))?")
 _IXI = re.compile(r"(?P<participant>IXI\d{3})-(?P<rest>[A-Za-z]+-\d+(?:[-_].*)?)")
 _ADNI = re.compile(r"(?:ADNI_)?(?P<participant>\d{3}_S_\d{4,5})(?:[-_.](?P<rest>.*))?")
 _HCP = re.compile(r"(?P<participant>\d{6})_(?P<rest>[37]T_.*)")
-# Number of the data field, the session, and the index of one of several files.
+# `rest` has the number of the data field, the session, and the index of one of several files.
 _UK_BIOBANK = re.compile(r"(?P<participant>\d{7})_(?P<rest>\d{5}_\d_\d(?:[_.].*)?)")
 _OASIS = re.compile(
     rf"(?:OASIS_)?(?P<participant>OAS[12]_\d{{4}}|OAS3\d{{4}})_(?P<rest>(?:{_SESSION})(?:[_.].*)?)"
@@ -199,7 +200,7 @@ def _with_session_of_folder(scan: Identity) -> Identity:
 
 
 def _with_numbers(scans: Sequence[Identity]) -> list[Identity]:
-    """Append numbers after sessions to participants' names where they identify participants.
+    """Append the number after the session to the participant's name if it identifies a participant.
 
     TRIAL_V1_000 and TRIAL_V1_001 belong to TRIAL_000 and TRIAL_001. If there are as many
     participants as numbers (07_V1_1, 08_V1_1), the numbers are runs.

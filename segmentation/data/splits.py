@@ -106,8 +106,7 @@ class Split(BaseModel):
     ) -> None:
         """Raise DatasetError if a participant, a family or a scan is in more than one part.
 
-        `what` is the message's text about it, with {} for the name of the family or the
-        participant.
+        `what` begins the message; {} in it becomes the name of the family or the participant.
         """
         for group in _related_groups(entries):
             subjects = {entry.subject for entry in group}

@@ -16,7 +16,7 @@ SliceChange = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
 
 
 def _rising(ends: tuple[float, float]) -> tuple[float, float]:
-    """Refuse a range whose first end is larger than its second."""
+    """Return a range unchanged; raise ValueError if its first end is larger than its second."""
     if ends[0] > ends[1]:
         raise ValueError("the first number of a range is the smaller one")
     return ends
@@ -41,7 +41,7 @@ Coarsenings = Annotated[tuple[Coarseness, Coarseness], AfterValidator(_rising)]
 
 
 class SliceTransform(BaseModel):
-    """Random transform of a slice and its neighbours, which all change alike.
+    """Random transform of a slice; its neighbours, the other channels, change in the same way.
 
     Parameters have the names and meanings of the library; lengths are in pixels.
     """
