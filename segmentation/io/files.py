@@ -1,6 +1,6 @@
 """Regular files for input, atomic writes for output.
 
-Files that users give and results that they keep go through here.
+Files from users are read, and results that users keep are written, by these functions.
 """
 
 from __future__ import annotations

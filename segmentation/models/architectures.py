@@ -54,7 +54,7 @@ class EnsembleConfig(NetworkConfig):
 
     @property
     def pixels(self) -> int:
-        """Number of pixels per position at which the members compute."""
+        """Number of pixels that share one position of the members' feature maps."""
         return self.member.pixels
 
 

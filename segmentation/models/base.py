@@ -39,12 +39,12 @@ class NetworkConfig(BaseModel):
 
     @property
     def multiple(self) -> int:
-        """Number to a multiple of which rows and columns are padded."""
+        """Rows and columns are padded to a multiple of this number."""
         return 1
 
     @property
     def pixels(self) -> int:
-        """Number of pixels of a slice per position at which the network computes."""
+        """Number of pixels of a slice that share one position of the feature maps."""
         return 1
 
 
@@ -67,7 +67,7 @@ class Classifier(nn.Conv2d):
         return pixel_shuffle(logits, self.unshuffle)
 
     def by_class(self) -> dict[str, Tensor]:
-        """Return weight and bias by class: by name, with the axes (K, u u, ...).
+        """Return weight and bias by name, with the class as the first axis: (K, u u, ...).
 
         They are views: changing them changes the classifier.
         """

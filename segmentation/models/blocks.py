@@ -28,8 +28,9 @@ def max_pool(x: Tensor) -> tuple[Tensor, Tensor]:
     """
     if x.device.type == "cpu" and not torch.compiler.is_compiling():
         return max_pool2d(x, 2, return_indices=True)
-    # Comparisons compile, export, and are deterministic on CUDA, unlike the gradients of MaxPool2d
-    # and MaxUnpool2d; uncompiled on a CPU, though, they take ten times as long as the code above.
+    # The comparisons below can be compiled and exported, and are deterministic on CUDA, unlike the
+    # gradients of MaxPool2d and MaxUnpool2d. Uncompiled on a CPU they take ten times as long as the
+    # code above.
     top_left = x[..., 0::2, 0::2]
     top_right = x[..., 0::2, 1::2]
     bottom_left = x[..., 1::2, 0::2]
@@ -89,8 +90,8 @@ def _unpool_by_corner(values: Tensor, where: Tensor) -> Tensor:
 def convolve_aligned(convolution: nn.Conv2d, x: Tensor) -> Tensor:
     """Convolve x (N, C, H, W) to (N, F, H, W), with channels padded by zeros to a multiple of 8.
 
-    The result is the same. On a GPU the padding costs less than a number of channels that is no
-    multiple of 8.
+    The additional channels do not change the result. On a GPU they cost less than convolving a
+    number of channels that is no multiple of 8.
     """
     missing = -x.shape[1] % 8
     # Rows and columns are not padded; the additional channels follow the others.
