@@ -234,7 +234,7 @@ def _byte_order(endianness: str) -> Literal["little", "big"]:
 
 
 def from_nifti(fields: Any, where: Path) -> Header:
-    """Check the fields of a NIfTI-1 or NIfTI-2 header.
+    """Check the fields of a NIfTI-1 or NIfTI-2 header and return them as a `Header`.
 
     `fields` is nibabel's header, in the byte order of the file or in memory. Raises an InputError
     for anything that contradicts the standard or is no 3D scan in millimetres.
@@ -255,7 +255,7 @@ def from_nifti(fields: Any, where: Path) -> Header:
 
 
 def _from_analyze(block: bytes, endianness: str, where: Path) -> Header:
-    """Check an Analyze 7.5 header; `block` are its bytes.
+    """Check an Analyze 7.5 header and return it as a `Header`; `block` are its bytes.
 
     It has neither forms nor scaling (its grey values are relative).
     """
