@@ -22,14 +22,15 @@ from trinat.segmentation.space.views import View
 
 _Range = tuple[float, float]
 
-# Contrast curves: upper limit of the intensity, which hardly any tissue exceeds; number of knots;
-# share of curves that rise throughout; share that fall again, and the range of brightness where the
-# fall starts.
+# Contrast curves. `_BRIGHTEST` is the upper limit of the intensity, which hardly any tissue
+# exceeds. `_KNOTS` is the number of knots of a curve. `_RISING_SHARE` is the share of curves that
+# rise throughout. `_FALLING_SHARE` is the share of curves that rise and then fall again; the fall
+# starts at a brightness in the range `_FALL_STARTS`.
 _BRIGHTEST = 1.2
 _KNOTS = 7
 _RISING_SHARE = 0.5
 _FALLING_SHARE = 0.3
-_TOP = (0.5, 0.9)
+_FALL_STARTS = (0.5, 0.9)
 
 
 class AugmentationConfig(BaseModel):
@@ -73,11 +74,11 @@ class AugmentationConfig(BaseModel):
 
 
 class Augmenter:
-    """Random augmentation of batches of slices of one view, as a config says.
+    """Random augmentation of batches of slices of one view, configured by an `AugmentationConfig`.
 
     The order is: transforms of TorchIO and MONAI, flip, deformation, contrast, brightness,
-    resolution and noise. Each slice of a batch has its own random numbers. The seed of the
-    generator determines the result on a device.
+    resolution and noise. Each slice of a batch has its own random numbers. On a given device, the
+    seed of the generator determines the result.
     """
 
     def __init__(
@@ -86,9 +87,11 @@ class Augmenter:
         view: View,
         scheme: LabelScheme,
     ) -> None:
-        """Set up the transforms. `scheme` is the scheme of the labels: merged for sagittal slices.
+        """Set up the transforms of slices of one view.
 
-        Raises ConfigError if slices are flipped and a class has no counterpart on the other side.
+        `scheme` is the scheme of the labels in the slices. For sagittal slices this is the merged
+        scheme, which does not distinguish left from right. Raises ConfigError if slices are flipped
+        and a class has no counterpart on the other side.
         """
         if config.flip and scheme.has_unpartnered_sides:
             raise ConfigError(
@@ -99,7 +102,8 @@ class Augmenter:
         self.config = config
         self.view = view
         self._transforms = SliceTransforms(config.transforms)
-        # Values that are no class, such as IGNORE, map to themselves.
+        # `_partner` maps each class to the class of the other side. Values that are no class, such
+        # as IGNORE, map to themselves.
         self._partner = torch.arange(256)
         self._partner[: len(scheme)] = torch.from_numpy(
             scheme.partner_permutation.copy()
@@ -113,8 +117,8 @@ class Augmenter:
     ) -> tuple[Tensor, Tensor]:
         """Return augmented copies of images (N, C, H, W) float and integer labels (N, H, W).
 
-        With a `generator` on the CPU, every device uses the same parameters, and a GPU is never
-        synchronised.
+        With a `generator` on the CPU, all devices use the same random parameters, and a GPU is
+        never synchronised.
         """
         draw = _Draw(generator, len(images))
         config = self.config
@@ -137,11 +141,15 @@ class Augmenter:
         labels: Tensor,
         chosen: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """Mirror slices left to right and, in views with both sides, swap left and right labels."""
+        """Mirror the slices for which `chosen` (N,) is True.
+
+        In coronal and axial slices, left and right are mirrored, and the labels of the two sides
+        are swapped. In sagittal slices, only the order of the channels is reversed.
+        """
         image_chosen = _per_slice(chosen)
         if self.view is View.SAGITTAL:
-            # Sagittal slices are stacked from left to right: only the order of the neighbours is
-            # reversed.
+            # Channels of a sagittal slab are neighbouring slices from left to right, so a flip
+            # reverses their order. The labels do not distinguish sides.
             return torch.where(image_chosen, images.flip(1), images), labels
         self._partner = self._partner.to(labels.device)
         mirrored = labels.flip(-1).long()
@@ -152,7 +160,10 @@ class Augmenter:
 
 
 class _Draw:
-    """Random numbers for a batch, one row per slice, on the generator's device."""
+    """Random numbers for a batch of `count` slices, one row per slice, on the generator's device.
+
+    In the shapes of its results, N is `count`.
+    """
 
     def __init__(self, generator: torch.Generator, count: int) -> None:
         self.generator = generator
@@ -193,7 +204,7 @@ def _per_slice(values: Tensor) -> Tensor:
 
 
 def _indices(chosen: Tensor) -> Tensor:
-    """Return the indices at which `chosen` (N,) is true."""
+    """Return the indices at which `chosen` (N,) is True."""
     return chosen.nonzero().flatten()
 
 
@@ -203,7 +214,10 @@ def _transform(
     labels: Tensor,
     draw: _Draw,
 ) -> tuple[Tensor, Tensor]:
-    """Apply the named transforms to each slice on the CPU; types and device are preserved."""
+    """Apply the recipe's TorchIO and MONAI transforms to each slice, on the CPU.
+
+    The results have the dtype and the device of the arguments.
+    """
     changed_images = []
     changed_labels = []
     for image, classes in zip(images.cpu().float(), labels.cpu(), strict=True):
@@ -221,7 +235,7 @@ def _deform(
     config: AugmentationConfig,
     draw: _Draw,
 ) -> tuple[Tensor, Tensor]:
-    """Apply affine and elastic deformation in a single resampling.
+    """Apply affine and elastic deformation to randomly chosen slices, in a single resampling.
 
     Interpolation is linear for images and nearest for labels.
     """
@@ -236,13 +250,13 @@ def _deform(
     if not len(chosen):
         return images, labels
 
-    # Slices with elastic deformation only have the identity matrix and no shift.
+    # A slice with elastic but without affine deformation gets the identity matrix and no shift.
     identity = torch.eye(2, device=draw.device)
     matrix = torch.where(is_affine.view(-1, 1, 1), matrix, identity)
     shift = shift * is_affine[:, None]
     warp = warp * _per_slice(is_elastic)
     device = images.device
-    source = _source_places(
+    source = _sampling_grid(
         upload(matrix[chosen], device),
         upload(shift[chosen], device),
         upload(warp[chosen], device),
@@ -262,17 +276,18 @@ def _deform(
     return images, labels
 
 
-def _source_places(
+def _sampling_grid(
     matrix: Tensor,
     shift: Tensor,
     warp: Tensor,
     height: int,
     width: int,
 ) -> Tensor:
-    """Return the source of each voxel of the result, as `grid_sample` expects it, (N, H, W, 2).
+    """Return the sampling grid for `grid_sample`, (N, H, W, 2).
 
-    `matrix` (N, 2, 2) and `shift` (N, 2) are applied to positions relative to the centre of the
-    slice; `warp` (N, 2, knots down, knots across) is added to them; all in voxels, rows first.
+    It has the source position of each voxel of the result. `matrix` (N, 2, 2) and `shift` (N, 2)
+    are applied to positions relative to the centre of the slice. `warp` (N, 2, knots down, knots
+    across) is interpolated between its knots and added. All are in voxels, rows first.
     """
     device = matrix.device
     rows = torch.arange(height, device=device) - (height - 1) / 2
@@ -291,9 +306,14 @@ def _source_places(
 
 
 def _affine(config: AugmentationConfig, draw: _Draw) -> tuple[Tensor, Tensor]:
-    """Draw matrix (N, 2, 2) and shift (N, 2) from each position in the result to its source."""
+    """Draw the affine deformation: a matrix (N, 2, 2) and a shift (N, 2).
+
+    They map each position in the result to its position in the source image, relative to the
+    centre, in voxels.
+    """
     angle = draw.uniform(-1, 1) * math.radians(config.rotation_deg)
-    # Uniform in the logarithm: enlarging by a factor is as likely as shrinking by it.
+    # Uniform in the logarithm, so that enlarging by a factor is as likely as shrinking by the same
+    # factor.
     log_scale = draw.uniform(-1, 1, 2) * math.log1p(config.scaling)
     scale = torch.exp(log_scale)
     shear = draw.uniform(-1, 1) * config.shearing
@@ -319,7 +339,7 @@ def _change_contrast(images: Tensor, config: AugmentationConfig, draw: _Draw) ->
     heights = draw.uniform(0, _BRIGHTEST, _KNOTS)
     kind = draw.uniform(0, 1, 1)
     rising = heights.sort(1).values
-    top = draw.uniform(*_TOP, 1)
+    top = draw.uniform(*_FALL_STARTS, 1)
     falling = (top - (rising - top).abs()).clamp(min=0)
     heights = torch.where(kind < _RISING_SHARE + _FALLING_SHARE, falling, heights)
     heights = torch.where(kind < _RISING_SHARE, rising, heights)
@@ -337,9 +357,10 @@ def _change_contrast(images: Tensor, config: AugmentationConfig, draw: _Draw) ->
 
 
 def _along_curves(images: Tensor, heights: Tensor) -> Tensor:
-    """Map the brightness of images (N, C, H, W) through curves with the given heights (N, knots).
+    """Map the brightness of images (N, C, H, W) through piecewise linear curves.
 
-    Knots are evenly spaced from 0 to `_BRIGHTEST`; brighter values are clipped to it.
+    `heights` (N, knots) are the values of the curves at their knots. Knots are evenly spaced from 0
+    to `_BRIGHTEST`; brighter values are clipped to it.
     """
     intervals = heights.shape[1] - 1
     place = (images * (intervals / _BRIGHTEST)).clamp(0, intervals)
@@ -352,7 +373,7 @@ def _along_curves(images: Tensor, heights: Tensor) -> Tensor:
 
 
 def _brighten(images: Tensor, config: AugmentationConfig, draw: _Draw) -> Tensor:
-    """Apply gain, bias field and gamma; 0 stays 0."""
+    """Apply gain, bias field and gamma to randomly chosen slices; intensities of 0 stay 0."""
     gain = draw.uniform(*config.gain_range)
     has_gain = draw.happens(config.gain)
     device = images.device
@@ -375,7 +396,10 @@ def _brighten(images: Tensor, config: AugmentationConfig, draw: _Draw) -> Tensor
 
 
 def _degrade(images: Tensor, config: AugmentationConfig, draw: _Draw) -> Tensor:
-    """Blur, lower the resolution along rows, columns or both, and add noise to the signal."""
+    """Blur, lower the resolution and add noise, each in randomly chosen slices.
+
+    The resolution is lowered along rows, columns or both. Noise is added to voxels above 0 only.
+    """
     images = _coarsen(images, config, draw)
     has_noise = draw.happens(config.noise)
     strength = torch.where(has_noise, draw.uniform(*config.noise_std), 0.0)
@@ -391,7 +415,7 @@ def _degrade(images: Tensor, config: AugmentationConfig, draw: _Draw) -> Tensor:
 
 
 def _coarsen(images: Tensor, config: AugmentationConfig, draw: _Draw) -> Tensor:
-    """Blur in the plane, and lower the resolution along rows, columns or both."""
+    """Blur in the plane and lower the resolution along rows, columns or both, in random slices."""
     is_blurred = draw.happens(config.blur)
     sigma = draw.uniform(*config.blur_sigma)
     is_coarse = draw.happens(config.low_resolution)
@@ -402,7 +426,8 @@ def _coarsen(images: Tensor, config: AugmentationConfig, draw: _Draw) -> Tensor:
         return images
 
     device = images.device
-    # Both are linear along each axis, so one matrix for rows and one for columns does both.
+    # Blurring and coarsening are linear along each axis, so one matrix for rows and one for columns
+    # apply both.
     widths = torch.where(is_blurred, sigma, 1e-3)[chosen]
     operators = []
     for axis, length in enumerate(images.shape[-2:]):
@@ -419,7 +444,10 @@ def _coarsen(images: Tensor, config: AugmentationConfig, draw: _Draw) -> Tensor:
 
 
 def _blur_matrix(sigma: Tensor, length: int) -> Tensor:
-    """Return matrices of Gaussian smoothing along one axis, (N, L, L); each row sums to 1."""
+    """Return matrices (N, L, L) that smooth a line of L = `length` voxels with a Gaussian.
+
+    `sigma` (N,) is the standard deviation in voxels. Each row of a matrix sums to 1.
+    """
     place = torch.arange(length, device=sigma.device, dtype=sigma.dtype)
     distance = (place[:, None] - place) / sigma.view(-1, 1, 1)
     weights = torch.exp(-0.5 * distance**2)
@@ -427,10 +455,11 @@ def _blur_matrix(sigma: Tensor, length: int) -> Tensor:
 
 
 def _coarse_matrix(factor: Tensor, length: int) -> Tensor:
-    """Return matrices that average to longer voxels and interpolate back to the original spacing.
+    """Return matrices (N, L, L) that lower the resolution of a line of L = `length` voxels.
 
-    `factor` (N,) is the length of the longer voxels in original voxels, at least 1. The result is
-    (N, L, L); each row sums to 1. Interpolation is linear.
+    They average the line to longer voxels and interpolate linearly back to the original spacing.
+    `factor` (N,) is the length of the longer voxels in original voxels, at least 1. Each row of a
+    matrix sums to 1.
     """
     place = torch.arange(length, device=factor.device, dtype=factor.dtype)
     step = factor[:, None]
@@ -438,12 +467,16 @@ def _coarse_matrix(factor: Tensor, length: int) -> Tensor:
     weight = (place / step - below)[..., None]
 
     def average(voxel: Tensor) -> Tensor:
-        """Return the weights (N, L, L) of original voxels in the longer ones, by their overlap."""
+        """Return the weights (N, L, L) with which original voxels are averaged to longer voxels.
+
+        `voxel` (N, L) has the index of a longer voxel for each position. The weights are
+        proportional to the overlap and sum to 1.
+        """
         centre = (voxel * step)[..., None]
         distance = (place - centre).abs()
         reach = step[..., None] / 2 + 0.5
         overlap = (reach - distance).clamp(0, 1)
-        # Past the last voxel, the last voxel is repeated.
+        # A longer voxel beyond the end of the line takes the value of the last original voxel.
         outside = overlap.sum(-1, keepdim=True) == 0
         last = (place == length - 1).to(overlap.dtype)
         overlap = torch.where(outside, last, overlap)

@@ -26,23 +26,25 @@ from trinat.segmentation.labels.scheme import IGNORE, LabelScheme
 from trinat.segmentation.space.views import View
 
 _THICKNESSES = (1, 3, 5, 7)
-# Every eighth of the slices without a label is kept, in the order of the volume, so that background
-# outside the brain is learnt too.
+# Every eighth of the slices without a label is an item, in the order of the volume, so that
+# background outside the brain is learnt, too.
 _KEEP_EVERY = 8
 
 # Maximum number of files kept open: opening a file costs as much as reading two slices.
 _OPEN_FILES = 256
 
 
-# Called with image (C, H, W) and labels (H, W); returns both as they are used in training.
+# Called with image (C, H, W) and labels (H, W); returns both in the form in which they are used in
+# training.
 SliceTransform = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 class SlabLocation(NamedTuple):
-    """Location of a slab: slice `middle` of file number `file`, and its neighbours, `thick` in all.
+    """Location of a slab: a slice of one view of one subject's file, with its neighbours.
 
-    `file` counts in the order of the subjects that a dataset was made of; `middle` counts slices of
-    the view from 0.
+    `file` is the index of the subject in the list that the dataset was made of. `middle` is the
+    index of the middle slice in `view`. `thick` is the number of slices in the slab, including the
+    middle one.
     """
 
     file: int
@@ -52,10 +54,10 @@ class SlabLocation(NamedTuple):
 
 
 class StoredSlice(NamedTuple):
-    """Stored data of a slice: codes (C, H, W), labels (H, W) and the mask of labels that count.
+    """Stored data of a slab: image codes (C, H, W) and the labels (H, W) of its middle slice.
 
-    C is the number of slices in the slab; the labels belong to its middle slice. If `counted` is
-    None, all of them count.
+    C is the number of slices in the slab. `counted` (H, W) is True where the labels are used in
+    training; None if all labels are used.
     """
 
     image: Quantised
@@ -64,7 +66,7 @@ class StoredSlice(NamedTuple):
 
     @property
     def targets(self) -> NDArray[np.uint8]:
-        """Training targets, (H, W): the labels, and IGNORE where they do not count."""
+        """Training targets, (H, W): the labels, with IGNORE where they are not used in training."""
         if self.counted is None:
             return self.labels
         return np.where(self.counted, self.labels, np.uint8(IGNORE))
@@ -74,10 +76,11 @@ StoredChange = Callable[[StoredSlice], StoredSlice]
 
 
 class SubjectFiles:
-    """Subjects' files by number; when too many are open, the file that was opened first is closed.
+    """Cache of open files of subjects, indexed by the subject's number in `files`.
 
-    Files are opened when a slice of them is first requested, and again in each process: an open
-    HDF5 file cannot be shared after a fork.
+    A file is opened when a slice of it is first requested. When too many are open, the file that
+    was opened first is closed. Each process opens its own files, because an open HDF5 file cannot
+    be shared after a fork.
     """
 
     def __init__(self, files: Sequence[SubjectFile]) -> None:
@@ -85,7 +88,10 @@ class SubjectFiles:
         self._open: dict[int, None] = {}
 
     def __getitem__(self, number: int) -> SubjectFile:
-        """Return the file with that number and keep it open; close the oldest if too many are."""
+        """Return the file of subject `number` and keep it open.
+
+        If too many files are open, the file that was opened first is closed.
+        """
         with FILES:
             if number not in self._open:
                 if len(self._open) >= _OPEN_FILES:
@@ -96,7 +102,7 @@ class SubjectFiles:
         return self._files[number]
 
     def read(self, place: SlabLocation) -> StoredSlice:
-        """Read the slice at a place, with its neighbours, and its labels."""
+        """Read the slab at `place`: the image slices, and labels and mask of the middle slice."""
         file = self[place.file]
         labels = file.labels(place.view, place.middle, place.middle + 1)
         image = file.slab(place.view, place.middle, place.thick)
@@ -104,13 +110,13 @@ class SubjectFiles:
         return StoredSlice(image, labels[0], None if counted is None else counted[0])
 
     def name(self, place: SlabLocation) -> str:
-        """Return subject and slice of a place, for messages."""
+        """Return "subject:slice" for messages, with the number of the middle slice."""
         subject = self._files[place.file].path.stem
         return f"{subject}:{place.middle}"
 
 
 class SliceReaders:
-    """Pool of `workers` threads that read ahead; with 0 workers, slices are read on demand.
+    """Pool of `workers` threads that read slices ahead; with 0 workers, slices are read on demand.
 
     The number of workers affects the speed only, not the result. zlib releases the GIL while it
     decompresses, which takes most of the time, so the thread that trains is hardly delayed.
@@ -127,10 +133,10 @@ class SliceReaders:
         places: Sequence[SlabLocation],
         changes: Sequence[StoredChange] | None = None,
     ) -> list[Callable[[], StoredSlice]]:
-        """Schedule slices for reading; calling an item of the result waits for its slice.
+        """Schedule the slices at `places` for reading; return one function per slice that gets it.
 
-        Without workers, the call itself reads the slice. With `changes`, one for each place, a
-        slice is changed as soon as it is read.
+        The function waits until its slice has been read. Without workers, it reads the slice
+        itself. With `changes`, one for each place, a slice is changed as soon as it is read.
         """
         reads: list[Callable[[], StoredSlice]]
         if changes is None:
@@ -154,14 +160,13 @@ class SliceReaders:
 class SliceDataset(Dataset[tuple[Tensor, Tensor]]):
     """Dataset of image slices (C, H, W) float32, C = `thick`, and their labels (H, W) uint8.
 
-    Labels that do not count in training are IGNORE.
+    Labels that are not used in training are IGNORE. Beyond the ends of the volume the neighbours
+    are background. An item depends on its index alone, not on the worker that reads it. All slices
+    with a label are items, and so is every eighth of the slices of a volume without a label.
 
-    Beyond the ends of the volume the neighbours are background. An item depends on its index alone,
-    not on the worker that reads it. Slices without a label are items too, but only every eighth of
-    them in a volume.
-
-    `subject_of` and `slice_of` (M,) are the subject and slice number of each item, `class_counts`
-    (M, K) its number of voxels per class.
+    Attributes, for M items and K classes: `subject_of` (M,) is the index of the item's subject in
+    `subjects`, `slice_of` (M,) is its slice number, and `class_counts` (M, K) is its number of
+    voxels per class.
     """
 
     def __init__(
@@ -175,9 +180,10 @@ class SliceDataset(Dataset[tuple[Tensor, Tensor]]):
     ) -> None:
         """Index the slices in the subjects' files.
 
-        `transform(image, labels)`, if given, makes the item. Raises ConfigError for a thickness
-        that is not 1, 3, 5 or 7, and DatasetError if the store lacks the view, or a subject its
-        image or labels.
+        `thick` is the number of slices in an item: the middle one and its neighbours. `transform`,
+        if given, is called with image and labels and returns the item. Raises ConfigError for a
+        thickness that is not 1, 3, 5 or 7, and DatasetError if the store lacks the view, or a
+        subject its image or labels.
         """
         if thick not in _THICKNESSES:
             remedy = f"choose one of {_THICKNESSES}"
@@ -204,7 +210,7 @@ class SliceDataset(Dataset[tuple[Tensor, Tensor]]):
         return self.transform(image, labels)
 
     def place(self, index: int) -> SlabLocation:
-        """Return the location of an item in `files`."""
+        """Return the location of the item `index`, as `files.read` expects it."""
         file = int(self.subject_of[index])
         middle = int(self.slice_of[index])
         return SlabLocation(file, self.view, middle, self.thick)
@@ -212,7 +218,7 @@ class SliceDataset(Dataset[tuple[Tensor, Tensor]]):
     def _index(
         self, store: Store
     ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.uint32]]:
-        """Return subject and slice of each item (M,), and its voxels per class (M, K)."""
+        """Return subject index (M,), slice number (M,) and voxels per class (M, K) of all items."""
         if not self.subjects:
             raise DatasetError("no subject to take slices from", where=store.root)
         subjects: list[NDArray[np.int32]] = []
@@ -229,9 +235,9 @@ class SliceDataset(Dataset[tuple[Tensor, Tensor]]):
                 )
             file = self.files[number]
             per_slice = file.class_counts(self.view)
-            # Slices that have a label, and every eighth of the other slices.
+            # Choose all slices with a label, and every eighth of the slices without one.
             is_chosen = np.asarray(per_slice[:, 1:].any(axis=1))
-            # A slice in which no voxel counts teaches nothing.
+            # Slices in which no voxel is used in training have counts of 0, and are left out.
             is_background = ~is_chosen & (per_slice[:, 0] > 0)
             without_label = np.flatnonzero(is_background)
             is_chosen[without_label[::_KEEP_EVERY]] = True
@@ -244,22 +250,23 @@ class SliceDataset(Dataset[tuple[Tensor, Tensor]]):
 
 
 class BalancedSampler(Sampler[int]):
-    """Sampler with replacement: a share of the draws is balanced by class, the rest are uniform.
+    """Sampler with replacement that shows rare classes more often.
 
-    For the share, a foreground class is drawn first and then one of the items that contain it, so
-    that the amygdala is seen as often as the cortex. Seed and epoch determine the order. An epoch
-    has as many draws as there are items.
+    A share of the draws is balanced by class: a foreground class is drawn first and then one of the
+    items that contain it, so that the amygdala is seen as often as the cortex. The other draws are
+    uniform over the items. Seed and epoch determine the order. An epoch has as many draws as there
+    are items.
     """
 
     def __init__(self, dataset: SliceDataset, *, share: float, seed: int) -> None:
-        """Set up the sampler; `share`, 0 to 1, is the share of items that are drawn for a class."""
+        """Set up the sampler; `share`, 0 to 1, is the share of draws that are balanced by class."""
         if not 0 <= share <= 1:
             raise ConfigError(f"a share is between 0 and 1, not {share}")
         self._count = len(dataset)
         self._share = share
         self._seed = seed
         self._epoch = 0
-        # Items that contain each foreground class, for classes that occur.
+        # For each foreground class that occurs: the indices of the items that contain it.
         self._holders: list[NDArray[np.intp]] = []
         for voxels in dataset.class_counts[:, 1:].T:
             items = np.flatnonzero(voxels)
@@ -294,6 +301,10 @@ def open_slices(
     *,
     thick: int = 1,
 ) -> SliceDataset:
-    """Return the slices of one part of a split, after checking that the split fits the store."""
+    """Open the slices of one part of a split, after checking that the split fits the store.
+
+    `store` is the folder of the store, `split` the file of the split. `thick` is the number of
+    slices in an item, as in `SliceDataset`.
+    """
     opened = Store(store)
     return SliceDataset(opened, opened.part(part, split), view, thick=thick)

@@ -31,7 +31,8 @@ from dataclasses import dataclass, replace
 
 from natsort import natsorted
 
-# OASIS-1 and -2, OASIS-3, BIDS, and the time points of FreeSurfer's users.
+# Names of sessions in OASIS-1 and -2, OASIS-3 and BIDS, and names of time points that users of
+# FreeSurfer choose.
 _SESSION = (
     r"ses-[A-Za-z0-9+]+|MR(?:_d\d+|\d{1,2})|V\d{1,2}|tp\d{1,2}"
     r"|(?:visit|session|wave|timepoint)[-_]?\d{1,2}|baseline|follow[-_]?up\d{0,2}"
@@ -40,24 +41,26 @@ _BIDS = re.compile(r"(?P<participant>sub-[A-Za-z0-9+]+)(?:[_.](?P<rest>.*))?")
 _IXI = re.compile(r"(?P<participant>IXI\d{3})-(?P<rest>[A-Za-z]+-\d+(?:[-_].*)?)")
 _ADNI = re.compile(r"(?:ADNI_)?(?P<participant>\d{3}_S_\d{4,5})(?:[-_.](?P<rest>.*))?")
 _HCP = re.compile(r"(?P<participant>\d{6})_(?P<rest>[37]T_.*)")
-# Number of the data field, the session, and the index of one of several files.
+# `rest` has the number of the data field, the session, and the index of one of several files.
 _UK_BIOBANK = re.compile(r"(?P<participant>\d{7})_(?P<rest>\d{5}_\d_\d(?:[_.].*)?)")
 _OASIS = re.compile(
     rf"(?:OASIS_)?(?P<participant>OAS[12]_\d{{4}}|OAS3\d{{4}})_(?P<rest>(?:{_SESSION})(?:[_.].*)?)"
 )
-_OTHER = re.compile(
+_NAME_WITH_SESSION = re.compile(
     rf"(?P<participant>.+?)_(?P<rest>(?:{_SESSION})(?:[_.].*)?)", re.IGNORECASE
 )
 # Globally unique identifiers: each belongs to one participant in every folder.
 _UNIQUE = (_IXI, _ADNI, _HCP, _UK_BIOBANK, _OASIS)
-_NAMES = (_BIDS, *_UNIQUE, _OTHER)
-_FIRST = re.compile(rf"({_SESSION}|\d{{5}}_\d(?=_\d))(?:[_.]|$)", re.IGNORECASE)
-# What may number a participant behind a session: 000 and P01, but not T1 and run-01.
-_NUMBER = re.compile(
+_NAMES = (_BIDS, *_UNIQUE, _NAME_WITH_SESSION)
+_SESSION_AT_START = re.compile(
+    rf"({_SESSION}|\d{{5}}_\d(?=_\d))(?:[_.]|$)", re.IGNORECASE
+)
+# Text that may be a participant's number after the session: 000 and P01, but not T1 and run-01.
+_NUMBER_AFTER_SESSION = re.compile(
     r"(\d+|(?!t[12]|pd|mpr|run|echo|acq|scan|rep|anat)[a-z]{1,8}-?\d+)(?=_|$)",
     re.IGNORECASE,
 )
-# A folder that is a session, with any number of participants in it.
+# Name of a folder that is a session and may hold any number of participants.
 _SESSION_FOLDER = re.compile(
     rf"{_SESSION}|(?:visit|session|wave|timepoint)[-_]?\w{{1,8}}|follow[-_]?up\w*",
     re.IGNORECASE,
@@ -66,11 +69,11 @@ _SESSION_FOLDER = re.compile(
 
 @dataclass(frozen=True)
 class Identity:
-    """Participant of a scan, and the parts of its name that distinguish it from their other scans.
+    """Participant and session of a scan, as its name and its folders tell them.
 
-    `scan` is everything that distinguishes it, including the `session`; "" for nothing. `site`
-    are the folders above those of the participant. `is_unique` is True for a globally unique
-    identifier.
+    `scan` is the part of the name that distinguishes the scan from other scans of the participant,
+    including the `session`; "" if there is none. `site` has the folders above the participant's own
+    folder, outermost first. `is_unique` is True if the participant's identifier is globally unique.
     """
 
     participant: str
@@ -89,20 +92,23 @@ class Named:
 
     @classmethod
     def of_path(cls, path: str) -> Named:
-        """Split the path of a scan, such as the name of a case."""
+        """Split a path such as "site/sub-01/scan", without file ending, into folders and name."""
         *folders, name = path.split("/")
         return cls(name, tuple(folders))
 
 
 def identify(scans: Sequence[Named]) -> list[Identity]:
-    """Return the identity of each scan of a study."""
+    """Return the identity of each scan of a study, in the same order.
+
+    Names are compared across the study, so that equal names at different sites stay apart.
+    """
     return disambiguate([identity_alone(scan) for scan in scans])
 
 
 def identity_alone(scan: Named) -> Identity:
-    """Return the identity by a scan's own name and folders, whatever other scans there are.
+    """Return the identity that the scan's name and folders tell, regardless of other scans.
 
-    If neither says anything, the scan has the name of its participant.
+    If they tell nothing, the name of the scan is used as that of the participant.
     """
     identity = identity_of(scan.name, scan.folders)
     if identity is not None:
@@ -111,12 +117,13 @@ def identity_alone(scan: Named) -> Identity:
 
 
 def identity_of(name: str, folders: Sequence[str] = ()) -> Identity | None:
-    """Return the identity from one name without a file ending; None if the name has none.
+    """Return the identity in a name without file ending, or None.
 
-    `folders` are those around it, the outermost first. `identify` handles several scans
-    together.
+    It is None if no known pattern matches, and the name is not that of a longitudinal FreeSurfer
+    folder. `folders` are the folders around the file, outermost first. They are searched, from the
+    innermost outwards, if the name does not match. To compare several scans, use `identify`.
     """
-    # In a longitudinal run of FreeSurfer, the template's name follows.
+    # Longitudinal FreeSurfer folders are called SCAN.long.TEMPLATE.
     name, is_long, _ = name.partition(".long.")
     inside = ""
     for depth in range(len(folders), -1, -1):
@@ -125,8 +132,8 @@ def identity_of(name: str, folders: Sequence[str] = ()) -> Identity | None:
         match = next((found for found in matches if found), None)
         if match is not None:
             scan = "_".join(text for text in (match["rest"] or "", inside) if text)
-            session = _FIRST.match(scan)
-            site = _above(match["participant"], folders[:depth])
+            session = _SESSION_AT_START.match(scan)
+            site = _folders_above(match["participant"], folders[:depth])
             is_unique = match.re in _UNIQUE
             named_session = session[1] if session else ""
             return Identity(match["participant"], named_session, scan, site, is_unique)
@@ -134,8 +141,8 @@ def identity_of(name: str, folders: Sequence[str] = ()) -> Identity | None:
     return Identity(name) if is_long else None
 
 
-def _above(participant: str, folders: Sequence[str]) -> tuple[str, ...]:
-    """Return the folders above the participant's own: A of A/sub-01/anat."""
+def _folders_above(participant: str, folders: Sequence[str]) -> tuple[str, ...]:
+    """Return the folders above the participant's own folder: A for A/sub-01/anat."""
     for depth, folder in enumerate(folders):
         own = identity_of(folder)
         if own is not None and own.participant == participant:
@@ -146,9 +153,8 @@ def _above(participant: str, folders: Sequence[str]) -> tuple[str, ...]:
 def disambiguate(scans: Sequence[Identity]) -> list[Identity]:
     """Prefix participants with their folders if the same name occurs below several folders.
 
-    All participants in these folders then get the prefix, as in A/sub-01. A unique identifier
-    counts as two participants only if two folders have the same scan of it. Folders that are
-    sessions are ignored.
+    All participants in these folders then get the prefix, as in A/sub-01. A unique identifier is
+    prefixed only if the same scan of it is in two folders. Folders that are sessions are ignored.
     """
     placed = [_with_session_of_folder(scan) for scan in _with_numbers(scans)]
     sites: dict[tuple[str, str], set[tuple[str, ...]]] = defaultdict(set)
@@ -168,7 +174,11 @@ def disambiguate(scans: Sequence[Identity]) -> list[Identity]:
 
 
 def clash_among(participants: Iterable[str]) -> str:
-    """Return a sentence on participants distinguished by folder only; "" if there are none."""
+    """Return a sentence that names participants with a folder prefix, or "" if there are none.
+
+    `participants` are names from `disambiguate`; it adds the prefix to equal names in several
+    folders.
+    """
     apart = {participant for participant in participants if "/" in participant}
     if not apart:
         return ""
@@ -177,7 +187,10 @@ def clash_among(participants: Iterable[str]) -> str:
 
 
 def _with_session_of_folder(scan: Identity) -> Identity:
-    """Use a folder above the participant that is a session as the session, instead of as a site."""
+    """Move a folder above the participant that is a session from `site` to `session`.
+
+    An identity that has a session already is returned unchanged.
+    """
     sessions = [folder for folder in scan.site if _SESSION_FOLDER.fullmatch(folder)]
     if not sessions or scan.session:
         return scan
@@ -187,19 +200,19 @@ def _with_session_of_folder(scan: Identity) -> Identity:
 
 
 def _with_numbers(scans: Sequence[Identity]) -> list[Identity]:
-    """Append numbers after sessions to participants' names where they identify participants.
+    """Append the number after the session to the participant's name if it identifies a participant.
 
     TRIAL_V1_000 and TRIAL_V1_001 belong to TRIAL_000 and TRIAL_001. If there are as many
     participants as numbers (07_V1_1, 08_V1_1), the numbers are runs.
     """
     numbers: dict[str, set[str]] = defaultdict(set)
     for scan in scans:
-        number = _number_behind_session(scan)
+        number = _number_after_session(scan)
         if number:
             numbers[scan.participant].add(number)
     renamed = []
     for scan in scans:
-        number = _number_behind_session(scan)
+        number = _number_after_session(scan)
         if number and len(numbers[scan.participant]) > len(numbers):
             scan = replace(
                 scan,
@@ -210,10 +223,13 @@ def _with_numbers(scans: Sequence[Identity]) -> list[Identity]:
     return renamed
 
 
-def _number_behind_session(scan: Identity) -> str:
-    """Return 000 of TRIAL_V1_000; "" if there is no number, or the participant's name is unique."""
+def _number_after_session(scan: Identity) -> str:
+    """Return the number after the session in a scan's name: 000 for TRIAL_V1_000.
+
+    "" if there is no number, or if the participant's identifier is unique or a BIDS label.
+    """
     if scan.is_unique or not scan.session or scan.participant.startswith("sub-"):
         return ""
     _, _, rest = scan.scan.partition(f"{scan.session}_")
-    number = _NUMBER.match(rest)
+    number = _NUMBER_AFTER_SESSION.match(rest)
     return number[0] if number else ""

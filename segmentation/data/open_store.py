@@ -61,7 +61,7 @@ def open_store(path: str | Path) -> OpenedStore:
 class OpenedStore:
     """Datasets of a store. Each method takes a part of its split, or all subjects.
 
-    Without `part`, subjects without an image or without labels are left out.
+    Without `part`, only subjects with both an image and labels are included.
     """
 
     def __init__(self, store: Store) -> None:
@@ -77,7 +77,7 @@ class OpenedStore:
     def scheme(self) -> LabelScheme:
         """Names and numbers of the classes of whole volumes.
 
-        `slices(view).scheme` has those of a view.
+        For the classes of a view's slices, use `slices(view).scheme`.
         """
         return self._store.scheme
 
@@ -152,8 +152,8 @@ class OpenedStore:
         found = []
         for name in self._names(part):
             path = subject_path(self._store.root, name)
-            read_image = partial(_read, stored=stored_image, view=view)
-            read_labels = partial(_read, stored=stored_labels, view=view)
+            read_image = partial(_read_volume, stored=stored_image, view=view)
+            read_labels = partial(_read_volume, stored=stored_labels, view=view)
             subject = torchio.Subject(
                 name=name,
                 image=torchio.ScalarImage(path, reader=read_image),
@@ -189,7 +189,7 @@ class OpenedStore:
         for number, name in enumerate(names):
             file = self._store.file(name)
             image = stored_image(file, view)
-            # All subjects that have not been read yet must fit in memory.
+            # The subjects that have not been read yet must fit in the free memory.
             count = len(names) - number
             needed = count * image.data.size * _BYTES_PER_VOXEL
             free = free_memory()
@@ -211,7 +211,10 @@ class OpenedStore:
         return found
 
     def _names(self, part: Part | None) -> tuple[str, ...]:
-        """Return the subjects of a part, or all that have an image and labels."""
+        """Return the names of the subjects of a part, or of all subjects with an image and labels.
+
+        Raises DatasetError if a subject of the part lacks one of them, or if there is no subject.
+        """
         names = self._store.subjects
         if part is not None:
             names = self._store.part(part)
@@ -232,10 +235,13 @@ class OpenedStore:
         return tuple(complete)
 
 
-def _read(
+def _read_volume(
     path: str | Path, stored: Callable[[SubjectFile, View], Volume], view: View
 ) -> tuple[Tensor, NDArray[np.float64]]:
-    """Read a subject's array (1, X, Y, Z) and affine (4, 4), in the form that torchio requires."""
+    """Read a subject's array (1, X, Y, Z) and affine (4, 4), in the form that torchio requires.
+
+    `stored` is `stored_image` or `stored_labels`; `view` is the view whose slices are read.
+    """
     file = SubjectFile(Path(path))
     volume = stored(file, view)
     file.close()
@@ -248,9 +254,9 @@ def _with_channel(voxels: NDArray[Any]) -> Tensor:
 
 
 def whole_view(store: Store) -> View:
-    """Return the view to assemble volumes from: not the sagittal one if there is another.
+    """Return the view from which to assemble whole volumes.
 
-    Sagittal slices have both sides as one class.
+    The sagittal view is the last choice, because its labels do not distinguish left from right.
     """
     for view in store.views:
         if view is not View.SAGITTAL:
@@ -259,12 +265,15 @@ def whole_view(store: Store) -> View:
 
 
 def stored_image(file: SubjectFile, view: View) -> Volume:
-    """Return the intensities on the working grid, float32 (X, Y, Z)."""
+    """Assemble a subject's image from a view's slices: float32 (X, Y, Z), on the working grid."""
     slices = file.image(view, 0, file.slice_count(view))
     return Volume(from_slices(slices, view), file.affine)
 
 
 def stored_labels(file: SubjectFile, view: View) -> Volume:
-    """Return class indices on the working grid, uint8 (X, Y, Z), with the classes of the view."""
+    """Assemble a subject's labels from a view's slices: uint8 (X, Y, Z), on the working grid.
+
+    They are class indices in the scheme of the view.
+    """
     slices = file.labels(view, 0, file.slice_count(view))
     return Volume(from_slices(slices, view), file.affine)

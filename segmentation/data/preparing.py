@@ -1,7 +1,7 @@
 """Preparation of subjects: from files to arrays on the working grid, with a fingerprint.
 
-If labels explain the scan better when they are shifted by some voxels, they are misplaced: a note
-says so.
+Labels that explain the scan better when they are shifted by some voxels are misplaced; a note then
+reports the shift.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.space.conform import conform
 from trinat.segmentation.space.views import View
 
-# Tolerance for image and labels on the same grid.
+# Image and labels are on the same grid if their voxels are no farther apart than this.
 _SAME_GRID_MM = 1e-3
 # Start of the note on labels that are misaligned with their scan.
 BADLY_PLACED = "the labels do not lie on the scan"
@@ -42,7 +42,7 @@ _SHIFTS = (-6, -3, 3, 6)
 _STRIDE = 2
 # Labels of the whole brain fill about 0.4 of their bounding box, labels of the cortex alone 0.2.
 _BRAIN_FILLS = 0.3
-# Directions of the axes of the working grid, towards lower and higher indices.
+# Names of both directions of each axis of the working grid: towards lower and higher indices.
 _TOWARDS = (("left", "right"), ("back", "front"), ("bottom", "top"))
 
 
@@ -50,8 +50,8 @@ _TOWARDS = (("left", "right"), ("back", "front"), ("bottom", "top"))
 class Cut:
     """Settings for cutting subjects into slices: classes, views and size of the working grid.
 
-    `trust_affine` says what to believe if headers leave the orientation open; `fill_nonfinite`,
-    whether values that are not finite become 0.
+    `trust_affine` chooses the orientation if a header leaves it open. With `fill_nonfinite`,
+    intensities that are NaN or infinite become 0.
     """
 
     scheme: LabelScheme
@@ -62,10 +62,10 @@ class Cut:
 
 
 def prepare_subject(subject: Subject, path: Path, cut: Cut, fingerprint: str) -> None:
-    """Read, conform, cut and write one subject, or raise an error with the reason.
+    """Read one subject, conform it to the working grid, and write its slices to the file `path`.
 
-    One plan brings image and labels to the working grid. The slices are written to the file `path`,
-    together with the `fingerprint`.
+    Labels and mask are resampled with the same plan as the image. The `fingerprint` is stored with
+    the slices. Raises an error with the reason if the subject cannot be used.
     """
     notes: list[str] = []
     if subject.note:
@@ -80,7 +80,7 @@ def prepare_subject(subject: Subject, path: Path, cut: Cut, fingerprint: str) ->
         )
         notes.extend(image.notes)
     classes = _read_classes(subject, cut, image)
-    # Voxels that count, on the subject's own grid; None if all do.
+    # Mask of voxels that are used in training, on the subject's own grid; None if all are used.
     mask = None
     if subject.mask is not None:
         mask = Volume.read(subject.mask, labels=True, trust_affine=cut.trust_affine)
@@ -120,7 +120,10 @@ def prepare_subject(subject: Subject, path: Path, cut: Cut, fingerprint: str) ->
 def classes_of(
     subject: Subject, label_map: Volume, scheme: LabelScheme
 ) -> NDArray[np.uint8]:
-    """Return the class index of each voxel of the subject's label map, which has been read."""
+    """Convert the numbers of a subject's label map to class indices of the scheme.
+
+    `label_map` is the file `subject.labels`, which has been read. The result has its shape.
+    """
     return scheme.from_freesurfer(
         label_map.data,
         spacing_mm=label_map.spacing_mm,
@@ -132,7 +135,11 @@ def classes_of(
 
 
 def _read_classes(subject: Subject, cut: Cut, image: Volume | None) -> Volume | None:
-    """Return the subject's label map in classes of the scheme, on its own grid, if it has one."""
+    """Read the subject's label map as class indices of the scheme, on its own grid.
+
+    Returns None if the subject has no labels. Raises GeometryError if they are not on the grid of
+    `image`, and LabelError if no structure of the scheme is in them.
+    """
     if subject.labels is None:
         return None
     label_map = Volume.read(
@@ -152,8 +159,7 @@ def _read_classes(subject: Subject, cut: Cut, image: Volume | None) -> Volume | 
             remedy="check its numbers, or leave the subject out",
         )
     if subject.csf is not None:
-        # CSF is assigned to background voxels that a model's label map, on the scan's grid, marks
-        # as CSF.
+        # Background voxels become CSF where a model's label map, on the scan's grid, says CSF.
         (csf,) = cut.scheme.classes_of_number(GENERATION_SURROUNDINGS)
         found = Volume.read(subject.csf, labels=True).data
         is_fluid = (indices == 0) & (found == GENERATION_SURROUNDINGS)
@@ -164,7 +170,11 @@ def _read_classes(subject: Subject, cut: Cut, image: Volume | None) -> Volume | 
 def _on_working_grid(
     image: Volume | None, classes: Volume | None, mask: Volume | None, cut: Cut
 ) -> tuple[Volume | None, Volume | None, Volume | None]:
-    """Bring image, classes and mask to the working grid, by the image's plan if there is one."""
+    """Bring image, classes and mask to the working grid; each is None if it was None.
+
+    Classes and mask are resampled with the image's plan. Without an image, the classes get a plan
+    of their own.
+    """
     if image is None:
         if classes is None:
             return None, None, None
@@ -174,7 +184,7 @@ def _on_working_grid(
     def by_plan_of_image(labels: Volume | None) -> Volume | None:
         if labels is None:
             return None
-        # Grids within the tolerance are treated as the image's grid.
+        # Labels are on the image's grid within the tolerance, so they get exactly its affine.
         on_grid = replace(labels, affine=image.affine)
         return conform(on_grid, labels=True, plan=conformed.plan).volume
 
@@ -189,9 +199,9 @@ def fingerprint(
     csf: str | None = None,
     mask: str | None = None,
 ) -> str:
-    """Return the SHA-256 of all settings that affect the result, and of the inputs.
+    """Return the SHA-256 of all settings and inputs that affect a subject's slices.
 
-    `image`, `labels`, `csf` and `mask` are the hashes of the inputs, by `digest_of`.
+    `image`, `labels`, `csf` and `mask` are the hashes of the input files, from `digest_of`.
     """
     settings: dict[str, Any] = {
         "format": FORMAT,
@@ -219,8 +229,7 @@ def fingerprint(
 def digest_of(path: Path | None) -> str | None:
     """Return the SHA-256 of a file; for an Analyze pair, of header and image concatenated.
 
-    None for no path. A store compares it to know whether a file is still the file that it was made
-    from.
+    Returns None if `path` is None. A store compares the hash to detect that an input has changed.
     """
     if path is None:
         return None
@@ -230,7 +239,10 @@ def digest_of(path: Path | None) -> str | None:
 
 
 def _require_same_grid(image: Volume, labels: Volume, where: Path | None) -> None:
-    """Raise GeometryError if labels are not on the image's grid."""
+    """Raise GeometryError if labels are not on the image's grid.
+
+    `where` is the file of the labels.
+    """
     if image.shape != labels.shape:
         what = f"labels have shape {labels.shape}, the image {image.shape}"
     else:
@@ -245,11 +257,12 @@ def _require_same_grid(image: Volume, labels: Volume, where: Path | None) -> Non
 def shift_of_labels(
     image: NDArray[np.floating], classes: NDArray[np.integer]
 ) -> tuple[int, int, int] | None:
-    """Return the shift (voxels in X, Y, Z) at which classes fit the image better; None if they fit.
+    """Return the shift of the labels (voxels in X, Y, Z) that fits the image better.
 
-    Both are (X, Y, Z) on the working grid. The fit is the share of the image's variance that lies
-    between classes. Labels that leave out much of the brain, such as cortical parcels, cannot be
-    judged in this way: they are taken to fit.
+    Returns None if the labels fit best where they are. `image` and `classes` are (X, Y, Z) on the
+    working grid. The fit is the share of the image's variance that lies between classes. Labels
+    that leave out much of the brain, such as cortical parcels, cannot be judged in this way, and
+    None is returned.
     """
     occupied = np.argwhere(classes > 0)
     if not len(occupied):
@@ -260,27 +273,27 @@ def shift_of_labels(
     most = max(_SHIFTS)
     low = np.maximum(occupied.min(axis=0) - most, most)
     high = np.minimum(occupied.max(axis=0) + most, np.array(classes.shape) - most)
-    seen = image[_box(low, high, (0, 0, 0))].astype(np.float64).ravel()
-    best = _explained_variance(seen, classes[_box(low, high, (0, 0, 0))])
+    seen = image[_box_index(low, high, (0, 0, 0))].astype(np.float64).ravel()
+    best = _explained_variance(seen, classes[_box_index(low, high, (0, 0, 0))])
     found = None
     for axis, distance in product(range(3), _SHIFTS):
         shift = [0, 0, 0]
         shift[axis] = distance
-        share = _explained_variance(seen, classes[_box(low, high, shift)])
+        share = _explained_variance(seen, classes[_box_index(low, high, shift)])
         if share > best:
             best = share
-            # The classes were read from the shifted position, so they belong in the opposite
-            # direction.
+            # The classes were read at an offset of `shift`, so the labels must move the opposite
+            # way.
             found = [-step for step in shift]
     return None if found is None else (found[0], found[1], found[2])
 
 
-def _box(
+def _box_index(
     low: NDArray[np.integer],
     high: NDArray[np.integer],
     shift: tuple[int, ...] | list[int],
 ) -> tuple[slice, ...]:
-    """Return slices for every second voxel of a box, moved by a shift."""
+    """Return the index of every second voxel of a box from `low` to `high`, moved by `shift`."""
     return tuple(
         slice(int(first) + step, int(last) + step, _STRIDE)
         for first, last, step in zip(low, high, shift, strict=True)
@@ -290,7 +303,10 @@ def _box(
 def _explained_variance(
     values: NDArray[np.float64], classes: NDArray[np.integer]
 ) -> float:
-    """Return the share (0 to 1) of the variance of values (N,) between classes."""
+    """Return the share (0 to 1) of the variance of `values` (N,) that lies between classes.
+
+    `classes` has one class for each value, in any shape.
+    """
     groups = classes.ravel()
     counts = np.bincount(groups)
     sums = np.bincount(groups, values)

@@ -3,9 +3,9 @@
 Layout, chunked by slice (N slices, H rows, W columns, K classes of the view's scheme):
 
     <view>/image          (N, H, W) uint16   value = (code - zero) * scale, see `Quantised`
-    <view>/labels         (N, H, W) uint8    class indices; the merged scheme's in sagittal
-    <view>/counted        (N, H, W) uint8    1 where labels count in training; absent if all do
-    <view>/class_counts   (N, K) uint32      voxels of each class in each slice that count
+    <view>/labels         (N, H, W) uint8    class indices; in sagittal, of the merged scheme
+    <view>/counted        (N, H, W) uint8    1 where labels are used in training; absent if all are
+    <view>/class_counts   (N, K) uint32      per slice and class, voxels that are used in training
 
 A random slice takes half the time and a third of the space of float32 (docs/notes/data.md).
 
@@ -38,7 +38,7 @@ from trinat.segmentation.space.views import View, slice_axes, to_slices
 # again.
 FORMAT = 2
 
-# File format that every HDF5 since 1.10 reads, and that has no timestamps.
+# This file format can be read by every HDF5 since 1.10, and it has no timestamps.
 _LIBVER = ("v110", "v110")
 _BLOCK_BYTES = 1 << 24
 _REMEDY = "run `trinat prepare` again"
@@ -50,11 +50,11 @@ _IMAGE_PACKING: dict[str, Any] = {
 }
 _LABEL_PACKING: dict[str, Any] = {"compression": "gzip", "compression_opts": 1}
 
-# Only one thread at a time opens, inspects or closes files; each decompresses its own data.
+# Lock for opening, inspecting and closing files. Each thread decompresses its own data without it.
 FILES = threading.RLock()
 
 _LEVELS = 4096
-# In float32; an image with a smaller step between its values is flat.
+# An image whose step between codes would be smaller than this, in float32, is constant.
 _SMALLEST_STEP = float(np.finfo(np.float32).tiny)
 
 
@@ -72,9 +72,9 @@ def write_subject(
 ) -> None:
     """Cut (X, Y, Z) arrays of the working grid into slices and write them atomically.
 
-    Only labels that are `counted` count in training; without it all do. The same arguments give the
-    same bytes: nothing in the file depends on when it was written. Raises DatasetError if `labels`
-    has classes that `scheme` lacks.
+    `counted` is True where labels are used in training; None means everywhere. `affine` (4, 4) maps
+    voxels of the working grid to RAS mm. The same arguments give the same bytes, whenever they are
+    written. Raises DatasetError if `labels` has classes that `scheme` lacks.
     """
     counts: dict[View, NDArray[np.int64]] = {}
     if labels is not None:
@@ -94,11 +94,11 @@ def write_subject(
     if image is not None:
         attributes["image_scale"] = image.scale
         attributes["image_zero"] = image.zero
-    # Raises for a scheme without a sagittal view before the file is created.
+    # Get the merged scheme before the file is created: this raises if the scheme has none.
     merged = None
     if labels is not None and View.SAGITTAL in views:
         merged = scheme.merged
-    # Built in memory: on a full disk, HDF5 itself fails in several places and unpredictably.
+    # Build the file in memory: on a full disk, HDF5 fails in several places and unpredictably.
     with h5py.File(
         "slices",
         "w",
@@ -130,9 +130,10 @@ def _add_labels(
     view: View,
     merged: MergedScheme | None,
 ) -> None:
-    """Add a view's labels, and its voxels per slice and class (N, K).
+    """Add the datasets `labels` and `class_counts` to the HDF5 group of a view.
 
-    Sagittal slices get the classes of `merged`, which do not distinguish left from right.
+    `labels` are class indices (X, Y, Z), and `per_slice` (N, K) are voxels per slice and class. For
+    the sagittal view both are converted to `merged`, which does not distinguish left from right.
     """
     if view is View.SAGITTAL and merged is not None:
         labels = merged.to_merged.astype(np.uint8)[labels]
@@ -150,22 +151,26 @@ def _add_slices(
     view: View,
     packing: dict[str, Any],
 ) -> None:
-    """Add a view's slices of an array (X, Y, Z), each as one compressed chunk."""
+    """Add a view's slices of an array (X, Y, Z) as the dataset `name`.
+
+    Each slice is one compressed chunk. `packing` has h5py's options for compression.
+    """
     slices = np.ascontiguousarray(to_slices(array, view))
     chunks = (1, *slices.shape[1:])
     group.create_dataset(name, data=slices, chunks=chunks, **packing)
 
 
 def scheme_table(scheme: LabelScheme) -> dict[str, Any]:
-    """Return a scheme as plain values, from which names, numbers and colours can be rebuilt."""
+    """Return a scheme as JSON values: its name, and a dictionary for each label."""
     return {"name": scheme.name, "labels": [asdict(label) for label in scheme.labels]}
 
 
 class SubjectFile:
-    """Reader of one subject's slices, opened at first use in each process and never pickled open.
+    """Reader of one subject's slices.
 
-    Threads may share it. All methods raise IntegrityError if the file is damaged, and DatasetError
-    if it has another format or lacks the requested data.
+    The file is opened at first use in each process, and a pickled reader is closed. Threads may
+    share a reader. All methods raise IntegrityError if the file is damaged, and DatasetError if it
+    has another format or lacks the requested data.
     """
 
     def __init__(self, path: Path) -> None:
@@ -184,19 +189,22 @@ class SubjectFile:
         return state
 
     def image(self, view: View, start: int, stop: int) -> NDArray[np.float32]:
-        """Read intensities of slices start..stop-1, (N, H, W) float32."""
+        """Read the intensities of slices `start` to `stop` - 1, (N, H, W) float32."""
         return self.codes(view, start, stop).values()
 
     def codes(self, view: View, start: int, stop: int) -> Quantised:
-        """Read the stored codes of slices start..stop-1, (N, H, W), as far as they exist."""
+        """Read the stored codes of slices `start` to `stop` - 1, (N, H, W).
+
+        Slices beyond the end of the volume are left out.
+        """
         codes: NDArray[np.uint16] = self._read(view, "image", start, stop)
         return Quantised(codes, self._scale, self._zero)
 
     def slab(self, view: View, middle: int, thick: int) -> Quantised:
-        """Read `thick` slices around the middle one, (C, H, W), padded with background at the ends.
+        """Read `thick` slices around slice `middle` of a view, (C, H, W) with C = `thick`.
 
-        `view` and `middle` as in `SlabLocation`; C is `thick`. The padding has the code of
-        intensity 0. The file is opened if it is not open, and stays open.
+        Beyond the ends of the volume the slab is padded with background: the code of intensity 0.
+        The file is opened if it is closed, and stays open.
         """
         start = middle - thick // 2
         slab = self.codes(view, max(start, 0), start + thick)
@@ -209,12 +217,15 @@ class SubjectFile:
         return replace(slab, codes=padded)
 
     def labels(self, view: View, start: int, stop: int) -> NDArray[np.uint8]:
-        """Read class indices of slices start..stop-1, (N, H, W)."""
+        """Read the class indices of slices `start` to `stop` - 1, (N, H, W)."""
         slices: NDArray[np.uint8] = self._read(view, "labels", start, stop)
         return slices
 
     def counted(self, view: View, start: int, stop: int) -> NDArray[np.bool_] | None:
-        """Read the mask of labels that count in training, (N, H, W); None if all labels do."""
+        """Read the mask of labels that are used in training, (N, H, W); None if all are used.
+
+        It covers slices `start` to `stop` - 1.
+        """
         if not self.has(view, "counted"):
             return None
         return np.asarray(self._read(view, "counted", start, stop) > 0)
@@ -227,7 +238,7 @@ class SubjectFile:
     def class_counts(self, view: View) -> NDArray[np.uint32]:
         """Return the number of voxels of each class in each slice, (N, K).
 
-        Voxels that do not count in training (see `counted`) are left out.
+        Voxels whose labels are not used in training (see `counted`) are left out.
         """
         counts: NDArray[np.uint32] = self._dataset(view, "class_counts")[:]
         return counts
@@ -244,7 +255,7 @@ class SubjectFile:
 
     @property
     def fingerprint(self) -> str:
-        """Hash of everything that the slices were made from."""
+        """SHA-256 of all settings and inputs that the slices were made from."""
         return str(self._open_file().attrs["fingerprint"])
 
     @property
@@ -265,7 +276,10 @@ class SubjectFile:
             self._datasets = {}
 
     def _read(self, view: View, name: str, start: int, stop: int) -> NDArray[Any]:
-        """Read slices start..stop-1 of a dataset, as far as they exist."""
+        """Read slices `start` to `stop` - 1 of the dataset `name` of a view.
+
+        Slices beyond the end of the volume are left out.
+        """
         try:
             with FILES:
                 dataset = self._dataset(view, name)
@@ -285,7 +299,7 @@ class SubjectFile:
         return slices
 
     def _dataset(self, view: View, name: str) -> h5py.Dataset:
-        """Return a dataset of the opened file, looked up by name once."""
+        """Return the dataset `name` of a view, from the cache after the first call."""
         file = self._open_file()
         dataset = self._datasets.get((view, name))
         if dataset is None:
@@ -297,7 +311,7 @@ class SubjectFile:
         return dataset
 
     def _open_file(self) -> h5py.File:
-        """Return the file, opened by this process."""
+        """Return the open HDF5 file; open it if this process has not opened it yet."""
         # A handle that was inherited through fork shares its file position with the parent.
         if self._file is None or self._pid != os.getpid():
             self._file = self._open()
@@ -305,10 +319,10 @@ class SubjectFile:
         return self._file
 
     def _open(self) -> h5py.File:
-        """Open the file and read the attributes that all of its slices share."""
+        """Open the file, check its format, and read scale and zero of its intensities."""
         self._datasets = {}
         try:
-            # HDF5 opens by name, so refuse first any special file on which it would block.
+            # HDF5 opens files by name and would block on a pipe or a device, so refuse these first.
             open_regular(self.path).close()
             # Random slices gain nothing from a chunk cache; read-only disks do not support locks.
             file = h5py.File(self.path, "r", rdcc_nbytes=0, locking=False)
@@ -331,10 +345,13 @@ def _unpack(
     into: NDArray[Any],
     is_shuffled: bool,
 ) -> None:
-    """Decompress a chunk into a slice. HDF5 would allow one thread at a time; zlib allows all.
+    """Decompress the chunk `packed` into the array `into`, with zlib instead of HDF5.
+
+    HDF5 decompresses in one thread at a time; zlib does so in several.
 
     HDF5 leaves out a filter that gains nothing, and sets its bit in `filters_left_out`: the lowest
-    bit for the filter that was applied first. Shuffling, if there is any, comes before compression.
+    bit for the filter that was applied first. If `is_shuffled`, the bytes were shuffled before they
+    were compressed.
     """
     compression_bit = 0b10 if is_shuffled else 0b01
     if filters_left_out & compression_bit:
@@ -356,9 +373,9 @@ def _unpack(
 def _count_along_axes(
     labels: NDArray[np.uint8], classes: int
 ) -> dict[View, NDArray[np.int64]]:
-    """Count voxels of each class in each slice of each view, (N, K), in labels (X, Y, Z).
+    """Count the voxels of each class in each slice of each view, (N, K), in labels (X, Y, Z).
 
-    Raises DatasetError if a voxel's class is not below `classes`.
+    `classes` is K. Raises DatasetError if a class index is K or larger.
     """
     if labels.size and int(labels.max()) >= classes:
         raise DatasetError(f"class {labels.max()} in a map of {classes} classes")
@@ -379,9 +396,10 @@ def _count_along_axes(
 
 @dataclass(frozen=True, eq=False)
 class Quantised:
-    """Intensities as 16-bit codes: value = (code - zero) * scale, so that 0 stays exactly 0.
+    """Intensities as 16-bit codes: value = (code - zero) * scale, so that 0 is stored exactly.
 
-    Codes are 0 to 4,095 and may have any shape. The error of a value is at most half of `scale`.
+    `codes` are 0 to 4,095 in an array of any shape; `zero` is the code of intensity 0. The error of
+    a value is at most half of `scale`.
     """
 
     codes: NDArray[np.uint16]
@@ -389,10 +407,7 @@ class Quantised:
     zero: int
 
     def values(self) -> NDArray[np.float32]:
-        """Return the intensities, in the shape of the codes.
-
-        A new array of float32; values that were below 0 before are below 0 again.
-        """
+        """Return the intensities as a new float32 array, in the shape of the codes."""
         values: NDArray[np.float32] = self.codes.astype(np.float32)
         if self.zero:
             values -= np.float32(self.zero)
@@ -401,10 +416,10 @@ class Quantised:
 
 
 def quantise(image: NDArray[np.float32]) -> Quantised:
-    """Spread the values from the lowest (0 or below) to the highest over 4,096 codes.
+    """Quantise an image of any shape to 4,096 codes.
 
-    Any shape; 0 always has a code of its own. An image that is 0 everywhere gets the scale 1.
-    Values must be finite.
+    The codes are evenly spaced from the lowest value, or 0 if that is lower, to the highest, or 0
+    if that is higher. An image that is 0 everywhere gets the scale 1. Values must be finite.
     """
     low = min(float(image.min()), 0.0)
     high = max(float(image.max()), 0.0)

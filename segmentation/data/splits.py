@@ -27,10 +27,11 @@ _AGE_BINS = 5
 
 @dataclass(frozen=True)
 class SubjectMetadata:
-    """Metadata of one subject of a store: a session of a participant, who may have twins.
+    """Metadata of one subject of a store, which is one session of a participant.
 
-    `age` in years. `scan` is the SHA-256 of the file that the subject was made from. Participants
-    of one family, or with the same scan, are never divided among parts.
+    `family` is an identifier that relatives such as twins share. `age` is in years. `scan` is the
+    SHA-256 of the file that the subject was made from. Participants of one family, or with the same
+    scan, are never divided among parts.
     """
 
     subject: str
@@ -56,10 +57,7 @@ class Split(BaseModel):
     test: tuple[str, ...] = ()
 
     def part(self, name: Part) -> tuple[str, ...]:
-        """Return the subjects of one part.
-
-        They are in the order of the file; empty if the part is empty.
-        """
+        """Return the names of the subjects of one part, in the order of the file."""
         parts: dict[Part, tuple[str, ...]] = {
             "train": self.train,
             "validation": self.validation,
@@ -81,8 +79,8 @@ class Split(BaseModel):
     ) -> None:
         """Raise DatasetError if the split belongs to another store or divides a participant.
 
-        `entries` are the entries of the store, `store` is its fingerprint, and `where`
-        the location of the split, for messages.
+        `entries` has the metadata of all subjects of the store, and `store` is the store's
+        fingerprint. `where` is the file of the split, for messages.
         """
         if self.store != store:
             raise DatasetError(
@@ -106,8 +104,11 @@ class Split(BaseModel):
     def _refuse_divided(
         self, entries: Sequence[SubjectMetadata], what: str, where: str
     ) -> None:
-        """Raise DatasetError if entries that belong together are in different parts."""
-        for group in _groups(entries):
+        """Raise DatasetError if a participant, a family or a scan is in more than one part.
+
+        `what` begins the message; {} in it becomes the name of the family or the participant.
+        """
+        for group in _related_groups(entries):
             subjects = {entry.subject for entry in group}
             parts = [part for part in PARTS if not subjects.isdisjoint(self.part(part))]
             if len(parts) > 1:
@@ -120,9 +121,9 @@ class Split(BaseModel):
 
 
 def read_split(path: Path) -> Split:
-    """Read a split from a file; raise DatasetError if there is none.
+    """Read a split from a JSON file, without checking its subjects against a store.
 
-    The message names the mistake in the file. The subjects are not checked against a store.
+    Raises DatasetError if the file is missing or invalid; the message names the mistake.
     """
     try:
         return Split.model_validate_json(read_text(path))
@@ -137,10 +138,10 @@ def read_split(path: Path) -> Split:
 
 
 def read_exclusions(path: Path) -> tuple[str, ...]:
-    """Read subjects from a text file with one subject per line; text after # is a comment.
+    """Read names of subjects from a text file with one name per line; text after # is a comment.
 
-    Empty lines are skipped; the order is kept. Raises DatasetError for a file that is missing or
-    not text. An empty list is allowed.
+    Empty lines are skipped, and the order is preserved. A file without names gives (). Raises
+    DatasetError if the file is missing or not text.
     """
     try:
         lines = read_text(path).splitlines()
@@ -161,9 +162,11 @@ def make_split(
     seed: int,
     store: str,
 ) -> Split:
-    """Split participants in the proportions train : validation : test, balanced by age and sex.
+    """Split participants into train, validation and test, balanced by age and sex.
 
-    Raises DatasetError if the ratios cannot be met, or there are fewer participants than parts.
+    `ratios` are the proportions of the three parts, in that order; `store` is the fingerprint of
+    the store. Raises DatasetError if the ratios cannot be met, or if there are fewer participants
+    than parts.
     """
     if min(ratios) < 0 or ratios[0] <= 0:
         raise DatasetError(
@@ -171,8 +174,10 @@ def make_split(
             remedy="give three, none negative, the first positive",
         )
     rng = np.random.default_rng(seed)
-    train, validation, test = _deal(entries, ratios, rng)
-    return _split(train=train, validation=validation, test=test, seed=seed, store=store)
+    train, validation, test = _distribute(entries, ratios, rng)
+    return _sorted_split(
+        train=train, validation=validation, test=test, seed=seed, store=store
+    )
 
 
 def make_folds(
@@ -183,10 +188,12 @@ def make_folds(
     store: str,
     validate: bool = True,
 ) -> list[Split]:
-    """Make one split per fold: fold i tests, fold i + 1 validates, the others train.
+    """Make one split per fold for cross-validation.
 
-    Without `validate` nobody validates, and all but fold i train. Raises ConfigError if no fold is
-    left to train, DatasetError for fewer participants than folds.
+    In split i, fold i is the test part, fold i + 1 the validation part, and the other folds the
+    training part. Without `validate` there is no validation part: all folds but fold i train.
+    `store` is the fingerprint of the store. Raises ConfigError if no fold is left to train, and
+    DatasetError for fewer participants than folds.
     """
     fewest = 3 if validate else 2
     if folds < fewest:
@@ -195,10 +202,10 @@ def make_folds(
             f"--kfold {folds} leaves nobody to train: {others}",
             remedy=f"give --kfold {fewest} or more",
         )
-    dealt = _deal(entries, (1.0,) * folds, np.random.default_rng(seed))
+    dealt = _distribute(entries, (1.0,) * folds, np.random.default_rng(seed))
     splits = []
     for test in range(folds):
-        # Rotate the folds: the first tests, the second validates.
+        # Rotate the list so that the test fold comes first and the validation fold second.
         circle = dealt[test:] + dealt[:test]
         validating: list[str] = []
         training_folds = circle[1:]
@@ -209,7 +216,7 @@ def make_folds(
         for fold in training_folds:
             training.extend(fold)
         splits.append(
-            _split(
+            _sorted_split(
                 train=training,
                 validation=validating,
                 test=circle[0],
@@ -230,11 +237,12 @@ def make_published_split(
 ) -> Split:
     """Apply a dataset's published split: the subjects in `training` train, all others test.
 
-    `validation` participants (or families) of the training part validate, spread over sex and age.
+    `validation` is the number of training participants (or families) that are moved to the
+    validation part; they are spread over sex and age. `store` is the fingerprint of the store.
     """
     trainers = [entry for entry in entries if entry.subject in training]
     others = [entry for entry in entries if entry.subject not in training]
-    groups = _groups(_by_subject(trainers))
+    groups = _related_groups(_by_subject(trainers))
     if validation and validation >= len(groups):
         raise DatasetError(
             f"{validation} participants for validation leave none of {len(groups)} to train",
@@ -242,7 +250,7 @@ def make_published_split(
         )
     rng = np.random.default_rng(seed)
     ordered = _in_strata(groups, rng)
-    # Evenly spaced in the order of sex and age, with a random offset.
+    # Choose groups at even distances in the order of sex and age, from a random start.
     start = rng.random()
     chosen: set[int] = set()
     for step in range(validation):
@@ -252,19 +260,19 @@ def make_published_split(
     validating: list[str] = []
     for number, group in enumerate(ordered):
         if number in chosen:
-            validating.extend(_subjects(group))
+            validating.extend(_subject_names(group))
         else:
-            train.extend(_subjects(group))
-    return _split(
+            train.extend(_subject_names(group))
+    return _sorted_split(
         train=train,
         validation=validating,
-        test=_subjects(others),
+        test=_subject_names(others),
         seed=seed,
         store=store,
     )
 
 
-def _split(
+def _sorted_split(
     *,
     train: Sequence[str],
     validation: Sequence[str],
@@ -272,7 +280,7 @@ def _split(
     seed: int,
     store: str,
 ) -> Split:
-    """Return a split of the given subjects, each part in natural order."""
+    """Return a Split of the given subjects, with each part sorted in natural order."""
     return Split(
         store=store,
         seed=seed,
@@ -282,8 +290,8 @@ def _split(
     )
 
 
-def _subjects(entries: Iterable[SubjectMetadata]) -> list[str]:
-    """Return the subjects' names, in the order given."""
+def _subject_names(entries: Iterable[SubjectMetadata]) -> list[str]:
+    """Return the names of the subjects, in the order of `entries`."""
     return [entry.subject for entry in entries]
 
 
@@ -292,10 +300,10 @@ def _by_subject(entries: Sequence[SubjectMetadata]) -> list[SubjectMetadata]:
     return sorted(entries, key=lambda entry: entry.subject)
 
 
-def _groups(entries: Sequence[SubjectMetadata]) -> list[list[SubjectMetadata]]:
+def _related_groups(entries: Sequence[SubjectMetadata]) -> list[list[SubjectMetadata]]:
     """Group entries that share a participant, family or scan, directly or through others."""
     count = len(entries)
-    # (i, j) is 1 if entry i shares a value with j, the first entry that has it.
+    # Connect entry i with entry j if j is the first entry that has the same value.
     joined = lil_array((count, count), dtype=np.int8)
     first_with: dict[tuple[str, str], int] = {}
     for index, entry in enumerate(entries):
@@ -310,18 +318,19 @@ def _groups(entries: Sequence[SubjectMetadata]) -> list[list[SubjectMetadata]]:
     return list(groups.values())
 
 
-def _deal(
+def _distribute(
     entries: Sequence[SubjectMetadata],
     ratios: Sequence[float],
     rng: np.random.Generator,
 ) -> list[list[str]]:
-    """Deal groups out in the order of sex and age, always to the part that is furthest behind.
+    """Distribute groups of related subjects over parts with the proportions `ratios`.
 
-    Returns the subjects of each part. A part whose ratio is 0 gets none, every other part at least
-    one. Neighbours in that order go to different parts, so every part covers all ages and both
-    sexes without bins that would have to be filled; the order among equals is random.
+    Returns the names of the subjects of each part. A part whose ratio is 0 gets none, every other
+    part at least one. Groups are taken in the order of sex and age, and each goes to the part that
+    is furthest behind its share. Neighbours in that order therefore go to different parts, so every
+    part covers all ages and both sexes. The order among equals is random.
     """
-    groups = _groups(_by_subject(entries))
+    groups = _related_groups(_by_subject(entries))
     wanted = [part for part, ratio in enumerate(ratios) if ratio > 0]
     if len(groups) < len(wanted):
         raise DatasetError(
@@ -330,7 +339,7 @@ def _deal(
         )
     shares = np.asarray(ratios, float) / sum(ratios)
     dealt: list[list[list[SubjectMetadata]]] = [[] for _ in ratios]
-    # Start each part at a random phase; otherwise the first groups would always go to the same
+    # Start each part with a random credit; otherwise the first group would always go to the same
     # part.
     credit = shares * rng.random(len(ratios))
     for group in _in_strata(groups, rng):
@@ -346,13 +355,16 @@ def _deal(
             moved = next(group for group in groups if group in dealt[donor])
             dealt[donor].remove(moved)
             dealt[part].append(moved)
-    return [_subjects(chain.from_iterable(part)) for part in dealt]
+    return [_subject_names(chain.from_iterable(part)) for part in dealt]
 
 
 def _in_strata(
     groups: list[list[SubjectMetadata]], rng: np.random.Generator
 ) -> list[list[SubjectMetadata]]:
-    """Sort groups by sex and age bin (quintiles of age), in random order within each bin."""
+    """Sort groups by sex and age bin (quintiles of age), in random order within each bin.
+
+    The sex and age of a group are the lowest of its subjects.
+    """
     ages = _ages(chain.from_iterable(groups))
     edges = np.empty(0)
     if ages:
@@ -372,5 +384,5 @@ def _in_strata(
 
 
 def _ages(entries: Iterable[SubjectMetadata]) -> list[float]:
-    """Return the known ages."""
+    """Return the ages that are known, in years."""
     return [entry.age for entry in entries if entry.age is not None]

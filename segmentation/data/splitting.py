@@ -27,11 +27,28 @@ def split_store(
     published: bool = False,
     validation: int | None = None,
 ) -> list[tuple[Path, Split]]:
-    """Write split.json, or split-0.json and so on for folds, and return the splits.
+    """Split the subjects of a store; write the splits and return their paths and contents.
 
-    The subjects of `exclude` are in no part. `published` uses the dataset's published split:
-    `validation` of its training participants validate (none by default), or only its training part
-    is divided into folds. With folds, another fold validates, unless `validation` is 0.
+    Parameters
+    ----------
+    root
+        Folder of the store.
+    ratios
+        Proportions of train, validation and test, for a single split.
+    folds
+        Number of folds for cross-validation; None for a single split.
+    out
+        File to write, by default split.json in the store. With folds, a number is added to its
+        name: split-0.json, split-1.json and so on.
+    seed
+        Seed of the random choices.
+    exclude
+        Names of subjects that are in no part.
+    published
+        Use the published split of the dataset. With folds, only its training part is divided.
+    validation
+        With a published split, the number of training participants that validate (default 0). With
+        folds, 0 means that no fold validates.
     """
     store = Store(root)
     training = _published_training(store) if published else ()
@@ -67,8 +84,8 @@ def split_store(
         )
         paths = paths_of_folds(path, folds)
         if out is None:
-            # Remaining folds of an earlier call with more folds would be taken for folds of
-            # this one.
+            # Remove further folds of an earlier call with more folds; they would be taken for folds
+            # of this call.
             for old in paths_of_folds(path, len(store.subjects))[folds:]:
                 old.unlink(missing_ok=True)
 
@@ -79,7 +96,10 @@ def split_store(
 
 
 def _published_training(store: Store) -> tuple[str, ...]:
-    """Return the training subjects of the split that the store's dataset was published with."""
+    """Return the training subjects of the dataset's published split.
+
+    Raises DatasetError if the dataset has no published split.
+    """
     name = store.info.source
     training = SOURCES[name].published_training if name in SOURCES else ()
     if not training:

@@ -3,7 +3,7 @@
 store.json         scheme, views and settings; for each subject its fingerprint, the hash of its
                    file, and the files that it was made from
 split.json         subjects that train, validate and test, written by `trinat split`
-participants.tsv   participant, session, family, age, sex of every subject: yours to complete
+participants.tsv   participant, session, family, age, sex of every subject; users may complete it
 ledger.tsv         every subject that the source listed: done, failed or skipped, and the reason
 subjects/<id>.h5   the slices
 """
@@ -46,8 +46,8 @@ from trinat.segmentation.labels.folding import FoldingTable
 from trinat.segmentation.labels.scheme import Label, LabelScheme
 from trinat.segmentation.space.views import View
 
-# Version of store.json. Subjects' files have their own (slices.py), and stay valid when this
-# changes.
+# Version of store.json. Subjects' files have their own version (slices.py), and stay valid when
+# this one changes.
 FORMAT: Literal[3] = 3
 SPLIT = "split.json"
 
@@ -62,7 +62,7 @@ _PARTICIPANT_COLUMNS = (
 _LEDGER_COLUMNS = ("subject", "status", "reason")
 
 
-# Names become file names, also in stores that were made elsewhere.
+# Names of subjects become file names, so names in a store from elsewhere must be safe, too.
 _SubjectName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,63}$")]
 
 
@@ -73,9 +73,9 @@ class _Strict(BaseModel):
 
 
 class FileStamp(_Strict):
-    """Hash of a file, with the size and time that show whether it is unchanged.
+    """Hash, size and modification time of a file, to detect whether it has changed.
 
-    `size` in bytes, `mtime_ns` in nanoseconds since 1970.
+    `size` is in bytes, `mtime_ns` in nanoseconds since 1970.
     """
 
     sha256: str
@@ -84,16 +84,16 @@ class FileStamp(_Strict):
 
     @classmethod
     def of(cls, path: Path) -> FileStamp:
-        """Stamp a file in its present state; this reads all of it."""
+        """Return the stamp of a file in its present state; this reads the whole file."""
         state = path.stat()
         digest = sha256_of(path)
         return cls(sha256=digest, size=state.st_size, mtime_ns=state.st_mtime_ns)
 
     def renewed(self, path: Path) -> FileStamp | None:
-        """Return a stamp of the present file, or None if its content has changed.
+        """Return the stamp of the file as it is now, or None if its content has changed.
 
-        The file is read only if its size or time changed. The same stamp if nothing changed; a new
-        stamp, with the new time, if only the time did. Raises OSError if the file is missing.
+        The file is read only if its size or time differs from this stamp. If only the time differs,
+        the result is a new stamp with the new time. Raises OSError if the file is missing.
         """
         state = path.stat()
         if (state.st_size, state.st_mtime_ns) == (self.size, self.mtime_ns):
@@ -106,7 +106,7 @@ class Original(_Strict):
     """A file that a subject was made from.
 
     For an Analyze pair, `sha256` is the hash of header and image concatenated. `axes` are the voxel
-    axes if the dataset vouches for them and the header lacks them.
+    axes (such as ASL) if the dataset's documentation defines them and the header lacks them.
     """
 
     path: Path
@@ -115,9 +115,10 @@ class Original(_Strict):
 
 
 class Pseudo(_Strict):
-    """Model that made a subject's labels, which are not ground truth.
+    """Model that made a subject's labels, which are then pseudo-labels and not ground truth.
 
-    `sha256` is the hash of its model.yaml; no voxel can have a class of `not_predicted`.
+    `sha256` is the hash of its model.yaml. `not_predicted` names the classes that the model never
+    predicts, so that no voxel has them.
     """
 
     model: str
@@ -131,8 +132,10 @@ class Pseudo(_Strict):
 class StoredSubject(_Strict):
     """Entry of a subject in store.json.
 
-    `image` and `labels` are the original files; subjects made from pictures have none. `extra` maps
-    numbers of the label map to FreeSurfer numbers; the numbers of `ignore` are background.
+    `file` is the stamp of the subject's slice file. `image` and `labels` are the original files;
+    None where there is no such file. `extra` maps numbers of the label map to FreeSurfer numbers;
+    numbers in `ignore` are background. `pseudo` is the model that made the labels; None if no model
+    did.
     """
 
     fingerprint: str
@@ -148,7 +151,10 @@ class StoredSubject(_Strict):
 
     @property
     def scan(self) -> str | None:
-        """SHA-256 of the original file, which is equal for one scan under two names."""
+        """SHA-256 of the original image, or else of the label map; None if there is neither.
+
+        It is the same for one scan under two names.
+        """
         original = self.image or self.labels
         return None if original is None else original.sha256
 
@@ -156,8 +162,10 @@ class StoredSubject(_Strict):
 class StoreInfo(_Strict):
     """Contents of store.json.
 
-    `trust_affine`, `fill_nonfinite` and `fold` say how originals are read; `fold` is the numbering
-    of all label maps (None: FreeSurfer's). `csf` is the definition of CSF in the labels.
+    `source` is the name of the dataset's source, and `scheme` is the table of the label scheme.
+    `trust_affine`, `fill_nonfinite` and `fold` are the settings with which originals are read;
+    `fold` is the numbering of all label maps (None: FreeSurfer's). `csf` is the definition of CSF
+    in the labels.
     """
 
     format: Literal[3] = FORMAT
@@ -178,9 +186,9 @@ class StoreInfo(_Strict):
 
 
 class LedgerRow(_Strict):
-    """Outcome of preparing a subject that the source listed.
+    """Row of ledger.tsv: the outcome of preparing a subject that the source listed.
 
-    `reason` is empty for a subject that was done without a remark.
+    `reason` is empty if the subject was prepared without a remark.
     """
 
     subject: str
@@ -195,7 +203,7 @@ class Store:
     """
 
     def __init__(self, root: Path) -> None:
-        """Read store.json of the folder `root`, and nothing else yet."""
+        """Open the store in the folder `root`; this reads only store.json."""
         self.root = root
         try:
             self.info = StoreInfo.model_validate_json(read_text(root / "store.json"))
@@ -214,7 +222,7 @@ class Store:
 
     @property
     def subjects(self) -> tuple[str, ...]:
-        """All names, in the order of the source."""
+        """Names of all subjects, in the order of the source."""
         return tuple(self.info.subjects)
 
     @property
@@ -226,7 +234,7 @@ class Store:
     def scheme(self) -> LabelScheme:
         """Label scheme of whole volumes.
 
-        Slices of a view have the classes that are `seen_in` it.
+        For the classes of a view's slices, use `scheme.seen_in(view)`.
         """
         table = self.info.scheme
         labels = TypeAdapter(tuple[Label, ...]).validate_python(table["labels"])
@@ -234,14 +242,18 @@ class Store:
 
     @property
     def scheme_name(self) -> str:
-        """Argument of `load_scheme` for the scheme: a shipped scheme, or a table in the store."""
+        """Argument with which `load_scheme` loads the scheme.
+
+        It is the path of the store's own table if there is one, else the name of a shipped scheme.
+        """
         own = self.root / f"{self.scheme.name}.tsv"
         return str(own) if own.is_file() else self.scheme.name
 
     def part(self, name: Part, split: Path | None = None) -> tuple[str, ...]:
-        """Return the subjects of one part of a split, after checking that it fits this store.
+        """Return the names of the subjects of one part of a split.
 
-        `split` is the file of the split; the default is the store's own.
+        `split` is the file of the split; None means the store's own. Raises DatasetError if the
+        split does not fit the store, or if the part is unknown or empty.
         """
         if name not in PARTS:
             remedy = f"choose {', '.join(PARTS[:-1])} or {PARTS[-1]}"
@@ -253,14 +265,17 @@ class Store:
         return subjects
 
     def split(self, path: Path | None = None) -> Split:
-        """Read a split (by default the store's own) and check that it fits this store."""
+        """Read a split and check that it fits this store.
+
+        `path` is the file of the split; None means the store's own.
+        """
         place = self._path_of_split(path)
         assignment = read_split(place)
         assignment.check(self.metadata, self.fingerprint, where=str(place))
         return assignment
 
     def _path_of_split(self, given: Path | None) -> Path:
-        """Return the path of a split: the given file, or the store's own."""
+        """Return the file of a split: `given`, or the store's own if that is None."""
         return self.root / SPLIT if given is None else given
 
     @property
@@ -281,7 +296,10 @@ class Store:
         return tuple(paths)
 
     def tested(self) -> tuple[str, ...]:
-        """Return the subjects of all folds' test parts: each labelled subject once."""
+        """Return the subjects of the test parts of all folds.
+
+        Together the folds test each labelled subject once.
+        """
         subjects: list[str] = []
         for fold in self.folds:
             subjects.extend(self.part("test", fold))
@@ -290,8 +308,8 @@ class Store:
     def check(self, subjects: Iterable[str]) -> None:
         """Raise IntegrityError for the first subject whose file changed since `trinat prepare`.
 
-        Only the size and the time of an unchanged file are compared; a file with another time is
-        read whole.
+        If size and time of a file are unchanged, it is not read. Otherwise its whole content is
+        compared.
         """
         for subject in subjects:
             path = subject_path(self.root, subject)
@@ -304,10 +322,10 @@ class Store:
                 )
 
     def pseudo_labels(self, subjects: Iterable[str]) -> str:
-        """Return the models that made labels of these subjects; "" if none did.
+        """Return the models that made labels of these subjects, or "" if no model did.
 
-        Models with the beginning of their hashes, sorted and joined by "; ". A run records this, so
-        that nobody mistakes labels of a model for labels of a participant.
+        The text has the models with the beginning of their hashes, sorted and joined by "; ". A run
+        records it, so that nobody mistakes pseudo-labels for ground truth.
         """
         models: set[str] = set()
         for subject in subjects:
@@ -317,7 +335,7 @@ class Store:
         return "; ".join(sorted(models))
 
     def file(self, subject: str) -> SubjectFile:
-        """Return the reader of a subject's slices, which opens its file at the first read."""
+        """Return the reader of a subject's slices; it opens the file at the first read."""
         if subject not in self.info.subjects:
             raise DatasetError(f"has no subject {subject!r}", where=self.root)
         return SubjectFile(subject_path(self.root, subject))
@@ -326,7 +344,7 @@ class Store:
     def fingerprint(self) -> str:
         """Hash that changes with any subject's inputs or settings.
 
-        A split belongs to one of them.
+        A split stores it, to identify the store that it was made for.
         """
         subjects = self.info.subjects.items()
         pairs = sorted((name, subject.fingerprint) for name, subject in subjects)
@@ -334,13 +352,13 @@ class Store:
 
     @cached_property
     def metadata(self) -> tuple[SubjectMetadata, ...]:
-        """Participants, one per subject, from participants.tsv, which users complete by hand.
+        """Metadata of each subject, from participants.tsv, which users complete by hand.
 
         Raises DatasetError, with all problems, if a subject has no row or no participant, or if an
         age or a sex cannot be parsed.
         """
         table = self.root / "participants.tsv"
-        rows = _rows_by_name(table)
+        rows = _rows_by_subject(table)
         entries: list[SubjectMetadata] = []
         problems = []
         for subject in self.subjects:
@@ -373,7 +391,7 @@ class Store:
 
     @property
     def copies(self) -> tuple[str, ...]:
-        """Sentences on subjects whose scans are byte-identical: no split divides them."""
+        """Sentences on subjects whose scans are byte-identical, and which no split divides."""
         subjects_of: dict[str, list[str]] = defaultdict(list)
         for name, subject in self.info.subjects.items():
             if subject.scan is not None:
@@ -386,7 +404,7 @@ class Store:
 
     @property
     def labelled(self) -> list[SubjectMetadata]:
-        """Participants with labels, who can train, validate and test."""
+        """Metadata of the subjects with labels; only these can train, validate and test."""
         stored = self.info.subjects
         return [one for one in self.metadata if stored[one.subject].has_labels]
 
@@ -399,22 +417,22 @@ class Store:
 
 
 def paths_of_folds(path: Path, count: int) -> list[Path]:
-    """Return split-0.json, split-1.json, ... for split.json."""
+    """Return the paths of `count` folds: for split.json, split-0.json, split-1.json, ..."""
     return [path.with_stem(f"{path.stem}-{index}") for index in range(count)]
 
 
 def subject_path(root: Path, subject: str) -> Path:
-    """Return the path of a subject's slices in a store."""
+    """Return the path of the HDF5 file with a subject's slices."""
     return root / "subjects" / f"{subject}.h5"
 
 
 def write_participants(root: Path, subjects: Sequence[Subject]) -> list[str]:
-    """Write participants.tsv, keeping what a user has filled in where nothing is known.
+    """Write participants.tsv for these subjects; keep what users have filled in.
 
-    Known values replace those in the table, except for the participant, which somebody may have
-    corrected there. Cells without a known value are kept, and so are additional columns. Rows of
-    subjects that are not given are removed. Columns: participant_id, participant, session, family,
-    age, sex.
+    Known values of `subjects` replace those in the table. The participant is an exception: a user
+    may have corrected it, so the table's value is kept. Cells without a known value are kept, and
+    so are additional columns. Rows of other subjects are removed. Columns: participant_id,
+    participant, session, family, age, sex.
 
     Returns a line for each subject whose participant in the table differs and was kept.
     """
@@ -422,7 +440,7 @@ def write_participants(root: Path, subjects: Sequence[Subject]) -> list[str]:
     present: dict[str, dict[str, str]] = {}
     further: list[str] = []
     if path.is_file():
-        present = _rows_by_name(path)
+        present = _rows_by_subject(path)
         titles = next(iter(present.values()), {})
         further = [title for title in titles if title not in _PARTICIPANT_COLUMNS]
     rows = []
@@ -452,10 +470,11 @@ def write_participants(root: Path, subjects: Sequence[Subject]) -> list[str]:
     return lines
 
 
-def _rows_by_name(path: Path) -> dict[str, dict[str, str]]:
-    """Read the rows of participants.tsv by subject; unknown cells become "".
+def _rows_by_subject(path: Path) -> dict[str, dict[str, str]]:
+    """Read participants.tsv: for each subject's name, a dictionary from column to cell.
 
-    Names are taken literally: a participant may be called NA.
+    Cells that are empty or n/a become "". Other words are taken literally, because a participant
+    may be called NA.
     """
     table = read_table(path)
     for name in _PARTICIPANT_COLUMNS[:2]:

@@ -1,1 +1,1 @@
-"""Scans in and out: what a readable scan is, and how files appear whole."""
+"""Reading of scans and tables with checks, and atomic writing of files."""

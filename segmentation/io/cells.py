@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-# Words for a missing number or code.
+# Words for a missing number or code, in lower case.
 MISSING = frozenset(
     {"", "n/a", "na", "#n/a", "nan", "none", "null", "unknown", "-", "?", "."}
 )
-# Words for a missing name. A participant or a group may be called NA or None.
+# Words for a missing name, in lower case. A participant or a group may be called NA or None.
 NO_NAME = frozenset({"", "n/a"})
 
 _WORDS_OF_SEX = {
@@ -33,10 +33,10 @@ _GROUPED = re.compile(
 
 
 def number_in(cell: str) -> float:
-    """Return the number in a cell.
+    """Return the number that is written in a cell.
 
-    Decimal commas and separators of thousands are read where they are unambiguous: 61,5 and
-    1,400,000. Raises ValueError for every other cell, such as 1,400, which could be either; its
+    Decimal commas and separators of thousands are accepted where they are unambiguous: 61,5 and
+    1,400,000. Raises ValueError for every other cell, such as 1,400, which could be either. The
     message is the reason, worded as the end of a sentence.
     """
     if _PLAIN.fullmatch(cell):
@@ -47,7 +47,7 @@ def number_in(cell: str) -> float:
     if _DECIMAL_COMMA.fullmatch(cell):
         return float(cell.replace(",", "."))
     if _GROUPED.fullmatch(cell):
-        # A last separator that occurs once separates decimals.
+        # If the last separator occurs only once, it separates the decimals.
         decimals = re.search(r"[.,](\d+)$", cell)
         if decimals is None or cell.count(cell[decimals.start()]) > 1:
             return float(re.sub(r"[^\d+-]", "", cell))
@@ -59,7 +59,10 @@ def number_in(cell: str) -> float:
 
 
 def may_be_thousands(cell: str, value_in: Callable[[str], float]) -> bool:
-    """Return True if a cell such as 33.238 days is valid with decimals and with thousands."""
+    """Return True if a cell is valid as a decimal number and as thousands, such as 33.238 (days).
+
+    `value_in` converts a cell and raises ValueError for a value that is not valid.
+    """
     if not re.fullmatch(r"[1-9]\d{0,2}\.\d{3}", cell, re.ASCII):
         return False
     try:
@@ -70,11 +73,13 @@ def may_be_thousands(cell: str, value_in: Callable[[str], float]) -> bool:
 
 
 def age_in(cell: str, per_year: float = 1) -> float:
-    """Return the age in a cell in years; `per_year` of the cell's units are a year.
+    """Return the age in a cell, in years.
 
-    Raises ValueError with the reason, worded as the end of a sentence.
+    `per_year` is the number of the cell's units in a year: 12 for months. Raises ValueError for a
+    cell that is no number or no age from 0 to 120 years. The message is the reason, worded as the
+    end of a sentence.
     """
-    # BIDS censors great ages as 89+.
+    # BIDS censors great ages as "89+".
     age = number_in(cell.removesuffix("+")) / per_year
     low, high = _AGES
     if not low <= age <= high:
@@ -83,7 +88,7 @@ def age_in(cell: str, per_year: float = 1) -> float:
 
 
 def sex_in(cell: str) -> str:
-    """Return M or F for a word in a cell; raise ValueError for an unknown word."""
+    """Return M or F for a cell with a word for a sex; raise ValueError for an unknown word."""
     sex = _SEXES.get(cell.casefold())
     if sex is None:
         raise ValueError("is not understood as a sex: write M or F")

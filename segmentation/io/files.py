@@ -1,6 +1,6 @@
 """Regular files for input, atomic writes for output.
 
-Files that users give and results that they keep go through here.
+Files from users are read, and results that users keep are written, by these functions.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from trinat.segmentation.io.cells import MISSING, NO_NAME
 from trinat.segmentation.timing import stage
 
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
-# The package with which pandas reads each suffix.
+# The package that pandas needs to read files with each suffix.
 _EXCEL = {".xls": "xlrd", ".xlsx": "openpyxl"}
 _NOT_WRITABLE = "choose a folder that you may write to"
 _NO_FOLDER = "create the folder first"
@@ -83,19 +83,22 @@ def _not_regular(path: str | Path) -> InputError:
 
 
 def read_bytes(path: str | Path) -> bytes:
-    """Read the bytes of a regular file; raises what `open_regular` does."""
+    """Return the bytes of a regular file; raise the errors of `open_regular`."""
     with open_regular(path) as file:
         return file.read()
 
 
 def read_text(path: str | Path, encoding: str = "utf-8", errors: str = "strict") -> str:
-    """Read the text of a regular file; every line ending becomes a newline character."""
+    """Return the text of a regular file, with every line ending converted to a newline character.
+
+    Raises the errors of `open_regular`, and UnicodeDecodeError.
+    """
     with io.TextIOWrapper(open_regular(path), encoding, errors) as file:
         return file.read()
 
 
 def sha256_of(*paths: Path) -> str:
-    """Return the SHA-256 of one or more regular files, read one after the other, in hexadecimal.
+    """Return the SHA-256 of one or more regular files, in hexadecimal.
 
     Files are read in blocks of 1 MiB. Several paths give one digest of their concatenated bytes, so
     that an Analyze pair has one digest. Raises an InputError for anything but a regular file.
@@ -111,10 +114,11 @@ def sha256_of(*paths: Path) -> str:
 
 @contextmanager
 def atomic_path(path: str | Path) -> Iterator[Path]:
-    """Yield the path of an empty temporary file that becomes `path` if the block succeeds.
+    """Yield the path of an empty temporary file, and rename it to `path` if the block succeeds.
 
     For libraries that need a path (h5py, safetensors). The temporary file is in the same folder and
-    is removed after a failure; a killed process may leave a `.trinat-*.tmp`.
+    is removed after a failure. A process that is killed may leave a file `.trinat-*.tmp`. Raises an
+    OutputError if the file cannot be written.
     """
     final = Path(path)
     # The temporary name does not contain the final one, so that names of any legal length work.
@@ -135,7 +139,7 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
         # Without this, a power cut can undo the renaming.
         sync(final.parent)
     except OSError as error:
-        # An error about another file, raised in the block, is passed on unchanged.
+        # An OSError about another file, raised in the block, is passed on unchanged.
         ours = (None, str(temporary), str(final.parent))
         if error.errno is None or error.filename not in ours:
             raise
@@ -144,7 +148,7 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
 
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """Yield an empty temporary folder that becomes `path` if the block succeeds.
+    """Yield an empty temporary folder, and rename it to `path` if the block succeeds.
 
     Raises an OutputError if `path` is a file or a folder that is not empty.
     """
@@ -164,9 +168,10 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 
 def not_written(path: Path, error: OSError) -> OutputError:
-    """Return the error to raise when a file or folder could not be written.
+    """Return the error to raise after an OSError while a file or folder was written.
 
-    It is a DiskFullError if the disk or a quota is full. The remedy depends on the reason.
+    It is a DiskFullError if the disk or a quota is full, else an OutputError. Its remedy depends on
+    the reason.
     """
     kind = DiskFullError if is_disk_full(error) else OutputError
     remedy = "see that its folder is there and sound"
@@ -178,15 +183,17 @@ def not_written(path: Path, error: OSError) -> OutputError:
 def open_to_append(path: Path) -> io.FileIO:
     """Open a file for `append_whole`, creating it if it does not exist.
 
-    Unbuffered: bytes that a failure leaves in a buffer would be written later.
+    The file is unbuffered: bytes that a failure leaves in a buffer would be written later.
     """
     return path.open("a+b", buffering=0)
 
 
 def append_whole(file: io.FileIO, content: bytes, path: Path) -> None:
-    """Append to the file at `path`; after a failure the file is as it was before.
+    """Append bytes to an open file; after a failure the file is as it was before.
 
-    The bytes are on the disk when this returns. No other process may write to the file meanwhile.
+    `file` is the result of `open_to_append`; `path` is its path, for messages. The bytes are on the
+    disk when this returns. No other process may write to the file at the same time. Raises an
+    OutputError after a failure.
     """
     end = file.seek(0, os.SEEK_END)
     try:
@@ -201,10 +208,11 @@ def append_whole(file: io.FileIO, content: bytes, path: Path) -> None:
 
 
 def remove_leftovers(*folders: Path, older_than_s: float = 0) -> None:
-    """Remove temporary files and folders of killed processes; no process may be writing there.
+    """Remove temporary files and folders that killed processes left in `folders`.
 
-    Only names that `atomic_write` makes (`.trinat-*.tmp`) are removed. Missing folders are ignored.
-    Where other processes may be writing, `older_than_s` spares their files.
+    Only names that `atomic_path` and `new_folder` make (`.trinat-*.tmp`) are removed. Missing
+    folders are ignored. No process may be writing there, unless `older_than_s` is given: then files
+    that were modified in the last `older_than_s` seconds are not removed.
     """
     latest = time.time() - older_than_s
     for folder in folders:
@@ -220,7 +228,7 @@ def remove_leftovers(*folders: Path, older_than_s: float = 0) -> None:
 
 @contextmanager
 def atomic_write(path: str | Path) -> Iterator[BinaryIO]:
-    """Yield a binary file that becomes `path` if the block succeeds, and otherwise never exists."""
+    """Yield a binary file that becomes `path` if the block succeeds, and is removed otherwise."""
     with atomic_path(path) as temporary, temporary.open("wb") as file:
         yield file
 
@@ -229,8 +237,8 @@ def atomic_write(path: str | Path) -> Iterator[BinaryIO]:
 def atomic_text(path: str | Path) -> Iterator[TextIO]:
     """Yield a text file in UTF-8 that becomes `path` if the block succeeds.
 
-    Line endings are written as given, as the csv module needs. Parts of file names that are not
-    UTF-8 are escaped.
+    After a failure it is removed. Line endings are written as given, as the csv module needs. Parts
+    of file names that are not UTF-8 are escaped.
     """
     with (
         atomic_path(path) as temporary,
@@ -247,7 +255,7 @@ def atomic_text(path: str | Path) -> Iterator[TextIO]:
 def write_whole(path: str | Path, content: str | bytes) -> None:
     """Write text (as `atomic_text` does) or bytes to a file, atomically.
 
-    An existing file stays in place until the new one is complete.
+    An existing file is replaced only when the new one is complete.
     """
     if isinstance(content, str):
         content = content.encode("utf-8", "backslashreplace")
@@ -258,7 +266,7 @@ def write_whole(path: str | Path, content: str | bytes) -> None:
 def write_tsv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """Write a tab-separated table, atomically.
 
-    None is written as n/a. No cell is a formula to a spreadsheet.
+    None is written as n/a. A quote is put before text that a spreadsheet would run as a formula.
     """
     with atomic_text(path) as file:
         writer = csv.writer(file, delimiter="\t", lineterminator="\n")
@@ -267,7 +275,7 @@ def write_tsv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) 
 
 
 def _tsv_cell(value: Any) -> str:
-    """Format a value as a cell: n/a for None, text without tabs and line breaks."""
+    """Format a value as a table cell: n/a for None, and text without tabs and line breaks."""
     if value is None:
         return "n/a"
     if not isinstance(value, str):
@@ -277,7 +285,7 @@ def _tsv_cell(value: Any) -> str:
 
 
 def spreadsheet_safe(text: str) -> str:
-    """Prefix text that a spreadsheet would run as a formula with a quote.
+    """Put a quote before text that a spreadsheet would run as a formula.
 
     Numbers stay as they are, whatever their sign.
     """
@@ -290,7 +298,7 @@ def spreadsheet_safe(text: str) -> str:
 
 @dataclass(frozen=True)
 class TableRow:
-    """A table row: its number, counting the header as row 1, and its cells as text."""
+    """A table row: its row number in the file, where the header is row 1, and its cells as text."""
 
     number: int
     cells: tuple[str, ...]
@@ -298,7 +306,10 @@ class TableRow:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of text; no cell is converted to a number, a date or a missing value."""
+    """A table of text with the titles of its columns and its rows below the header.
+
+    No cell is converted to a number, a date or a missing value.
+    """
 
     titles: tuple[str, ...]
     rows: tuple[TableRow, ...]
@@ -311,7 +322,7 @@ def read_table(path: Path) -> Table:
     are ordinary characters, as in BIDS. Empty rows, and empty cells beyond the header, are dropped.
     Raises a DatasetError if the file is no table or a row has too few or too many cells.
     """
-    table = _read_ragged(path)
+    table = _read_uneven_rows(path)
     width = len(table.titles)
     rows = []
     problems = []
@@ -325,20 +336,21 @@ def read_table(path: Path) -> Table:
             if "\n" in cell or "\r" in cell:
                 problems.append(f"row {row.number}, {title}: a cell of several lines")
         rows.append(TableRow(row.number, row.cells[:width]))
-    _refuse(problems, path)
+    _raise_for_problems(problems, path)
     return Table(table.titles, tuple(rows))
 
 
 def read_rows(
     path: Path, *, required: tuple[str, ...], names: tuple[str, ...] = ()
 ) -> list[dict[str, str]]:
-    """Read the rows of a .csv, .tsv or Excel table with a header; missing values become "".
+    """Read the rows of a .csv, .tsv or Excel table as dictionaries from column title to cell.
 
-    Missing cells at the end of a row become "". In the columns `names` only n/a means missing,
-    because NA can be a name. Raises a DatasetError if the file is no table, if a required column is
-    missing, or if a row has more cells than the header, as an unquoted decimal comma makes.
+    `required` are titles that the table must have. Words for a missing value, and missing cells at
+    the end of a row, become "". In the columns `names` only n/a means missing, because NA can be a
+    name. Raises a DatasetError if the file is no table, if a required column is missing, or if a
+    row has more cells than the header, as an unquoted decimal comma makes.
     """
-    table = _read_ragged(path)
+    table = _read_uneven_rows(path)
     for name in required:
         if name not in table.titles:
             raise DatasetError(f"has no column {name!r}", where=path)
@@ -353,17 +365,17 @@ def read_rows(
             missing = NO_NAME if title in names else MISSING
             cells[title] = "" if cell.lower() in missing else cell
         rows.append(cells)
-    _refuse(problems, path)
+    _raise_for_problems(problems, path)
     return rows
 
 
 def _wrong_width(row: TableRow, width: int) -> str:
-    """Describe a row with more or fewer cells than titles."""
+    """Return a sentence on a row with more or fewer cells than the `width` of the header."""
     return f"row {row.number}: {len(row.cells)} cells under {width} titles"
 
 
-def _refuse(problems: Sequence[str], path: Path) -> None:
-    """Raise a DatasetError if rows of a table have problems; the first ones are named."""
+def _raise_for_problems(problems: Sequence[str], path: Path) -> None:
+    """Raise a DatasetError with the first ones of `problems`, if there are any."""
     if problems:
         raise DatasetError(
             summarise(problems),
@@ -372,9 +384,9 @@ def _refuse(problems: Sequence[str], path: Path) -> None:
         )
 
 
-def _read_ragged(path: Path) -> Table:
+def _read_uneven_rows(path: Path) -> Table:
     """Read a table whose rows may have more or fewer cells than the header."""
-    read = _sheet if path.suffix.lower() in _EXCEL else _lines_of_text
+    read = _rows_of_sheet if path.suffix.lower() in _EXCEL else _rows_of_text
     rows = []
     for number, line in read(path):
         rows.append(TableRow(number, tuple(cell.strip() for cell in line)))
@@ -383,16 +395,19 @@ def _read_ragged(path: Path) -> Table:
     return Table(rows[0].cells, tuple(rows[1:]))
 
 
-def _lines_of_text(path: Path) -> list[tuple[int, list[str]]]:
-    """Return the numbers and cells of the non-empty lines of a UTF-8 file."""
+def _rows_of_text(path: Path) -> list[tuple[int, list[str]]]:
+    """Return (line number, cells) for each non-empty line of a UTF-8 text file.
+
+    Raises a DatasetError if the file is not a table in UTF-8.
+    """
     try:
         text = read_bytes(path).decode("utf-8-sig")
         if "\0" in text:
             raise csv.Error("it has NUL bytes")
         header = text.partition("\n")[0]
         if "\t" in header:
-            return _between_tabs(text)
-        # csv rather than pandas: pandas pads short rows in silence.
+            return _rows_between_tabs(text)
+        # The csv module rather than pandas, which fills short rows without a warning.
         by_comma = list(csv.reader([header], delimiter=","))
         by_semicolon = list(csv.reader([header], delimiter=";"))
         delimiter = ","
@@ -416,8 +431,8 @@ def _lines_of_text(path: Path) -> list[tuple[int, list[str]]]:
         ) from None
 
 
-def _between_tabs(text: str) -> list[tuple[int, list[str]]]:
-    """Return the numbers and cells of tab-separated lines.
+def _rows_between_tabs(text: str) -> list[tuple[int, list[str]]]:
+    """Return (line number, cells) for each non-empty line of a tab-separated text.
 
     Quotes are ordinary characters. Quotes around a whole cell, as spreadsheets and `write_tsv`
     write them, are removed.
@@ -437,8 +452,11 @@ def _between_tabs(text: str) -> list[tuple[int, list[str]]]:
     return lines
 
 
-def _sheet(path: Path) -> list[tuple[int, list[str]]]:
-    """Return the row numbers and cells of the first sheet of an Excel file, as text."""
+def _rows_of_sheet(path: Path) -> list[tuple[int, list[str]]]:
+    """Return (row number, cells as text) for each row of the first sheet of an Excel file.
+
+    Raises a DatasetError if the file is no Excel table, or if a package is missing.
+    """
     import pandas as pd
 
     content = io.BytesIO(read_bytes(path))
@@ -464,7 +482,7 @@ def _sheet(path: Path) -> list[tuple[int, list[str]]]:
 
 
 def sync(path: Path) -> None:
-    """Wait until the bytes of a file, or the names in a folder, are on the disk.
+    """Wait until the content of a file, or the list of names in a folder, is on the disk.
 
     Without this, a power failure may lose a file that has already been renamed. File systems that
     cannot sync folders are accepted; every other OSError is raised.
@@ -473,7 +491,7 @@ def sync(path: Path) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
-        # Some network file systems cannot sync a folder; the rename itself holds.
+        # Some network file systems cannot sync a folder; a renaming is safe there without it.
         cannot_sync = error.errno in (errno.EINVAL, errno.EBADF)
         if not (path.is_dir() and cannot_sync):
             raise

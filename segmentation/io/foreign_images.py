@@ -1,10 +1,9 @@
 """Conversion of torchio, MONAI and SimpleITK images to voxels with an affine, and back.
 
-Voxels are (X, Y, Z). Their affine (4, 4) takes voxel indices to RAS mm, as everywhere in
-trinat.
+Voxels are (X, Y, Z). Their affine (4, 4) maps voxel indices to RAS mm, as everywhere in trinat.
 
-No library is imported to recognise an image: whoever has an image has imported its library,
-so its classes are found in `sys.modules`. Only the functions `to_...` import a library.
+No library is imported to recognise an image: if a program has an image, it has imported the image's
+library, so its classes are found in `sys.modules`. Only the functions `to_...` import a library.
 """
 
 from __future__ import annotations
@@ -31,14 +30,16 @@ def is_foreign_image(value: object) -> bool:
 
 
 def from_foreign_image(image: object) -> PlacedArray:
-    """Return voxels and affine of an image of torchio, MONAI or SimpleITK.
+    """Return voxels (X, Y, Z) and affine (4, 4) of an image of torchio, MONAI or SimpleITK.
 
-    Raises FormatError for several channels or another number of axes than three, and TypeError
+    Raises FormatError for several channels or for a number of axes other than three, and TypeError
     for other objects.
     """
     reader = _reader_of(image)
     if reader is None:
-        raise TypeError(f"{_kind(image)} is no image of torchio, MONAI or SimpleITK")
+        raise TypeError(
+            f"{_class_name(image)} is no image of torchio, MONAI or SimpleITK"
+        )
     return reader(image)
 
 
@@ -55,16 +56,17 @@ def is_subject(value: object) -> bool:
 def image_of_subject(
     subject: Any, name: str | None = None, *, labels: bool = False
 ) -> Any:
-    """Return the image of a torchio.Subject with this name, or its only image.
+    """Return the image with this name in a torchio.Subject, or the only image if `name` is None.
 
-    Without a name only its ScalarImages count, or with `labels` its LabelMaps. Raises TypeError
-    if `subject` is no torchio.Subject, and FormatError, with the names of the images, if the
-    choice is not clear.
+    Without a name, only images of the class ScalarImage are considered, or with `labels` of the
+    class LabelMap. Raises TypeError if `subject` is no torchio.Subject. Raises FormatError, with
+    the names of the images, if there is no image of that name, or not exactly one image of the
+    class.
     """
     if not is_subject(subject):
         raise TypeError(
             f"image={name!r} names an image of a torchio.Subject,"
-            f" and this is a {_kind(subject)}: leave out image="
+            f" and this is a {_class_name(subject)}: leave out image="
         )
     images = subject.get_images_dict(intensity_only=False)
     names = ", ".join(images)
@@ -88,7 +90,7 @@ def image_of_subject(
 
 
 def from_torchio(image: Any) -> PlacedArray:
-    """Return voxels and affine of a torchio.ScalarImage or LabelMap (1, X, Y, Z).
+    """Return voxels (X, Y, Z) and affine of a torchio.ScalarImage or LabelMap.
 
     Raises FormatError for several channels.
     """
@@ -97,14 +99,14 @@ def from_torchio(image: Any) -> PlacedArray:
     if channels != 1:
         raise FormatError(
             f"{channels} channels",
-            where=_kind(image),
+            where=_class_name(image),
             remedy="give an image with one channel (1, X, Y, Z)",
         )
     return _array_of(tensor[0]), np.array(image.affine, np.float64)
 
 
 def to_torchio(voxels: NDArray[Any], affine: NDArray[np.float64]) -> Any:
-    """Return labels and their affine as a torchio.LabelMap (1, X, Y, Z); the labels are copied."""
+    """Return voxels (X, Y, Z), which are copied, as a torchio.LabelMap (1, X, Y, Z)."""
     import torchio
 
     return torchio.LabelMap(tensor=_tensor_of(voxels)[None], affine=affine)
@@ -113,8 +115,8 @@ def to_torchio(voxels: NDArray[Any], affine: NDArray[np.float64]) -> Any:
 def from_monai(image: Any) -> PlacedArray:
     """Return voxels and affine of a monai.data.MetaTensor, (1, X, Y, Z) or (X, Y, Z).
 
-    Its affine is in RAS mm, unless `meta["space"]` says LPS. Raises FormatError for several
-    channels, for a batch, and for an affine that is not (4, 4).
+    The tensor's affine is read as RAS mm, unless `meta["space"]` is LPS. Raises FormatError for
+    several channels, for a batch, and for an affine that is not (4, 4).
     """
     tensor = image.as_tensor()
     if tensor.ndim == 4 and tensor.shape[0] == 1:
@@ -123,7 +125,7 @@ def from_monai(image: Any) -> PlacedArray:
     if tensor.ndim != 3 or affine.shape != (4, 4):
         raise FormatError(
             f"shape {tuple(image.shape)} with an affine {affine.shape}",
-            where=_kind(image),
+            where=_class_name(image),
             remedy="give one image with one channel (1, X, Y, Z) and an affine (4, 4)",
         )
     if image.meta.get("space") == "LPS":
@@ -132,7 +134,10 @@ def from_monai(image: Any) -> PlacedArray:
 
 
 def to_monai(voxels: NDArray[Any], affine: NDArray[np.float64]) -> Any:
-    """Return voxels, which are copied, as a monai.data.MetaTensor (1, X, Y, Z) in RAS space."""
+    """Return voxels (X, Y, Z), which are copied, as a monai.data.MetaTensor (1, X, Y, Z).
+
+    Its affine is in RAS mm.
+    """
     import torch
     from monai.data import MetaTensor
 
@@ -141,9 +146,10 @@ def to_monai(voxels: NDArray[Any], affine: NDArray[np.float64]) -> Any:
 
 
 def from_simpleitk(image: Any) -> PlacedArray:
-    """Return voxels and affine of a 3D SimpleITK.Image with one component a voxel.
+    """Return voxels and affine of a 3D SimpleITK.Image with one component per voxel.
 
-    ITK has spacing, direction and origin in LPS mm. Raises FormatError for other images.
+    Spacing, direction and origin are converted from ITK's LPS mm to RAS mm. Raises FormatError for
+    other images.
     """
     axes = image.GetDimension()
     components = image.GetNumberOfComponentsPerPixel()
@@ -155,7 +161,7 @@ def from_simpleitk(image: Any) -> PlacedArray:
         )
     import SimpleITK as sitk  # noqa: N813 - as its documents do
 
-    # NumPy gets the axes of ITK in reverse order.
+    # SimpleITK reverses the order of the axes in NumPy arrays.
     voxels = sitk.GetArrayFromImage(image).transpose()
     to_lps = np.eye(4)
     direction = np.reshape(image.GetDirection(), (3, 3))
@@ -165,7 +171,10 @@ def from_simpleitk(image: Any) -> PlacedArray:
 
 
 def to_simpleitk(voxels: NDArray[Any], affine: NDArray[np.float64]) -> Any:
-    """Copy voxels to a SimpleITK.Image; raise ConfigError without that package."""
+    """Return voxels (X, Y, Z), which are copied, as a SimpleITK.Image.
+
+    Raises ConfigError if SimpleITK is not installed.
+    """
     try:
         import SimpleITK as sitk  # noqa: N813 - as its documents do
     except ImportError:
@@ -183,7 +192,7 @@ def to_simpleitk(voxels: NDArray[Any], affine: NDArray[np.float64]) -> Any:
     return image
 
 
-# Reader of each class of images, by its module and name.
+# Module and name of each supported class of images, and the function that reads it.
 _READERS = (
     ("torchio", "Image", from_torchio),
     ("monai.data", "MetaTensor", from_monai),
@@ -192,7 +201,7 @@ _READERS = (
 
 
 def _reader_of(value: object) -> Callable[[Any], PlacedArray] | None:
-    """Return the function that reads an image of this class, or None."""
+    """Return the function that reads an image of this class; None if the class is not supported."""
     for module, class_name, reader in _READERS:
         if _is_of(value, module, class_name):
             return reader
@@ -206,13 +215,13 @@ def _is_of(value: object, module: str, class_name: str) -> bool:
     return known_class is not None and isinstance(value, known_class)
 
 
-def _kind(value: object) -> str:
+def _class_name(value: object) -> str:
     """Return the name of a value's class, for messages."""
     return type(value).__name__
 
 
 def _array_of(tensor: Any) -> NDArray[Any]:
-    """Return a tensor as an array; floating-point numbers as float32 or float64."""
+    """Return a tensor as an array; floating-point numbers become float32 or float64."""
     values = tensor.detach().cpu()
     # NumPy has no bfloat16.
     if values.is_floating_point() and values.element_size() < 4:

@@ -1,7 +1,7 @@
 """Scan headers, checked field by field before any voxel is read.
 
-nibabel decodes the fields. Its own checks are off: they repair what is wrong (a negative voxel
-size, an unknown code) where trinat refuses it, and they cover half of the fields.
+nibabel decodes the fields. Its own checks are off: they repair errors (a negative voxel size, an
+unknown code) that trinat refuses, and they cover only half of the fields.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from trinat.segmentation.io.streams import ScanStream
 
 _NIFTI1_LENGTH = 348
 _NIFTI2_LENGTH = 540
-# NIfTI header extensions may hold a whole DICOM header, but not more than this.
+# Extensions of a NIfTI header may hold a whole DICOM header, but no more than this.
 _MAX_OFFSET = 64 * 2**20
 _MGH_VOXELS_AT = 284
-# Position of the MGH flag that says whether the header has an orientation.
+# Position of goodRASFlag, the MGH field that says whether the header has an orientation.
 _MGH_FLAG = slice(28, 30)
 _UNIT_LENGTH_TOLERANCE = 1e-3
 # NIfTI's codes of spatial units.
@@ -46,10 +46,10 @@ _LARGEST_FORM_CODE = 5
 
 @dataclass(frozen=True)
 class Form:
-    """One statement of the header on orientation; `affine` is None if the fields give none.
+    """The q-form or the s-form of a header: one of its two statements on orientation.
 
-    `affine` is (4, 4), voxel index to RAS mm. `code` is NIfTI's number of the target space; 0 is
-    unknown.
+    `affine` (4, 4) maps voxel indices to RAS mm; it is None if the fields do not define an affine.
+    `code` is NIfTI's number of the target space; 0 means unknown.
     """
 
     code: int
@@ -60,9 +60,9 @@ class Form:
 class Header:
     """All header fields that reading needs.
 
-    `shape` and `zooms` (mm) are those of the three axes; `dtype` is the voxel type in the file,
-    with its byte order. The voxels begin at byte `offset`; their value is `slope` times the stored
-    value plus `inter`. `bare` is the affine that nibabel assumes if neither form has a code.
+    `shape` and `zooms` (mm) have the three axes; `dtype` is the voxel type in the file, with its
+    byte order. The voxels begin at byte `offset`. A value is `slope` times the stored value plus
+    `inter`. `bare` is the affine (4, 4) that nibabel assumes if neither form has a code.
     """
 
     shape: Sides
@@ -77,21 +77,22 @@ class Header:
 
     @property
     def nbytes(self) -> int:
-        """Number of bytes of all voxels in the file, unpacked."""
+        """Number of bytes of all voxels in the file, after decompression."""
         return math.prod(self.shape) * self.dtype.itemsize
 
     @property
     def scaled(self) -> bool:
-        """True if the values differ from the stored ones."""
+        """True if the values differ from the stored values: slope and intercept are not 1 and 0."""
         return (self.slope, self.inter) != (1.0, 0.0)
 
 
 def read_nifti(stream: ScanStream) -> Header:
-    """Read the header of a .nii file, NIfTI-1 or NIfTI-2, leaving `stream` at its first voxel.
+    """Read the header of a .nii file, NIfTI-1 or NIfTI-2.
 
-    Raises an InputError for anything but a sound header of one 3D scan.
+    The stream is then at the first voxel. Raises an InputError for anything but a sound header of
+    one 3D scan.
     """
-    fields, length = _struct(stream)
+    fields, length = _read_fields(stream)
     where = stream.path
     magic = b"n+1\0" if length == _NIFTI1_LENGTH else b"n+2\0"
     if fields["magic"].tobytes()[:4] != magic:
@@ -101,7 +102,7 @@ def read_nifti(stream: ScanStream) -> Header:
             remedy="if it is half of a pair, name the .hdr file",
         )
     header = from_nifti(fields, where)
-    # The four bytes after the header say whether extensions follow.
+    # Four bytes after the header say whether extensions follow, so the voxels start after them.
     if header.offset < length + 4:
         raise wrong(
             f"voxels are said to start at byte {header.offset}, inside the header",
@@ -114,12 +115,12 @@ def read_nifti(stream: ScanStream) -> Header:
 
 
 def read_pair(stream: ScanStream) -> Header:
-    """Read a .hdr file: the header of a NIfTI pair, or Analyze 7.5 if NIfTI's magic is missing.
+    """Read a .hdr file: the header of a NIfTI pair, or of Analyze 7.5 if it lacks NIfTI's magic.
 
-    Raises a FormatError for impossible fields, and for the header of a single file (.nii) under the
-    name of a pair.
+    Raises a FormatError for impossible fields, and for the header of a single file (.nii) that is
+    named .hdr.
     """
-    fields, _ = _struct(stream)
+    fields, _ = _read_fields(stream)
     magic = fields["magic"].tobytes()[:3]
     if magic in (b"n+1", b"n+2"):
         raise FormatError(
@@ -133,11 +134,11 @@ def read_pair(stream: ScanStream) -> Header:
 
 
 def read_mgh(stream: ScanStream) -> Header:
-    """Read the header of an .mgh or .mgz file, leaving `stream` at its first voxel.
+    """Read the header of an .mgh or .mgz file.
 
-    A header without orientation gets FreeSurfer's default: 1 mm voxels along left, inferior and
-    anterior. Both forms get the code of its goodRASFlag. Raises an InputError, as `read_nifti`
-    does.
+    The stream is then at the first voxel. A header without orientation gets FreeSurfer's default: 1
+    mm voxels along left, inferior and anterior. The code of both forms is the header's goodRASFlag
+    (0 or 1). Raises an InputError for anything but a sound header of one 3D scan.
     """
     where = stream.path
     block = stream.take(_MGH_VOXELS_AT)
@@ -149,7 +150,8 @@ def read_mgh(stream: ScanStream) -> Header:
     if flag not in (0, 1):
         raise wrong(f"goodRASFlag is {flag}, not 0 or 1", where)
     if flag == 0:
-        # nibabel has replaced the fields by defaults: 1 mm, and LSP where FreeSurfer has LIA.
+        # nibabel has replaced the fields by its defaults: 1 mm, and LSP axes where FreeSurfer has
+        # LIA.
         fields["Mdc"] = ((-1, 0, 0), (0, 0, -1), (0, 1, 0))
     dims = [int(n) for n in fields["dims"]]
     shape = check_sides(dims, where)
@@ -174,9 +176,10 @@ def read_mgh(stream: ScanStream) -> Header:
 
 
 def announce(stream: ScanStream, header: Header) -> None:
-    """Refuse sizes beyond the limits, the file or the free memory, before allocating.
+    """Refuse a header whose voxels exceed the limits, the file or the free memory.
 
-    Faults of the file are reported first, because they do not depend on the machine.
+    It is called before memory is allocated. Faults of the file are reported first, because they do
+    not depend on the machine. Raises an InputError.
     """
     check_voxel_bytes(header, stream.path)
     stream.announce(header.offset + header.nbytes)
@@ -192,8 +195,8 @@ def check_size(header: Header, where: Path) -> None:
 def check_voxel_bytes(header: Header, where: Path) -> None:
     """Raise a FormatError if the voxels exceed the limits.
 
-    Called before voxels are read, so that a wrong header costs no memory. Sizes are those in
-    memory, not those in the file: scaled voxels take at least 4 bytes each.
+    It is called before voxels are read, so that a wrong header costs no memory. The size is that in
+    memory: scaled voxels take at least 4 bytes each, whatever they take in the file.
     """
     voxel_bytes = header.dtype.itemsize
     if header.scaled:
@@ -202,10 +205,11 @@ def check_voxel_bytes(header: Header, where: Path) -> None:
     check_bytes(math.prod(header.shape) * voxel_bytes, where)
 
 
-def _struct(stream: ScanStream) -> tuple[Any, int]:
-    """Return nibabel's view of the fields of a NIfTI or Analyze header, and its length.
+def _read_fields(stream: ScanStream) -> tuple[Any, int]:
+    """Read the fields of a NIfTI or Analyze header; return them and the length in bytes.
 
-    A header begins with its own length, which reveals its kind and its byte order.
+    The fields are a header of nibabel. A header begins with its own length, which reveals its kind
+    and its byte order.
     """
     start = stream.take(4)
     kinds = (
@@ -230,28 +234,31 @@ def _byte_order(endianness: str) -> Literal["little", "big"]:
 
 
 def from_nifti(fields: Any, where: Path) -> Header:
-    """Check the fields of a NIfTI-1 or NIfTI-2 header.
+    """Check the fields of a NIfTI-1 or NIfTI-2 header and return them as a `Header`.
 
     `fields` is nibabel's header, in the byte order of the file or in memory. Raises an InputError
     for anything that contradicts the standard or is no 3D scan in millimetres.
     """
-    # The lowest three bits; those for time do not matter.
+    # The lowest three bits are the spatial unit; the other bits are the unit of time.
     spatial_units = int(fields["xyzt_units"]) & 7
     if spatial_units not in (_UNKNOWN_UNITS, _MILLIMETRES):
         raise _units_refused(where)
-    shape, zooms, dtype = _grid(fields, where)
+    shape, zooms, dtype = _shape_zooms_and_type(fields, where)
     slope, inter = _scaling(fields, where)
     with np.errstate(all="ignore"):
         offset = _offset(fields, where)
         qform = _qform(fields, where)
-        code = _code(fields, "sform_code", where)
+        code = _form_code(fields, "sform_code", where)
         sform = Form(code, np.asarray(fields.get_sform(), np.float64))
         bare = np.asarray(fields.get_base_affine(), np.float64)
     return Header(shape, dtype, offset, slope, inter, zooms, qform, sform, bare)
 
 
 def _from_analyze(block: bytes, endianness: str, where: Path) -> Header:
-    """Check an Analyze 7.5 header: no forms, no scaling (its grey values are relative)."""
+    """Check an Analyze 7.5 header and return it as a `Header`; `block` are its bytes.
+
+    It has neither forms nor scaling (its grey values are relative).
+    """
     if len(block) != nib.AnalyzeHeader.template_dtype.itemsize:
         raise FormatError("neither NIfTI nor Analyze", where=where, remedy=REMAKE)
     fields = nib.AnalyzeHeader(block, endianness, check=False)
@@ -259,15 +266,17 @@ def _from_analyze(block: bytes, endianness: str, where: Path) -> Header:
     units, _, _ = fields["vox_units"].tobytes().partition(b"\0")
     if units.strip().lower() not in (b"", b"mm"):
         raise _units_refused(where)
-    shape, zooms, dtype = _grid(fields, where)
+    shape, zooms, dtype = _shape_zooms_and_type(fields, where)
     offset = _offset(fields, where)
     no_form = Form(0, None)
     bare = np.asarray(fields.get_base_affine(), np.float64)
     return Header(shape, dtype, offset, 1.0, 0.0, zooms, no_form, no_form, bare)
 
 
-def _grid(fields: Any, where: Path) -> tuple[Sides, Zooms, np.dtype[Any]]:
-    """Return size, spacing in mm and voxel type of a NIfTI or Analyze header.
+def _shape_zooms_and_type(
+    fields: Any, where: Path
+) -> tuple[Sides, Zooms, np.dtype[Any]]:
+    """Return shape, spacing in mm and voxel type of a NIfTI or Analyze header.
 
     Axes of length 1 after the third are dropped.
     """
@@ -285,9 +294,10 @@ def _grid(fields: Any, where: Path) -> tuple[Sides, Zooms, np.dtype[Any]]:
 
 
 def _voxel_type(fields: Any, where: Path) -> np.dtype[Any]:
-    """Return the voxel type on disk, with its byte order; one number of at most 8 bytes a voxel.
+    """Return the type of the stored voxels, with the byte order of the file.
 
-    Raises a FormatError for colours, complex numbers and unknown types.
+    Only integers and floating-point numbers of at most 8 bytes are accepted. Raises a FormatError
+    for colours, complex numbers and unknown types.
     """
     try:
         dtype: np.dtype[Any] = np.dtype(fields.get_data_dtype())
@@ -303,7 +313,7 @@ def _voxel_type(fields: Any, where: Path) -> np.dtype[Any]:
 
 
 def _offset(fields: Any, where: Path) -> int:
-    """Return the byte at which the voxels begin, which the header stores as a float."""
+    """Return the byte at which the voxels begin; the header stores it as a float."""
     offset = float(fields["vox_offset"])
     if not (0 <= offset <= _MAX_OFFSET and offset.is_integer()):
         raise wrong(f"voxels are said to start at byte {offset:g}", where)
@@ -311,9 +321,9 @@ def _offset(fields: Any, where: Path) -> int:
 
 
 def _scaling(fields: Any, where: Path) -> tuple[float, float]:
-    """Return slope and intercept of the values; 1 and 0 if the header gives none.
+    """Return slope and intercept of the values; 1 and 0 if the header has no scaling.
 
-    A slope of 0 or NaN means none, by the standard and by custom.
+    A slope of 0 (by the standard) or NaN (by custom) means no scaling.
     """
     slope = float(fields["scl_slope"])
     inter = float(fields["scl_inter"])
@@ -324,8 +334,8 @@ def _scaling(fields: Any, where: Path) -> tuple[float, float]:
     return slope, inter
 
 
-def _code(fields: Any, name: str, where: Path) -> int:
-    """Return the code of a form; 0 means that the form is absent."""
+def _form_code(fields: Any, name: str, where: Path) -> int:
+    """Return the code of the q-form or s-form, the header field `name`; 0 means no form."""
     code = int(fields[name])
     if not 0 <= code <= _LARGEST_FORM_CODE:
         raise wrong(f"unknown {name} {code}", where)
@@ -333,8 +343,8 @@ def _code(fields: Any, name: str, where: Path) -> int:
 
 
 def _qform(fields: Any, where: Path) -> Form:
-    """Read the q-form; its affine is None if quaternion or sign are invalid."""
-    code = _code(fields, "qform_code", where)
+    """Read the q-form; its affine is None if the quaternion or its sign is invalid."""
+    code = _form_code(fields, "qform_code", where)
     # The standard reads a sign of 0 as 1; nibabel refuses it when its repairs are off.
     if fields["pixdim"][0] == 0:
         fields = fields.copy()
@@ -346,9 +356,10 @@ def _qform(fields: Any, where: Path) -> Form:
 
 
 def _check_extensions(block: bytes, endianness: str, where: Path) -> None:
-    """Walk the extensions between header and voxels, and refuse one that reaches into the voxels.
+    """Check the extensions between header and voxels; refuse one that reaches into the voxels.
 
-    The first byte of the block says whether there are any. Each begins with its own size.
+    `block` are the bytes between the header's fields and the voxels. The first byte says whether
+    there are extensions. Each extension begins with its own size.
     """
     if not block[0]:
         return
@@ -362,14 +373,14 @@ def _check_extensions(block: bytes, endianness: str, where: Path) -> None:
 
 
 def _type_refused(what: str, where: Path) -> FormatError:
-    """Return the error to raise for voxels that are not one number each."""
+    """Return the error to raise for voxels that are not a single number; `what` describes them."""
     return FormatError(
         f"{what}, not one number a voxel", where=where, remedy="give a T1-weighted scan"
     )
 
 
 def _units_refused(where: Path) -> GeometryError:
-    """Return the error to raise for voxel sizes in other units."""
+    """Return the error to raise for voxel sizes that are not in millimetres."""
     return GeometryError(
         "units are not millimetres",
         where=where,

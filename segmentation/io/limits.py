@@ -15,10 +15,11 @@ Zooms = tuple[float, float, float]
 MAX_SIDE = 1500
 MIN_SIDE = 16
 MAX_BYTES = 2 * 2**30
-# A voxel is not smaller than a cell nor larger than a head.
+# No voxel of a scan is smaller than a cell or larger than a head.
 SPACING_RANGE_MM = (0.01, 100.0)
-# Memory for conforming a scan, measured: bytes for each voxel beside the voxels themselves, and for
-# each 4 mm cell in which the head is searched. Less than the last value is assumed to be available.
+# Memory for conforming a scan, measured: bytes for each voxel in addition to the voxels themselves,
+# and for each 4 mm cell in which the head is searched. A need of less than the last value is not
+# checked.
 _WORK_BYTES = 14
 _CELL_BYTES = 50
 _CELL_MM3 = 64.0
@@ -27,10 +28,11 @@ REMAKE = "its header is wrong; convert the scan again from its source"
 
 
 class _GroupFiles(NamedTuple):
-    """File names of a version of Linux control groups.
+    """File names of one version of Linux control groups.
 
-    `folder` holds the groups; `limit` and `use` are files of a group; `given_back` is the line of
-    its statistics with the part of the use that is released when memory gets scarce.
+    `folder` holds the groups. `limit` and `use` are the files of a group with its memory limit and
+    its present use. `given_back` is the line in the group's memory.stat with the part of the use
+    that the kernel releases when memory gets scarce.
     """
 
     folder: str
@@ -39,7 +41,7 @@ class _GroupFiles(NamedTuple):
     given_back: str
 
 
-# By the controllers that /proc/self/cgroup names; version 2 names none.
+# Versions by the controllers in a line of /proc/self/cgroup; a line of version 2 names none.
 _VERSIONS = {
     "": _GroupFiles("", "memory.max", "memory.current", "inactive_file"),
     "memory": _GroupFiles(
@@ -52,12 +54,14 @@ _VERSIONS = {
 
 
 def check_sides(dims: list[int], where: Path) -> Sides:
-    """Return three sides within the limits, without trailing axes of length 1.
+    """Return the lengths of the three axes; raise an InputError if they exceed the limits.
 
-    `dims` has one to seven dimensions. Raises a FormatError for several volumes in one file.
+    `dims` has one to seven dimensions; axes of length 1 after the third are dropped. Raises a
+    FormatError for several volumes in one file, and an IntegrityError for lengths that are not
+    positive.
     """
     if min(dims) <= 0:
-        raise wrong(f"impossible dimensions {_by(dims)}", where)
+        raise wrong(f"impossible dimensions {_sides_text(dims)}", where)
     volumes = math.prod(dims[3:])
     if volumes > 1:
         raise FormatError(
@@ -69,13 +73,13 @@ def check_sides(dims: list[int], where: Path) -> Sides:
     sides = (x, y, z)
     if max(sides) > MAX_SIDE:
         raise FormatError(
-            f"{_by(sides)} voxels, more than {MAX_SIDE} a side",
+            f"{_sides_text(sides)} voxels, more than {MAX_SIDE} a side",
             where=where,
             remedy="resample it to a coarser grid",
         )
     if min(sides) < MIN_SIDE:
         raise FormatError(
-            f"{_by(sides)} voxels, fewer than {MIN_SIDE} slices along an axis",
+            f"{_sides_text(sides)} voxels, fewer than {MIN_SIDE} slices along an axis",
             where=where,
             remedy="give a whole-head 3D scan",
         )
@@ -99,9 +103,9 @@ def check_zooms(zooms: Any, where: Path) -> Zooms:
 
 
 def check_bytes(count: int, where: Path) -> None:
-    """Raise a FormatError for more bytes of voxels in memory than 2 GiB, more than any scan has.
+    """Raise a FormatError if the voxels take more than 2 GiB of memory, more than any scan does.
 
-    `where` names the scan in the message.
+    `count` is in bytes; `where` names the scan in the message.
     """
     if count > MAX_BYTES:
         raise FormatError(
@@ -112,9 +116,10 @@ def check_bytes(count: int, where: Path) -> None:
 
 
 def check_memory(shape: Sides, zooms: Zooms, nbytes: int, where: Path) -> None:
-    """Refuse a scan that cannot be conformed in the free memory.
+    """Raise a FormatError if the free memory is not enough to conform a scan.
 
-    Its voxels take `nbytes`. Less than a GiB is accepted without a check.
+    `shape` and `zooms` (mm) are those of the scan, and its voxels take `nbytes`. A need of less
+    than a GiB is accepted without a check.
     """
     cells_per_voxel = min(1.0, math.prod(zooms) / _CELL_MM3)
     voxel_bytes = _WORK_BYTES + _CELL_BYTES * cells_per_voxel
@@ -124,7 +129,7 @@ def check_memory(shape: Sides, zooms: Zooms, nbytes: int, where: Path) -> None:
     free = free_memory()
     if needed > free:
         raise FormatError(
-            f"{_by(shape)} voxels take {needed / 2**30:.1f} GiB of memory to prepare, and "
+            f"{_sides_text(shape)} voxels take {needed / 2**30:.1f} GiB of memory to prepare, and "
             f"{free / 2**30:.1f} are free",
             where=where,
             remedy="resample it to a coarser grid, or use a larger machine",
@@ -134,11 +139,12 @@ def check_memory(shape: Sides, zooms: Zooms, nbytes: int, where: Path) -> None:
 def free_memory(
     own: Path = Path("/proc/self/cgroup"), groups: Path = Path("/sys/fs/cgroup")
 ) -> int:
-    """Return the bytes that this process may still allocate, within all limits.
+    """Return the number of bytes that this process may still allocate.
 
-    The minimum of the machine's available memory and of what is left in each control group of the
-    process. `own` lists the groups of this process and `groups` holds the files of all, on Linux;
-    where they are missing, as on macOS, the machine alone counts.
+    It is the minimum of the machine's available memory and the memory that each control group of
+    the process has left. `own` is the file that lists the groups of this process, and `groups` is
+    the folder with the files of all groups, on Linux. Where they are missing, as on macOS, only the
+    machine's memory is considered.
     """
     import psutil
 
@@ -155,20 +161,23 @@ def free_memory(
         # The limits of all parent groups apply, too.
         for one in (group, *group.parents):
             left_here = _left_in_group(groups / files.folder / one, files)
-            # Groups may not be visible, as in containers.
+            # The files of a group may be missing, as in containers.
             if left_here is not None:
                 left.append(left_here)
     return min(left)
 
 
 def _left_in_group(place: Path, files: _GroupFiles) -> int | None:
-    """Return what the limit of one group leaves; None without a limit."""
+    """Return the bytes that the limit of one group leaves; None if the group has no limit.
+
+    `place` is the folder of the group.
+    """
     try:
         most = int((place / files.limit).read_text())
         used = int((place / files.use).read_text())
         lines = (place / "memory.stat").read_text().splitlines()
         statistics = dict(line.split() for line in lines)
-    except (OSError, ValueError):  # no such group, or its limit is "max"
+    except (OSError, ValueError):  # no such group, or its limit is the word "max"
         return None
     given_back = int(statistics.get(files.given_back, 0))
     return max(0, most - used + given_back)
@@ -179,6 +188,6 @@ def wrong(what: str, where: Path) -> IntegrityError:
     return IntegrityError(what, where=where, remedy=REMAKE)
 
 
-def _by(sides: Iterable[int]) -> str:
-    """Format sides as "256 x 256 x 176"."""
+def _sides_text(sides: Iterable[int]) -> str:
+    """Format lengths as "256 x 256 x 176"."""
     return " x ".join(str(side) for side in sides)

@@ -1,4 +1,4 @@
-"""Choice between the orientation statements of a header, and refusal of contradictory ones."""
+"""Choice between the q-form and the s-form of a header, and refusal of contradictory ones."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from trinat.segmentation.io.limits import SPACING_RANGE_MM
 TrustAffine = Literal["sform", "qform", "header"]
 
 MAX_SHEAR = 1e-3
-# No scanner's origin is farther away than this, and float32 positions lose their tenths there.
+# No scanner's origin is farther away, and beyond this float32 positions have no exact tenths of a
+# mm.
 MAX_ORIGIN_MM = 1e5
-# Smaller differences between the forms are rounding of the q-form's quaternion to float32.
+# Smaller differences between the forms come from rounding the q-form's quaternion to float32.
 _SAME_MM = 0.1
-# Relative, of the voxel size in the header to that of its form.
+# Relative tolerance between the voxel size in the header and that of the form.
 _SAME_SPACING = 0.01
 _TRUST = "decide with --trust-affine sform, qform or header"
 
@@ -45,11 +46,11 @@ def place(
 ) -> ChosenAffine:
     """Choose the affine of an image.
 
-    The s-form takes precedence over the q-form. With `trust`, "sform" and "qform" are taken
-    whatever their codes and whatever the other form says; "header" is nibabel's choice: s-form,
-    else q-form, else voxel axes to the left, front and top. `axes` (as "ASL") is used only if
-    neither form has a code. Raises a GeometryError if the header has no orientation, or contradicts
-    itself or `axes`.
+    The s-form takes precedence over the q-form. With the `trust` "sform" or "qform", that form is
+    used, whatever its code and whatever the other form says. With "header", nibabel's choice is
+    used: the s-form, else the q-form, else voxel axes to the left, front and top. `axes` (such as
+    "ASL") is used only if neither form has a code. Raises a GeometryError if the header has no
+    orientation, or contradicts itself or `axes`.
     """
     qform = header.qform
     sform = header.sform
@@ -70,7 +71,7 @@ def place(
         )
     if trust == "header" or not (qform.code and sform.code):
         return taken
-    other = _sound(qform, "q-form", where)
+    other = _affine_or_error(qform, "q-form", where)
     if _sides_differ(taken.affine, other):
         raise GeometryError(
             "q- and s-form disagree about which side is left",
@@ -91,7 +92,11 @@ def _place_without_form(
     axes: str | None,
     where: Path,
 ) -> ChosenAffine:
-    """Place an image without coded forms: by `axes`, or by nibabel's default."""
+    """Choose the affine of an image whose forms have no code: from `axes`, or nibabel's default.
+
+    nibabel's default is used only if `trust` is "header". Otherwise, without `axes`, a
+    GeometryError is raised.
+    """
     if axes is not None:
         affine = _from_axes(axes, header)
     elif trust == "header":
@@ -102,11 +107,12 @@ def _place_without_form(
 
 
 def _check_form(header: Header, form: Form, name: str, where: Path) -> ChosenAffine:
-    """Take one form; its code goes to both forms of the output, which then agree.
+    """Check one form and choose it; its code is written for both forms of the output.
 
-    A note says if the header's voxel sizes are not those of the form.
+    `name` is the form's name for messages. A note is added if the header's voxel sizes differ from
+    those of the form.
     """
-    affine = _sound(form, name, where)
+    affine = _affine_or_error(form, name, where)
     code = form.code or 1
     notes: tuple[str, ...] = ()
     if not np.allclose(_spacing(affine), header.zooms, rtol=_SAME_SPACING):
@@ -117,18 +123,18 @@ def _check_form(header: Header, form: Form, name: str, where: Path) -> ChosenAff
     return ChosenAffine(affine, (code, code), notes)
 
 
-def _sound(form: Form, name: str, where: Path) -> NDArray[np.float64]:
-    """Return the affine of a form; raise a GeometryError if no scan can have it."""
+def _affine_or_error(form: Form, name: str, where: Path) -> NDArray[np.float64]:
+    """Return the affine of a form; raise a GeometryError if no scan can have this affine."""
     if form.affine is None:
         raise GeometryError(f"its {name} is not a rotation", where=where, remedy=_TRUST)
-    problem = _problem(form.affine)
+    problem = _why_impossible(form.affine)
     if problem:
         raise GeometryError(f"its {name} {problem}", where=where, remedy=_TRUST)
     return form.affine
 
 
-def _problem(affine: NDArray[np.float64]) -> str:
-    """Return why an affine is impossible for a scan, or an empty string."""
+def _why_impossible(affine: NDArray[np.float64]) -> str:
+    """Return the reason why no scan can have this affine, or "" if a scan can have it."""
     if not np.isfinite(affine).all():
         return "is not finite"
     lengths = _spacing(affine)
@@ -150,16 +156,17 @@ def _problem(affine: NDArray[np.float64]) -> str:
 
 
 def _spacing(affine: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the voxel sizes of an affine of any values, (3,), mm."""
+    """Return the voxel sizes (3,) of an affine in mm; its values may be of any size."""
     with np.errstate(over="ignore"):
         steps = affine[:3, :3]
         return np.asarray(np.sqrt((steps**2).sum(axis=0)))
 
 
 def _sides_differ(one: NDArray[np.float64], two: NDArray[np.float64]) -> bool:
-    """Return True if one form mirrors the other, or both differ in the direction to the right.
+    """Return True if two affines disagree about which side is left.
 
-    Directions differ from 60° on.
+    This is so if one mirrors the other, or if their directions to the right, in voxel axes, are 60°
+    or more apart.
     """
     # The determinant is negative if the voxel axes are left-handed.
     handedness_of_one = np.linalg.det(one[:3, :3])
@@ -173,14 +180,14 @@ def _sides_differ(one: NDArray[np.float64], two: NDArray[np.float64]) -> bool:
 
 
 def _from_axes(axes: str, header: Header) -> NDArray[np.float64]:
-    """Build an affine from a dataset's documented axes and the header's voxel sizes.
+    """Return an affine with a dataset's documented axes and the header's voxel sizes.
 
-    The centre is at 0 mm.
+    `axes` are such as "ASL". The centre of the image is at 0 mm.
     """
     affine = np.diag([0.0, 0, 0, 1])
     for axis, (world, direction) in enumerate(world_axes(axes)):
         affine[world, axis] = direction * header.zooms[axis]
-    # The index of the centre goes to 0 mm: A c + t = 0.
+    # The origin t follows from the centre c at 0 mm: A c + t = 0.
     centre = (np.array(header.shape) - 1) / 2
     affine[:3, 3] = -affine[:3, :3] @ centre
     return affine

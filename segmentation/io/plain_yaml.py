@@ -8,10 +8,11 @@ import yaml
 
 _INT = "tag:yaml.org,2002:int"
 _LONGEST_INT = 100
-# Many times the size of a recipe; nested aliases exceed it.
+# Limit on the number of values: many times that of a recipe, and exceeded by nested aliases.
 _MAX_VALUES = 100_000
-# Errors other than YAMLError that PyYAML raises, for example for `!!int ""` or `!!bool x`.
-_STUMBLES = (
+# All errors that PyYAML raises: not only YAMLError, but others for texts such as `!!int ""` or
+# `!!bool x`.
+_YAML_ERRORS = (
     yaml.YAMLError,
     ValueError,
     LookupError,
@@ -21,14 +22,15 @@ _STUMBLES = (
 
 
 def parse_yaml(text: str | bytes, *, aliases: bool = True) -> Any:
-    """Parse a YAML text; raise a ValueError with a short reason if it cannot be read.
+    """Parse a YAML text; raise a ValueError with a short reason if this fails.
 
-    Disable `aliases` for untrusted texts: nested aliases can expand a small text to gigabytes.
+    With `aliases` False, aliases are refused. Use this for untrusted texts: nested aliases can
+    expand a small text to gigabytes.
     """
     loader = _Loader if aliases else _LoaderWithoutAliases
     try:
         content = yaml.load(text, loader)
-    except _STUMBLES as error:
+    except _YAML_ERRORS as error:
         problem = "is not readable YAML"
         if isinstance(error, _RefusedError):
             problem = str(error.problem)
@@ -42,7 +44,7 @@ def parse_yaml(text: str | bytes, *, aliases: bool = True) -> Any:
 
 
 def _refuse_many_values(content: Any) -> None:
-    """Raise once the number of values, with aliases expanded, exceeds the limit."""
+    """Raise a ValueError if the number of values, with aliases expanded, exceeds the limit."""
     values = [content]
     # The list grows during the iteration.
     for value in values:
@@ -55,14 +57,14 @@ def _refuse_many_values(content: Any) -> None:
 
 
 class _RefusedError(yaml.MarkedYAMLError):
-    """Valid YAML that is not supported."""
+    """Raised for valid YAML that is not supported."""
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader, refusing duplicate keys and very long numbers."""
+    """PyYAML's safe loader, which also refuses duplicate keys and very long numbers."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        """Compose a mapping; raise for a duplicate key, of which PyYAML would keep the last."""
+        """Compose a mapping; raise if a key occurs twice (PyYAML would use the last value)."""
         node = super().compose_mapping_node(anchor)
         keys = set()
         for key, _ in node.value:
@@ -74,7 +76,7 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def construct_short_int(self, node: yaml.ScalarNode) -> Any:
-        """Construct an integer; raise if it is unreasonably long."""
+        """Construct an integer; raise if its text is longer than `_LONGEST_INT` characters."""
         # Parsing long numbers in base 60, such as 1:00:00, takes minutes.
         if len(node.value) > _LONGEST_INT:
             raise _RefusedError(
@@ -84,7 +86,7 @@ class _Loader(yaml.SafeLoader):
 
 
 class _LoaderWithoutAliases(_Loader):
-    """The loader without support for aliases."""
+    """Loader that refuses aliases."""
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         """Compose a node; raise if it is an alias."""

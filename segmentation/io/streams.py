@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from _typeshed import WriteableBuffer
 
-# All suffixes of scans that are read, longer ones before those that they end with.
+# All suffixes of scans that are read. A suffix comes before any other that is its own ending.
 SCAN_SUFFIXES = (".nii.gz", ".nii", ".mgh.gz", ".mgz", ".mgh", ".hdr", ".img")
 _ARCHIVE_SUFFIXES = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".7z", ".rar")
 
@@ -29,9 +29,10 @@ NO_CHECKSUM = (
     "its format has no checksum, and --require-checksum is given: compress it (gzip)"
 )
 
-# Deflate cannot compress better than this.
+# No Deflate stream has a larger compression ratio than this.
 _DEFLATE_LIMIT = 1032
-# FreeSurfer's 32-bit label maps reach 190; more than 500 in a large file is a bomb.
+# FreeSurfer's 32-bit label maps have compression ratios of up to 190. A large file with more than
+# 500 is a decompression bomb.
 _BOMB_RATIO = 500
 _BOMB_BYTES = 256 * 2**20
 _PIECE = 2**20
@@ -39,21 +40,24 @@ _FETCH_AGAIN = "fetch or make it again"
 
 
 def is_archive(path: Path) -> bool:
-    """Return True if the name is that of a packed folder. A zip is not: it may hold DICOM files."""
+    """Return True if the name has the suffix of an archive, such as .tar.gz or .7z.
+
+    A zip is no archive here, because it may hold DICOM files.
+    """
     return path.name.lower().endswith(_ARCHIVE_SUFFIXES)
 
 
 def remedy_for_format(path: Path) -> str:
-    """Return the remedy for a file that is no supported kind of scan."""
+    """Return the remedy to show for a file that is not in a supported format."""
     if is_archive(path):
         return "unpack the archive and give the folder"
     return f"give one of {', '.join(SCAN_SUFFIXES)}"
 
 
 def has_checksum(path: Path) -> bool:
-    """Return True if the format has a checksum.
+    """Return True if the format of a file, by its name, has a checksum.
 
-    Compressed files do; .nii, .mgh, pairs and DICOM do not.
+    Compressed files have one; .nii, .mgh, pairs and DICOM files have none.
     """
     return path.name.lower().endswith((".gz", ".mgz", ".zip"))
 
@@ -61,7 +65,8 @@ def has_checksum(path: Path) -> bool:
 def refuse_bomb(unpacked: int, packed: int, where: Path) -> None:
     """Raise a FormatError if a file unpacks to more bytes than any scan or array of scans does.
 
-    Both counts are in bytes. Small files pass at any ratio; `where` names the file in the message.
+    `unpacked` and `packed` are the sizes in bytes. Small files pass at any ratio. `where` names the
+    file in the message.
     """
     if unpacked > max(_BOMB_BYTES, _BOMB_RATIO * packed):
         raise FormatError(
@@ -74,9 +79,10 @@ def refuse_bomb(unpacked: int, packed: int, where: Path) -> None:
 class ScanStream:
     """A scan file that is opened once and read from front to back.
 
-    The bytes that are checked are therefore the bytes that are used. With `packed` it is
-    decompressed by gzip. `digest` covers the bytes on disk that have been read. Any fault of
-    the file raises an InputError.
+    The bytes that are checked are therefore the bytes that are used. If `packed`, the file is
+    decompressed with gzip. `position` is the number of decompressed bytes read so far, and `size`
+    the size on disk. `digest` is the SHA-256 of the bytes on disk that have been read; pass the
+    digest of another file to continue it. Any fault of the file raises an InputError.
     """
 
     def __init__(
@@ -110,13 +116,13 @@ class ScanStream:
         self._file.close()
 
     def take(self, count: int) -> bytes:
-        """Read the next `count` bytes."""
+        """Return the next `count` decompressed bytes."""
         buffer = bytearray(count)
         self.fill(memoryview(buffer))
         return bytes(buffer)
 
     def fill(self, buffer: memoryview) -> None:
-        """Read exactly as many bytes as the buffer holds, and advance `position`.
+        """Read exactly as many bytes as the buffer holds.
 
         Raises an IntegrityError if there are fewer bytes, or if they cannot be decompressed.
         """
@@ -135,11 +141,11 @@ class ScanStream:
         self.position += filled
 
     def announce(self, end: int) -> None:
-        """Refuse a header that announces more data than the file can hold, before allocating.
+        """Raise an error if a header announces more data than the file can hold.
 
-        `end` is in decompressed bytes from the start of the file. Raises an IntegrityError if the
-        file is too short even at the best ratio of gzip, and a FormatError at a ratio that no scan
-        reaches.
+        It is called before memory is allocated. `end` is where the data end, in decompressed bytes
+        from the start of the file. Raises an IntegrityError if the file is too short even at the
+        best compression ratio of gzip, and a FormatError at a ratio that no scan reaches.
         """
         most = self.size
         if self._packed:
@@ -153,9 +159,10 @@ class ScanStream:
         refuse_bomb(end, self.size, self.path)
 
     def drain(self, *, limit: int, zeros: bool) -> None:
-        """Read to the end, where gzip has its checksums, and refuse anything but padding.
+        """Read to the end of the file, where gzip has its checksums.
 
-        At most `limit` bytes may follow, and with `zeros` none but zeros.
+        Raises an IntegrityError if more than `limit` bytes follow, or, with `zeros`, a byte that is
+        not 0.
         """
         rest = bytearray(_PIECE)
         found = 0
@@ -171,7 +178,7 @@ class ScanStream:
                     )
 
     def _check_start(self, raw: BinaryIO) -> None:
-        """Refuse an empty file, and one whose compression contradicts its name."""
+        """Raise an error for an empty file, and for one whose compression contradicts its name."""
         if self.size == 0:
             raise IntegrityError("empty, 0 bytes", where=self.path, remedy=_FETCH_AGAIN)
         start = os.pread(raw.fileno(), 4, 0)
@@ -196,18 +203,18 @@ class ScanStream:
 
 
 class _Hashed(io.RawIOBase):
-    """A file that computes the digest of the bytes read from it."""
+    """Raw file that adds the bytes read from it to a digest."""
 
     def __init__(self, file: BinaryIO, digest: _Digest) -> None:
         self._file = cast(io.FileIO, file)
         self._digest = digest
 
     def readable(self) -> bool:
-        """Return True, which gzip asks for."""
+        """Return True, because gzip asks for it."""
         return True
 
     def readinto(self, buffer: WriteableBuffer, /) -> int:
-        """Read into the buffer as much as one call gives; return the number of bytes."""
+        """Read once into the buffer and return the number of bytes; they may not fill it."""
         count = self._file.readinto(buffer) or 0
         with stage("checksum"):
             self._digest.update(memoryview(buffer)[:count])
@@ -230,7 +237,7 @@ def _open(path: Path) -> BinaryIO:
 
 @contextlib.contextmanager
 def _damage_explained(path: Path) -> Iterator[None]:
-    """Convert errors of gzip, zlib and the disk into one line about the file."""
+    """Convert errors of gzip, zlib and the disk in the block to an InputError about the file."""
     try:
         yield
     except EOFError:

@@ -47,13 +47,13 @@ if TYPE_CHECKING:
     import torchio
     from monai.data import MetaTensor
 
-# Label maps are within a tenth of the size of level 6, in two thirds of its time.
+# Label maps are at most a tenth larger than at level 6, and take two thirds of its time.
 _GZIP_LEVEL = 4
 _PAIR_SUFFIXES = (".hdr", ".img")
 _WRITTEN_SUFFIXES = (".nii", ".nii.gz", ".mgz")
 # Steps of 3e-5: finer than float16, half the bytes of float32, and a type that all tools read.
 _MAP_STEPS = 32767
-# The header, and four bytes that say that no extension follows.
+# Length of the header, and of four bytes that say that no extension follows.
 _MAP_OFFSET = 352
 
 
@@ -114,7 +114,7 @@ class Volume:
 
     @property
     def spacing_mm(self) -> tuple[float, float, float]:
-        """Distance between neighbouring voxels along each array axis."""
+        """Distance between neighbouring voxels along each array axis, in mm."""
         return self.grid.spacing_mm
 
     @property
@@ -253,9 +253,9 @@ class Volume:
 
     @classmethod
     def of_image(cls, image: Any, *, labels: bool = False) -> Volume:
-        """Check a nibabel image (NIfTI or MGH) in memory like a file, and return it as a volume.
+        """Return a nibabel image (NIfTI or MGH) in memory as a volume, with the checks for files.
 
-        The voxels are not copied if their type stays; the image may share them.
+        The voxels are not copied if their type stays the same, and are then shared with the image.
 
         Parameters
         ----------
@@ -286,7 +286,7 @@ class Volume:
         voxels = np.asanyarray(image.dataobj)
         if not isinstance(image, nib.Nifti1Pair):
             return cls.of_array(voxels, image.affine, labels=labels)
-        # nibabel has already scaled what it read, and takes an array as it is.
+        # nibabel has scaled the voxels already, so the header must not scale them again.
         header = replace(from_nifti(image.header, where), slope=1.0, inter=0.0)
         affine, codes, notes = place(header, None, None, where)
         native = voxels.astype(voxels.dtype.newbyteorder("="), copy=False)
@@ -339,13 +339,14 @@ class Volume:
         if voxels.dtype not in (np.uint8, np.int16, np.uint16, np.int32):
             voxels = voxels.astype(np.float32, copy=False)
         image = nib.Nifti1Image(voxels, None)
-        # The constructor fails on affines that are refused here with a better message.
+        # Set the affine in the header: the constructor of the image fails on affines that are
+        # refused below with a better message.
         image.header.set_sform(to_ras, "aligned")
         zooms = np.linalg.norm(to_ras[:3, :3], axis=0)
         image.header.set_zooms(zooms)
         checked = cls.of_image(image, labels=labels)
-        # The header rounds to float32. ITK would then refuse the labels, because they would not be
-        # at the position of the scan.
+        # The header rounds the affine to float32. With that affine ITK would refuse the labels,
+        # because they would not be at the position of the scan.
         return replace(checked, affine=to_ras)
 
     def write(self, path: str | Path, *, labels: bool = False) -> None:
@@ -385,7 +386,7 @@ class Volume:
             if name.endswith(".nii"):
                 image.to_stream(file)
             else:
-                # Without a name and a time inside, equal volumes give equal bytes.
+                # Without a file name and a time in the gzip header, equal volumes give equal bytes.
                 with gzip.GzipFile("", "wb", _GZIP_LEVEL, file, mtime=0) as packed:
                     image.to_stream(packed)
 
@@ -395,7 +396,10 @@ class Volume:
         return self._nifti(data, labels)
 
     def _nifti(self, data: NDArray[Any], labels: bool) -> Any:
-        """Return a NIfTI image of these voxels with this volume's affine in both forms."""
+        """Return a NIfTI image of these voxels with this volume's affine in both forms.
+
+        With `labels` it has NIfTI's intent for labels.
+        """
         image = nib.Nifti1Image(data, self.affine)
         image.set_qform(self.affine, self.codes[0])
         image.set_sform(self.affine, self.codes[1])
@@ -414,7 +418,7 @@ ScanLike: TypeAlias = (
 
 
 def _remedy(value: object) -> str:
-    """Return the remedy for a value that is no scan."""
+    """Return the remedy to show for a value that is no `ScanLike`."""
     if is_bare_array(value):
         return (
             "it has no affine: give a tuple (array, affine), with the affine (4, 4) that takes"
@@ -432,8 +436,9 @@ def _remedy(value: object) -> str:
 def write_maps(path: str | Path, maps: Iterable[Volume], count: int) -> None:
     """Write `count` maps of values from 0 to 1 on one grid as .nii.gz, atomically.
 
-    Several maps make a 4D file, a single one a 3D file. Values are rounded to 1/32767 and stored as
-    int16 with that slope. One map at a time is in memory. The same maps give the same bytes.
+    Several maps make a 4D file, a single map a 3D file. Values are rounded to 1/32767 and stored as
+    int16 with that slope. Only one map of `maps` is in memory at a time. The same maps give the
+    same bytes.
     """
     with (
         atomic_write(path) as file,

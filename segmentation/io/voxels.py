@@ -19,10 +19,11 @@ from trinat.segmentation.io.headers import (
 from trinat.segmentation.io.streams import ScanStream, has_checksum
 
 _MGH_SUFFIXES = (".mgh", ".mgh.gz", ".mgz")
-# Bytes that may follow the voxels: zeros in a NIfTI file, scan parameters and history in MGH.
+# Number of bytes that may follow the voxels: zeros in a NIfTI file, scan parameters and history in
+# MGH.
 _NIFTI_PADDING = 4096
 _MGH_TAGS = 16 * 2**20
-# Integers of up to 32 bits stay as they are, unless int32 cannot hold them.
+# Integers of up to 4 bytes keep their type, except uint32, which int32 cannot hold.
 _WIDEST_KEPT = 4
 _READ_LABELS = (np.uint8, np.int16, np.int32)
 _WRITTEN_LABELS = (np.uint8, np.int16)
@@ -30,45 +31,49 @@ _WRITTEN_INTEGERS = (np.uint8, np.int16, np.int32)
 
 
 def read_single_file(where: Path) -> tuple[Header, NDArray[Any], str]:
-    """Read header, voxels (X, Y, Z) as on disk, and digest of a file that holds both.
+    """Read header, voxels and SHA-256 of a scan in a single file (NIfTI or MGH).
 
-    The file is read to its end, where the checksums are. Raises an InputError for any fault.
+    The voxels (X, Y, Z) are as stored, not scaled. The file is read to its end, where the checksums
+    are. Raises an InputError for any fault.
     """
     is_mgh = where.name.lower().endswith(_MGH_SUFFIXES)
     with ScanStream(where, packed=has_checksum(where)) as stream:
         if is_mgh:
             header = read_mgh(stream)
-            voxels = _voxels(stream, header)
+            voxels = _read_voxels(stream, header)
             stream.drain(limit=_MGH_TAGS, zeros=False)
         else:
             header = read_nifti(stream)
-            voxels = _voxels(stream, header)
+            voxels = _read_voxels(stream, header)
             stream.drain(limit=_NIFTI_PADDING, zeros=True)
         return header, voxels, stream.digest.hexdigest()
 
 
 def read_pair_of_files(where: Path) -> tuple[Header, NDArray[Any], str]:
-    """Read a header and the image file beside it; `where` may be either.
+    """Read header, voxels and SHA-256 of a scan in a pair of files; `where` is either of the two.
 
-    Returns the header, the voxels, and the SHA-256 over the .hdr and then the .img file. Errors are
-    those of `read_single_file`, and an InputError if one of the two files is missing.
+    The voxels (X, Y, Z) are as stored, not scaled. The SHA-256 is over the .hdr and then the .img
+    file. Raises an InputError for any fault, or if one of the two files is missing.
     """
-    with ScanStream(_partner(where, ".hdr"), packed=False) as stream:
+    with ScanStream(_file_of_pair(where, ".hdr"), packed=False) as stream:
         header = read_pair(stream)
         stream.drain(limit=_MGH_TAGS, zeros=False)
         digest = stream.digest
-    with ScanStream(_partner(where, ".img"), packed=False, digest=digest) as stream:
+    with ScanStream(
+        _file_of_pair(where, ".img"), packed=False, digest=digest
+    ) as stream:
         announce(stream, header)
         stream.take(header.offset)
-        voxels = _voxels(stream, header)
+        voxels = _read_voxels(stream, header)
         stream.drain(limit=_NIFTI_PADDING, zeros=True)
         return header, voxels, stream.digest.hexdigest()
 
 
-def _partner(where: Path, suffix: str) -> Path:
-    """Return the other file of a pair, with this suffix in the same case.
+def _file_of_pair(where: Path, suffix: str) -> Path:
+    """Return the file of a pair that has this suffix, .hdr or .img; `where` is either of the two.
 
-    `where` is either of the two; raises an InputError if the other one is missing.
+    The suffix may be in upper case, if that of `where` is. Raises an InputError if the other file
+    is missing.
     """
     given = where.suffix
     if given.lower() == suffix:
@@ -85,8 +90,8 @@ def _partner(where: Path, suffix: str) -> Path:
     return partner
 
 
-def _voxels(stream: ScanStream, header: Header) -> NDArray[Any]:
-    """Read voxels (X, Y, Z), first index fastest, in the byte order of this machine."""
+def _read_voxels(stream: ScanStream, header: Header) -> NDArray[Any]:
+    """Read the stored voxels (X, Y, Z), first index fastest, in the byte order of this machine."""
     flat = np.empty(header.nbytes // header.dtype.itemsize, header.dtype)
     stream.fill(flat.view(np.uint8).data)
     if not flat.dtype.isnative:
@@ -102,23 +107,26 @@ def usable_values(
     labels: bool,
     fill: bool,
 ) -> tuple[NDArray[Any], int]:
-    """Return the voxels scaled and checked, and the number of non-finite ones replaced by 0.
+    """Scale and check voxels; return them, and the number of non-finite voxels replaced by 0.
 
-    Unscaled integers of up to 32 bits stay as they are, all else becomes float32; labels must be
-    whole and get the smallest type that holds them. Without `fill`, NaN and infinite voxels raise
-    an IntegrityError. The result may be the given array.
+    `voxels` are as stored, and `where` names the file in messages. Unscaled integers of up to 32
+    bits keep their type, other values become float32. With `labels`, values must be whole numbers
+    and get the smallest type that holds them. Without `fill`, NaN and infinite voxels raise an
+    IntegrityError. The result may be the given array.
     """
     data = voxels
     stays = data.dtype.itemsize <= _WIDEST_KEPT and data.dtype != np.uint32
-    # Label numbers in floats or wide integers keep all their digits until they are checked.
+    # Labels in floating point or wide integers are not converted yet, so that they are checked with
+    # all their digits.
     if header.scaled or not (stays or labels):
-        # In place if the voxels are float32 already.
+        # This scales in place if the voxels are float32 already.
         with np.errstate(over="ignore", invalid="ignore"):
             data = data.astype(np.float32, copy=False)
             if header.scaled:
                 data *= np.float32(header.slope)
                 data += np.float32(header.inter)
-    # NaN and infinities propagate to the extremes, so no mask is needed to find them.
+    # If there is a NaN or an infinity, the minimum or the maximum is not finite, so no mask is
+    # needed.
     low = data.min()
     high = data.max()
     filled = 0
@@ -148,9 +156,12 @@ def _whole_numbers(
     where: Path,
     kinds: tuple[type[np.integer[Any]], ...],
 ) -> NDArray[Any]:
-    """Return the labels in the first of these types that holds them; raise FormatError if none."""
-    # Converted to Python numbers, because 2**31 - 1 becomes 2**31 in float32, and a label of
-    # 2**31 would pass.
+    """Return the labels in the first of the types `kinds` that holds them.
+
+    Raises FormatError if a value is not a whole number, or if no type holds all values.
+    """
+    # Compare Python numbers: in float32, the limit 2**31 - 1 becomes 2**31, and a label of 2**31
+    # would be accepted.
     low = data.min().item()
     high = data.max().item()
     if data.dtype.kind == "f" and not (np.rint(data) == data).all():
@@ -169,10 +180,10 @@ def _whole_numbers(
 
 
 def for_disk(data: NDArray[Any], where: Path, *, labels: bool) -> NDArray[Any]:
-    """Convert the voxels to a type that every reader of the written formats knows.
+    """Convert voxels to a type that every reader of the written formats supports.
 
-    Labels become uint8 or int16; other values stay uint8, int16 or int32, or become float32. Raises
-    a FormatError for voxels without such a type; `where` names the file in it.
+    With `labels`, they become uint8 or int16. Other values stay uint8, int16 or int32, or become
+    float32. Raises a FormatError if there is no such type; `where` names the file in the message.
     """
     if data.dtype == np.bool_:
         data = data.view(np.uint8)

@@ -1,6 +1,6 @@
 """Label schemes, and the folding of FreeSurfer numbers into them.
 
-This file holds what the help of the commands needs, without numpy.
+This file defines what the help texts of the commands need, and does not import numpy.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ Side = Literal["left", "right"]
 # FreeSurfer's abbreviation of each side.
 HEMISPHERES: dict[Side, str] = {"left": "lh", "right": "rh"}
 
-# Used if no scheme is named.
+# Scheme that is used if none is named.
 DEFAULT_SCHEME = "quicknat33"
 
 
 def _shipped_schemes() -> tuple[str, ...]:
-    """Return the schemes in configs/labels, the default first."""
+    """Return the names of the schemes in configs/labels, the default first."""
     names = []
     for table in (resources.files("trinat.configs") / "labels").iterdir():
         if not table.name.endswith(".tsv"):
             continue
         with table.open(encoding="utf-8") as file:
-            # Tables of foldings and codes have other columns.
+            # Tables of foldings and DICOM codes begin with another column.
             if file.readline().startswith("index\t"):
                 names.append(table.name.removesuffix(".tsv"))
     names.sort(reverse=True)

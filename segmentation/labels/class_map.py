@@ -1,6 +1,6 @@
 """Mapping of label numbers to the classes of a scheme.
 
-A voxel whose number has no side joins the side with the nearest voxel.
+Voxels whose number does not say on which side they are get the side of the nearest voxel.
 """
 
 from __future__ import annotations
@@ -21,26 +21,28 @@ from trinat.segmentation.labels.folding import (
     freesurfer_targets,
 )
 
-# Indices are uint8; the two values above the last class mark voxels with no class (yet).
+# Class indices are uint8. The two largest values mark voxels without a class: `_SIDELESS` voxels,
+# whose side is determined later, and `_UNKNOWN` numbers.
 MAX_CLASSES = 254
 _SIDELESS = 254
 _UNKNOWN = 255
 _BACKGROUND = (0,)
-# More unknown numbers than this suggest that the file is a scan, not a label map.
-_MANY = 200
-# Number of unknown labels that a message lists.
-_NAMED = 20
-# Tolerance for equal distances.
+# With more unknown numbers than this, the file is probably a scan and not a label map.
+_MANY_UNKNOWN = 200
+# Number of unknown label numbers that a message lists.
+_LISTED = 20
+# Distances are equal if they differ by less than this.
 _SAME_MM = 1e-6
 
 
 @dataclass(frozen=True, eq=False)
 class ClassMap:
-    """The class of each label number in one scheme.
+    """Mapping from label numbers to the class indices of one scheme.
 
-    `numbering` is the folding table's name, empty for FreeSurfer's own numbers. `table` holds the
-    class index by number, up to the largest known number. `sideless` are the numbers that join the
-    nearest of two classes.
+    `scheme` is the name of the scheme. `numbering` is the name of the folding table, "" for
+    FreeSurfer's own numbers. `table` has the class index of each number, up to the largest known
+    number. `sideless` are the numbers without a side, whose voxels get the class of the nearer
+    side.
     """
 
     scheme: str
@@ -57,17 +59,18 @@ class ClassMap:
         ignore: Collection[int],
         fold: FoldingTable | None = None,
     ) -> ClassMap:
-        """Build a class map from `classes`: number -> index.
+        """Build a class map from `classes`, the class index of each FreeSurfer number of a scheme.
 
-        A scheme's own numbers take precedence over FreeSurfer's table. With `fold` the numbers are
-        those of that table, and FreeSurfer's only as its targets. `extra` maps numbers to
-        FreeSurfer numbers, and those in `ignore` become background.
+        `scheme` is the scheme's name. FreeSurfer's folding table gives the class of other numbers.
+        `extra` maps further numbers to FreeSurfer numbers, and numbers in `ignore` become
+        background. With `fold`, all numbers are those of that table, and FreeSurfer's numbers are
+        only its targets. A LabelError is raised for invalid `extra` or `ignore`.
         """
         _check_own_rules(extra, ignore)
         freesurfer = freesurfer_targets(classes)
-        targets = dict(freesurfer) if fold is None else _through(fold, freesurfer)
-        # Voxels that define a side: numbers that the caller ignores still count, because anatomy
-        # does not move.
+        targets = dict(freesurfer) if fold is None else _resolve_fold(fold, freesurfer)
+        # Numbers whose voxels define a side. Numbers that the caller ignores are included, because
+        # they are still anatomy of that side.
         anatomy = dict(targets)
         for number, target in extra.items():
             if target not in freesurfer:
@@ -80,10 +83,12 @@ class ClassMap:
                 anatomy[number] = targets[number]
         for number in ignore:
             targets[number] = _BACKGROUND
-        table, open_numbers = _classes_of(targets, classes)
-        # FreeSurfer's number of a side is that side even if the scheme lacks it. In another
-        # numbering the same number means something else.
-        sideless = _sideless(open_numbers, classes, anatomy, with_targets=fold is None)
+        table, open_numbers = _table_and_open_numbers(targets, classes)
+        # A FreeSurfer number that has a side marks that side even if the scheme lacks it. In
+        # another numbering the same number means something else.
+        sideless = _describe_sideless(
+            open_numbers, classes, anatomy, with_targets=fold is None
+        )
         numbering = "" if fold is None else fold.name
         return cls(scheme, numbering, table, sideless)
 
@@ -93,9 +98,10 @@ class ClassMap:
         spacing_mm: tuple[float, float, float],
         where: str | Path | None,
     ) -> NDArray[np.uint8]:
-        """Return the class index of each voxel, in the memory order of `array`.
+        """Return the class index of each voxel of a label map, in the memory order of `array`.
 
-        Raises a LabelError for unknown numbers; `where` names the file in it.
+        `array` (X, Y, Z) has label numbers. Raises a LabelError for unknown numbers; `where` names
+        the file in the message.
         """
         size = len(self.table)
         if array.size and (array.min() < 0 or array.max() >= size):
@@ -110,7 +116,7 @@ class ClassMap:
         return indices
 
     def _unknown(self, array: NDArray[Any], where: str | Path | None) -> LabelError:
-        """Return the error for a map with unknown numbers; the first are named."""
+        """Return the error for a label map with unknown numbers; it lists the first of them."""
         listed = []
         numbers, counts = np.unique(array, return_counts=True)
         for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
@@ -118,21 +124,21 @@ class ClassMap:
             if not is_known:
                 voxels = "voxel" if count == 1 else "voxels"
                 listed.append(f"{number} ({count} {voxels})")
-        shown = ", ".join(listed[:_NAMED])
-        if len(listed) > _NAMED:
-            shown += f" and {len(listed) - _NAMED} more"
+        shown = ", ".join(listed[:_LISTED])
+        if len(listed) > _LISTED:
+            shown += f" and {len(listed) - _LISTED} more"
         what = f"has label numbers that are not in {self.scheme}"
         remedy = "map them to known numbers, or ignore them"
         if self.numbering:
             what = f"holds label numbers that {self.numbering} does not fold into {self.scheme}"
             remedy = "add them to the table, or ignore them"
-        if len(listed) > _MANY:
+        if len(listed) > _MANY_UNKNOWN:
             remedy = "give a label map, not a scan"
         return LabelError(f"{what}: {shown}", where=where, remedy=remedy)
 
 
 def _check_own_rules(extra: Mapping[int, int], ignore: Collection[int]) -> None:
-    """Refuse invalid label numbers, and numbers that are both mapped and ignored."""
+    """Raise a LabelError for invalid label numbers, and for numbers both mapped and ignored."""
     for number in (*extra, *ignore):
         if not 0 <= number < MAX_NUMBER:
             raise LabelError(
@@ -143,13 +149,14 @@ def _check_own_rules(extra: Mapping[int, int], ignore: Collection[int]) -> None:
         raise LabelError(f"{both} are both mapped and ignored", remedy="choose one")
 
 
-def _classes_of(
+def _table_and_open_numbers(
     targets: Targets, classes: Mapping[int, int]
 ) -> tuple[NDArray[np.uint8], dict[tuple[int, ...], list[int]]]:
-    """Return the class by number, and by left and right target the numbers whose side is open.
+    """Return the class index of each number, and the numbers whose side is not determined.
 
-    A number is open if its two targets are two classes; if both are one class, or neither is any,
-    it is not.
+    The first is a table indexed by number. The second maps (left target, right target) to numbers.
+    The side of a number is not determined if its two targets have different classes, or if only one
+    of them has a class.
     """
     table = np.full(max(targets) + 1, _UNKNOWN, np.uint8)
     open_numbers: dict[tuple[int, ...], list[int]] = {}
@@ -163,22 +170,22 @@ def _classes_of(
     return table, open_numbers
 
 
-def _sideless(
+def _describe_sideless(
     open_numbers: Mapping[tuple[int, ...], list[int]],
     classes: Mapping[int, int],
     anatomy: Targets,
     *,
     with_targets: bool,
 ) -> tuple[_SidelessNumbers, ...]:
-    """Describe the numbers that join the nearest of two sides.
+    """Return the sideless numbers, with the numbers in a label map that define their two sides.
 
-    The voxels of a side are those whose numbers become it by `anatomy`, and `with_targets` those
-    with the side's own number.
+    A side is defined by the numbers that `anatomy` maps to its target and, `with_targets`, by the
+    target itself. `open_numbers` is the second result of `_table_and_open_numbers`.
     """
     kinds = []
     for (left, right), numbers in open_numbers.items():
-        left_side = _folding_into(left, anatomy)
-        right_side = _folding_into(right, anatomy)
+        left_side = _numbers_with_target(left, anatomy)
+        right_side = _numbers_with_target(right, anatomy)
         if with_targets:
             left_side.add(left)
             right_side.add(right)
@@ -192,10 +199,13 @@ def _sideless(
     return tuple(kinds)
 
 
-def _through(fold: FoldingTable, freesurfer: Targets) -> dict[int, tuple[int, ...]]:
-    """Resolve a folding table through FreeSurfer's.
+def _resolve_fold(
+    fold: FoldingTable, freesurfer: Targets
+) -> dict[int, tuple[int, ...]]:
+    """Return the targets of a folding table's numbers in a scheme.
 
-    `freesurfer` has the targets of FreeSurfer's numbers. 0 is background in every table.
+    The table maps to FreeSurfer numbers, and `freesurfer` has the targets of these. 0 is background
+    in every table.
     """
     targets: dict[int, tuple[int, ...]] = {0: _BACKGROUND}
     for number, target in fold.targets.items():
@@ -210,17 +220,17 @@ def _through(fold: FoldingTable, freesurfer: Targets) -> dict[int, tuple[int, ..
     return targets
 
 
-def _folding_into(target: int, targets: Targets) -> set[int]:
-    """Return the numbers that become this one."""
+def _numbers_with_target(target: int, targets: Targets) -> set[int]:
+    """Return the numbers whose only target is `target`."""
     return {number for number, found in targets.items() if found == (target,)}
 
 
 @dataclass(frozen=True)
 class _SidelessNumbers:
-    """Label numbers without a side, and the left and right classes that their voxels may join.
+    """Label numbers without a side, and the left and the right class that their voxels may get.
 
-    `targets` are the FreeSurfer numbers of the two sides and `classes` their class indices. Each of
-    `sides` holds the numbers in a label map whose voxels make that side.
+    `targets` are the FreeSurfer numbers of the two sides, and `classes` their class indices.
+    `sides` has, for each side, the numbers in a label map that define the side.
     """
 
     numbers: tuple[int, ...]
@@ -238,16 +248,21 @@ def _join_nearest(
     size: int,
     where: str | Path | None,
 ) -> None:
-    """Give the sideless voxels of a label map the class of the nearer side, in `indices`.
+    """Set the class of the sideless voxels of a label map to that of the nearer side.
 
-    Every number in `array` is below `size`. Raises a LabelError if neither side is there.
+    `array` has the label numbers, all below `size`; `indices` has the class indices and is changed
+    in place. Raises a LabelError if neither side is in the map.
     """
-    points = np.argwhere(_select(array, kind.numbers, size))
+    points = np.argwhere(_mask_of_numbers(array, kind.numbers, size))
     if not len(points):
-        return  # the sideless voxels of this map belong to another pair
+        return  # the sideless voxels of this map belong to other sideless numbers
     left_numbers, right_numbers = kind.sides
-    left_mm = _distances_mm(points, _select(array, left_numbers, size), spacing_mm)
-    right_mm = _distances_mm(points, _select(array, right_numbers, size), spacing_mm)
+    left_mm = _distances_mm(
+        points, _mask_of_numbers(array, left_numbers, size), spacing_mm
+    )
+    right_mm = _distances_mm(
+        points, _mask_of_numbers(array, right_numbers, size), spacing_mm
+    )
     if np.isinf(left_mm).all() and np.isinf(right_mm).all():
         left_target, right_target = kind.targets
         raise LabelError(
@@ -256,10 +271,11 @@ def _join_nearest(
             where=where,
             remedy=f"map or ignore the numbers {', '.join(map(str, kind.numbers))}",
         )
-    # Ties alternate from voxel to voxel, as in resampling of labels, so that neither side
-    # gains.
+    # At equal distances the side alternates from voxel to voxel, as in resampling of labels, so
+    # that no side is favoured.
     is_even = points.sum(axis=1) % 2 == 0
-    # Two infinite distances have no difference. Rounding must not decide a tie.
+    # The difference of two infinite distances is NaN. The tolerance prevents rounding from deciding
+    # between equal distances.
     with np.errstate(invalid="ignore"):
         is_tie = np.abs(left_mm - right_mm) < _SAME_MM
     joins_left = np.where(is_tie, is_even, left_mm < right_mm)
@@ -269,13 +285,13 @@ def _join_nearest(
 
 
 def outer_rim(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Mark the voxels outside of `mask` that share a face with it, in the memory order of `mask`.
+    """Return a mask of the voxels outside of `mask` that share a face with it.
 
-    `mask` (X, Y, Z) is not changed. Voxels at the border of the array have no neighbours outside of
-    it; an empty or full mask has an empty rim.
+    `mask` (X, Y, Z) is not changed; the result has its memory order. If the mask is empty or full,
+    the rim is empty.
     """
-    # Shifted slices take a twentieth of the time of scipy's binary_dilation, provided both arrays
-    # have one memory order.
+    # Shifted slices take a twentieth of the time of scipy's binary_dilation if both arrays have the
+    # same memory order.
     grown = mask.copy(order="K")
     for axis in range(mask.ndim):
         new = grown.swapaxes(0, axis)
@@ -286,10 +302,13 @@ def outer_rim(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
     return grown
 
 
-def _select(
+def _mask_of_numbers(
     array: NDArray[Any], numbers: tuple[int, ...], size: int
 ) -> NDArray[np.bool_]:
-    """Mark voxels that hold one of `numbers`; every voxel is below `size`."""
+    """Return a mask of the voxels whose number is in `numbers`.
+
+    All numbers in `array` are below `size`.
+    """
     flags = np.zeros(size, np.bool_)
     flags[[number for number in numbers if number < size]] = True
     selected: NDArray[np.bool_] = flags[array]
@@ -301,11 +320,12 @@ def _distances_mm(
     mask: NDArray[np.bool_],
     spacing_mm: tuple[float, float, float],
 ) -> NDArray[np.float64]:
-    """Return the distance of each point to the nearest voxel of `mask`; infinite if it is empty.
+    """Return the distance in mm of each point to the nearest voxel of `mask`; inf if it is empty.
 
-    Points are voxel indices (M, 3) outside of the mask.
+    `points` are voxel indices (M, 3) outside of the mask.
     """
-    # Imported here: class names and numbers, all that training needs, work without SciPy.
+    # Imported here, because class names and numbers, which are all that training needs, work
+    # without SciPy.
     from scipy import ndimage
     from scipy.spatial import cKDTree
 
@@ -315,8 +335,9 @@ def _distances_mm(
     (box,) = boxes
     inside = mask[box]
 
-    # The nearest voxel is always on the mask's surface, a tenth of its voxels: those that share a
-    # face with the outside. The padding is one voxel outside.
+    # The nearest voxel is always on the surface of the mask: a voxel that shares a face with the
+    # outside. These are a tenth of the mask. The padding makes every surface voxel have an outside
+    # neighbour in the array.
     in_padded = np.argwhere(outer_rim(~np.pad(inside, 1)))
     surface = in_padded - 1 + [side.start for side in box]
     spacing = np.asarray(spacing_mm)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _SAME_MM = 1e-3
 # Attributes that the standard requires, possibly empty: anonymised files may lack them.
-_NEEDED = (
+_REQUIRED_ATTRIBUTES = (
     "PatientID",
     "PatientName",
     "PatientBirthDate",
@@ -54,7 +54,7 @@ _MADE_BY = "trinat"
 
 
 class Code(NamedTuple):
-    """DICOM code of a structure: SNOMED CT (SCT), or the standard's own terms (DCM).
+    """Coded term of DICOM: from SNOMED CT (SCT) or the standard's own terms (DCM).
 
     The three parts are written as CodeValue, CodingSchemeDesignator and CodeMeaning.
     """
@@ -65,8 +65,8 @@ class Code(NamedTuple):
 
 
 @cache
-def _codes() -> dict[int, tuple[Code, Code]]:
-    """Read type and category of each structure, by its FreeSurfer number."""
+def _read_codes() -> dict[int, tuple[Code, Code]]:
+    """Read type and category of each structure, by FreeSurfer number, from dicom-codes.tsv."""
     table = Path(str(resources.files("trinat.configs") / "labels" / "dicom-codes.tsv"))
     codes = {}
     for row in csv.DictReader(read_text(table).splitlines(), delimiter="\t"):
@@ -78,11 +78,12 @@ def _codes() -> dict[int, tuple[Code, Code]]:
 
 
 def code_of(label: Label) -> tuple[Code, Code]:
-    """Return type and category of a structure; its side is a code of its own.
+    """Return the DICOM codes of a structure's type and category.
 
-    Raises a LabelError for a structure without a code.
+    The side has a separate code and is not included. Raises a LabelError for a structure without a
+    code.
     """
-    codes = _codes()
+    codes = _read_codes()
     if label.fs_id not in codes:
         raise LabelError(
             f"no DICOM code for {label.name}", remedy="leave out --dicom-seg"
@@ -103,10 +104,11 @@ def write_seg(
 ) -> None:
     """Write the class indices of a scan, on its own grid, as a DICOM SEG of binary segments.
 
-    The scan is the series of the files `names` in `place` (a folder or a zip; without names it is
-    the only one in it), as read by `Volume.read(place, series=names)`, and `digest` its
-    `source_sha256`. `left_out` are structures that the model does not predict. The file has the
-    patient and study of the series. The same labels get the same UIDs.
+    The scan is the series of the files `names` in `place`, a folder or a zip; without names, the
+    only series in it. It was read by `Volume.read(place, series=names)`, and `digest` is its
+    `source_sha256`. `left_out` are names of structures that the model does not predict. `model` is
+    the model's name. The file has the patient and study of the series. The same labels get the same
+    UIDs. Raises IntegrityError if the series has changed since it was read.
     """
     source = load(place, names, whole=True)
     if source.digest != digest:
@@ -117,23 +119,26 @@ def write_seg(
     if grid.apart_mm(indices.grid) > _SAME_MM:
         raise GeometryError("labels lie on another grid than the series", where=place)
     datasets = [file.dataset for file in source.files.values()]
-    _fill_in(datasets, place)
+    _add_required_attributes(datasets, place)
     labels = [label for label in scheme.labels[1:] if label.name not in left_out]
-    # Segments are numbered from 1, without gaps; 0 is background and left-out structures.
+    # Segments are numbered from 1, without gaps; 0 marks background and left-out structures.
     segment_of = np.zeros(len(scheme), np.uint8)
     classes = [label.index for label in labels]
     segment_of[classes] = np.arange(1, len(labels) + 1)
     stack = _in_order_of_files(segment_of[indices.data], source.frames)
     with quiet():
-        content = _encoded(datasets, stack, labels, digest, model)
+        content = _encode_seg(datasets, stack, labels, digest, model)
     with atomic_write(path) as file:
         file.write(content)
 
 
-def _fill_in(datasets: list[Dataset], place: Path) -> None:
-    """Add missing required attributes, empty; raise GeometryError if one must not be empty."""
+def _add_required_attributes(datasets: list[Dataset], place: Path) -> None:
+    """Add required attributes that are missing, with empty values.
+
+    Raises GeometryError if the frame of reference, which must not be empty, is missing.
+    """
     for dataset in datasets:
-        for keyword in _NEEDED:
+        for keyword in _REQUIRED_ATTRIBUTES:
             if keyword not in dataset:
                 setattr(dataset, keyword, None)
     if not datasets[0].get("FrameOfReferenceUID"):
@@ -145,9 +150,9 @@ def _fill_in(datasets: list[Dataset], place: Path) -> None:
 def _in_order_of_files(
     segments: NDArray[np.uint8], frames: list[Frame]
 ) -> NDArray[np.uint8]:
-    """Reorder segment numbers (column, row, slice) to frames (frame, row, column).
+    """Reorder segment numbers (column, row, slice) to (frame, row, column).
 
-    Frames are in the order of the files.
+    `frames` are in the order of the slices; the result is in the order of files and their frames.
     """
     columns, rows, slices = segments.shape
     stack = np.empty((slices, rows, columns), np.uint8)
@@ -157,8 +162,8 @@ def _in_order_of_files(
     return stack
 
 
-def _segments(labels: Sequence[Label], model: str) -> list[Any]:
-    """Return the description of each segment: name, codes, side, colour and algorithm."""
+def _describe_segments(labels: Sequence[Label], model: str) -> list[Any]:
+    """Return the DICOM description of each segment: name, codes, side, colour and algorithm."""
     import highdicom as hd
     from pydicom.sr.codedict import codes
 
@@ -188,19 +193,23 @@ def _segments(labels: Sequence[Label], model: str) -> list[Any]:
     return segments
 
 
-def _encoded(
+def _encode_seg(
     sources: list[Any],
     stack: Any,
     labels: Sequence[Label],
     digest: str,
     model: str,
 ) -> bytes:
-    """Encode a stack of segment numbers (frame, row, column) as a DICOM SEG."""
+    """Encode segment numbers (frame, row, column) as a DICOM SEG; return the bytes of the file.
+
+    `sources` are the headers of the series, `digest` is its SHA-256, and `model` the model's name.
+    Raises OutputError if the headers cannot be used.
+    """
     import highdicom as hd
     from pydicom.uid import generate_uid
 
     made = hashlib.sha256(stack.tobytes()).hexdigest()
-    segments = _segments(labels, model)
+    segments = _describe_segments(labels, model)
     buffer = io.BytesIO()
     try:
         hd.seg.Segmentation(
@@ -223,7 +232,7 @@ def _encoded(
         raise
     except (
         Exception
-    ):  # pydicom raises many kinds, with messages that may quote the header
+    ):  # pydicom raises many kinds of errors, and their messages may quote the header
         raise OutputError(
             "no DICOM SEG can be made of this series' header",
             remedy="leave out --dicom-seg",

@@ -12,38 +12,42 @@ from pathlib import Path
 from trinat.segmentation.errors import LabelError
 from trinat.segmentation.io.files import read_rows
 
-# Bounds the table of classes; FreeSurfer's own numbers end near 15,000.
+# Limit on label numbers and thus on the size of tables; FreeSurfer's own numbers end near 15,000.
 MAX_NUMBER = 2**20
 
-# Numbers in label maps for generation that FreeSurfer lacks: 136, 163 (linings of the ventricles),
-# 137, 164 (of their inferior horns); 25 and 57 are lesions in white matter.
+# Numbers in label maps for generation that FreeSurfer lacks, and the FreeSurfer numbers that they
+# become: 136 and 163 are linings of the ventricles, 137 and 164 those of their inferior horns; 25
+# and 57 are lesions in white matter.
 GENERATION_FOLDED = {136: 4, 163: 43, 137: 5, 164: 44, 25: 2, 57: 41}
 # In these maps 24 is all CSF around the brain and in the neck, not FreeSurfer's small region.
 GENERATION_SURROUNDINGS = 24
-GENERATION_FIRST_OUTSIDE = 500  # numbers from here on: skull, scalp, eyes and so on
-# Private number for the part of 24 in the neck, outside of the skull.
+GENERATION_FIRST_OUTSIDE = 500  # numbers from this one on: skull, scalp, eyes and so on
+# Number that trinat assigns to the part of 24 in the neck, outside of the skull.
 GENERATION_NECK_FLUID = 599
-# Inside the skull, but neither brain nor ventricle: vessels, optic chiasm, fifth ventricle.
+# Structures inside the skull that are neither brain nor ventricle: vessels, optic chiasm, fifth
+# ventricle.
 GENERATION_BETWEEN = (30, 62, 72, 85)
 
-# Numberings that ship beside FreeSurfer's, each as configs/labels/<name>-folding.tsv.
+# Numberings that come with trinat: FreeSurfer's, and others. Each has the table
+# configs/labels/<name>-folding.tsv.
 FREESURFER = "freesurfer"
 SHIPPED_FOLDINGS = (FREESURFER, "neuromorphometrics")
 _COLUMNS = ("first", "last", "name", "target")
-# FreeSurfer numbers that replace parcels of the left and the right cortex.
+# Targets of parcels of the left and the right cortex: FreeSurfer's numbers of the whole cortex.
 _CORTEX = ((3,), (42,))
-# Unknown cortex and the corpus callosum, which belong to no parcel of any atlas.
+# Numbers of unknown cortex and of the corpus callosum, which belong to no parcel of any atlas.
 _CORTEX_WITHOUT_PARCEL = frozenset({1000, 1004, 2000, 2004})
 
-# Number -> (target,), or (left, right) to join the nearest.
+# Targets of label numbers: number -> (target,), or (left, right) for a number without a side, whose
+# voxels get the nearer side.
 Targets = Mapping[int, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
 class FoldingTable:
-    """A numbering other than FreeSurfer's, and the FreeSurfer number that each number becomes.
+    """Table that maps the numbers of a numbering other than FreeSurfer's to FreeSurfer numbers.
 
-    Numbers have the meaning of the table only, whatever they mean to FreeSurfer.
+    Its numbers are not FreeSurfer's, even if FreeSurfer has the same numbers.
     """
 
     name: str
@@ -52,15 +56,16 @@ class FoldingTable:
 
 @cache
 def folding_table() -> Targets:
-    """Return the targets of FreeSurfer's numbers outside of the schemes."""
+    """Return the targets of FreeSurfer numbers that are in no scheme."""
     return _shipped_targets(FREESURFER)
 
 
 def freesurfer_targets(classes: Mapping[int, int]) -> dict[int, tuple[int, ...]]:
-    """Return FreeSurfer's numbers and what each becomes in a scheme; `classes`: number -> index.
+    """Return the targets of FreeSurfer numbers in a scheme; `classes`: number -> class index.
 
-    The scheme's own numbers stay. Where the scheme divides the cortex into parcels and has no class
-    for the whole cortex, the parcels of other atlases are left out: they are no background.
+    The scheme's own numbers are their own targets. If the scheme divides the cortex into parcels
+    and has no class for the whole cortex, the parcels of other atlases get no target, because they
+    are not background.
     """
     table = folding_table()
     divided = {table[number] for number in classes if number in table} & set(_CORTEX)
@@ -76,11 +81,12 @@ def freesurfer_targets(classes: Mapping[int, int]) -> dict[int, tuple[int, ...]]
 
 
 def load_folding(name_or_path: str | Path) -> FoldingTable | None:
-    """Load a shipped table by its name, or a user's table; None for FreeSurfer's own numbers.
+    """Load a folding table: a shipped one by its name, or a user's file.
 
-    Raises a LabelError for a missing or unreadable table.
+    Returns None for "freesurfer", whose numbers need no table. Raises a LabelError for a missing or
+    unreadable file.
     """
-    # A shipped name takes precedence over a file of that name, as for schemes.
+    # A shipped name takes precedence over a file of the same name, as for schemes.
     name = str(name_or_path)
     if name == FREESURFER:
         return None
@@ -97,14 +103,18 @@ def load_folding(name_or_path: str | Path) -> FoldingTable | None:
 
 
 def _shipped_targets(name: str) -> Targets:
-    """Load the table of this name from configs/labels."""
+    """Read the targets from the table of a shipped numbering in configs/labels."""
     tables = resources.files("trinat.configs") / "labels"
     with resources.as_file(tables / f"{name}-folding.tsv") as path:
         return _read_targets(path)
 
 
 def _read_targets(path: Path) -> Targets:
-    """Read a table with columns first, last, target and name; each number is in one row."""
+    """Read the targets from a table with the columns first, last, target and, optionally, name.
+
+    A row is for the numbers `first` to `last`; each number is in one row only. Raises a LabelError
+    for an invalid table.
+    """
     targets: dict[int, tuple[int, ...]] = {}
     rows = read_rows(path, required=("first", "last", "target"))
     # The header is line 1.
@@ -117,11 +127,11 @@ def _read_targets(path: Path) -> Targets:
                     where=path,
                     remedy=f"columns: {', '.join(_COLUMNS)}",
                 )
-        first = _number(row["first"], where)
-        last = _number(row["last"], where)
+        first = _parse_number(row["first"], where)
+        last = _parse_number(row["last"], where)
         if last < first:
             raise LabelError(f"numbers {first} to {last} run backwards", where=where)
-        target = _target(row["target"], where)
+        target = _parse_target(row["target"], where)
         for number in range(first, last + 1):
             if number in targets:
                 raise LabelError(f"{number} is in two rows", where=where)
@@ -131,13 +141,13 @@ def _read_targets(path: Path) -> Targets:
     return targets
 
 
-def _target(text: str, where: str) -> tuple[int, ...]:
-    """Parse "4" to (4,) and "nearest 2 41" to (2, 41)."""
+def _parse_target(text: str, where: str) -> tuple[int, ...]:
+    """Parse a cell with a target: "4" becomes (4,), and "nearest 2 41" becomes (2, 41)."""
     match text.split():
         case [number]:
-            return (_number(number, where),)
+            return (_parse_number(number, where),)
         case ["nearest", left, right]:
-            return (_number(left, where), _number(right, where))
+            return (_parse_number(left, where), _parse_number(right, where))
     raise LabelError(
         f"target {text!r} is not readable",
         where=where,
@@ -145,7 +155,7 @@ def _target(text: str, where: str) -> tuple[int, ...]:
     )
 
 
-def _number(text: str, where: str) -> int:
+def _parse_number(text: str, where: str) -> int:
     """Parse a label number; raise a LabelError for anything else."""
     if not re.fullmatch("[0-9]{1,7}", text) or int(text) >= MAX_NUMBER:
         raise LabelError(

@@ -1,4 +1,4 @@
-"""A class of a scheme, and the rules that make classes one scheme."""
+"""Class of a label scheme, and the rules that the classes of a scheme must follow."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ import numpy as np
 from trinat.segmentation.labels import Side
 from trinat.segmentation.labels.class_map import MAX_CLASSES
 
-# The group of CSF in a label scheme.
+# Name of the group of CSF in label schemes.
 CSF_GROUP = "csf"
 
 
 @dataclass(frozen=True)
 class Label:
-    """One class, with its `index` in networks and its FreeSurfer number `fs_id` in files.
+    """Class of a label scheme: its `index` in networks and its FreeSurfer number `fs_id` in files.
 
-    `partner` is the index of the same structure on the other side. `members` are the FreeSurfer
-    numbers that belong to the class; if empty, `fs_id` alone. If a map lacks a class with `rim_of`,
-    it is the one-voxel rim around the class of that index.
+    `partner` is the index of the same structure on the other side, or None. `members` are all
+    FreeSurfer numbers that belong to the class; if empty, only `fs_id` does. `rim_of` is the index
+    of another class: in a label map without this class, the one-voxel rim around the other class is
+    used for it.
     """
 
     index: int
@@ -37,7 +38,7 @@ class Label:
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """The FreeSurfer numbers of this class."""
+        """All FreeSurfer numbers that belong to this class."""
         return self.members or (self.fs_id,)
 
     @property
@@ -48,10 +49,10 @@ class Label:
 
 
 def find_problem(labels: tuple[Label, ...]) -> str:
-    """Return why `labels` are no scheme, or "".
+    """Return the reason why `labels` are no scheme, or "" if they are one.
 
-    Indices count up from 0, which is background; partners refer to each other, one left and one
-    right; names and numbers are unique.
+    Indices must count up from 0, which is background. Partners must refer to each other, and be one
+    left and one right. Names and numbers must be unique.
     """
     if not 2 <= len(labels) <= MAX_CLASSES:
         return f"has {len(labels)} classes, not 2 to {MAX_CLASSES}"
@@ -72,7 +73,7 @@ def find_problem(labels: tuple[Label, ...]) -> str:
 
 
 def _find_partner_problem(label: Label, labels: tuple[Label, ...]) -> str:
-    """Return what is wrong between a label and its partner, or ""."""
+    """Return the problem with the partner of a label, or "" if there is none."""
     if label.partner is None:
         return ""
     if not 0 <= label.partner < len(labels):
@@ -88,7 +89,7 @@ def _find_partner_problem(label: Label, labels: tuple[Label, ...]) -> str:
 
 
 def _find_repetition(labels: tuple[Label, ...]) -> str:
-    """Return what two labels wrongly share, or ""."""
+    """Return the name or number that two labels share, as a sentence, or "" if there is none."""
     members: list[int] = []
     for label in labels:
         members += label.numbers

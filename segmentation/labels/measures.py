@@ -1,9 +1,9 @@
-"""Volumes of the whole brain, under FreeSurfer's names and by its definitions.
+"""Volumes of the whole brain, with FreeSurfer's names and definitions.
 
 The definitions are those of aseg.stats since FreeSurfer 5.2
-(https://surfer.nmr.mgh.harvard.edu/fswiki/MorphometryStats). Differences, which docs/volumes.md
-lists: all are counts of voxels, where FreeSurfer takes cortex and white matter from surfaces; and
-BrainSegVol has no CSF, vessels and optic chiasm.
+(https://surfer.nmr.mgh.harvard.edu/fswiki/MorphometryStats), with two differences, which
+docs/volumes.md lists. All volumes are counts of voxels, whereas FreeSurfer measures cortex and
+white matter with surfaces. BrainSegVol has no CSF, vessels and optic chiasm.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from trinat.segmentation.labels.scheme import LabelScheme
 
-# FreeSurfer numbers that the measures consist of.
+# FreeSurfer numbers of the structures that the measures sum.
 _CORTEX = frozenset({3, 42})
 _WHITE_MATTER = frozenset({2, 41})
 # Thalamus, caudate, putamen, pallidum, hippocampus, amygdala, accumbens and ventral DC.
@@ -31,10 +31,10 @@ _ABOVE_TENTORIUM = _CORTEX | _WHITE_MATTER | _SUBCORTICAL
 
 @dataclass(frozen=True)
 class Measure:
-    """One volume of aseg.stats: the names in its line, and the structures that it sums.
+    """Volume of aseg.stats: the names in its line, and the structures whose volumes are added.
 
-    `key` and `name` are the first and second field of the line, `words` the third. `numbers` are
-    those of the structures; empty for the intracranial volume, which is no sum.
+    `key`, `name` and `words` are the first, second and third field of the line. `numbers` are the
+    FreeSurfer numbers of the structures; empty for the intracranial volume, which is no sum.
     """
 
     key: str
@@ -44,7 +44,7 @@ class Measure:
 
     @property
     def column(self) -> str:
-        """The column name in FreeSurfer's own tables of volumes."""
+        """Name of the column in FreeSurfer's own tables of volumes."""
         return self.key if not self.numbers else self.name
 
 
@@ -104,10 +104,10 @@ MEASURES = (
 def parts_of_sums(
     scheme: LabelScheme, known: Collection[str]
 ) -> dict[str, tuple[str, ...]]:
-    """Return, by column, the structures of a scheme that a measure sums.
+    """Return the structures whose volumes each measure adds: column -> names in the scheme.
 
-    `known` names the structures that the model predicts. A measure is left out if part of it is not
-    among these, or is in one structure together with something else.
+    `known` has the names of the structures that the model predicts. A measure is left out if it
+    needs a structure that is not known, or a part of a class that also has other structures.
     """
     labels = [label for label in scheme.labels[1:] if label.name in known]
     found = {}
@@ -124,9 +124,10 @@ def parts_of_sums(
 
 
 def sums_mm3(scheme: LabelScheme, volumes_mm3: Mapping[str, float]) -> dict[str, float]:
-    """Return, by column, the measures that are sums of a scheme's structures, in mm³.
+    """Return the measures that are sums of structures, in mm³: column -> volume.
 
-    `volumes_mm3` has the structures that the model predicts: see `parts_of_sums`.
+    `volumes_mm3` has the volume of each structure that the model predicts, by its name in the
+    scheme.
     """
     return {
         column: sum(volumes_mm3[name] for name in names)
@@ -136,10 +137,9 @@ def sums_mm3(scheme: LabelScheme, volumes_mm3: Mapping[str, float]) -> dict[str,
 
 @dataclass(frozen=True)
 class BrainVolumes:
-    """The measures of one segmentation.
+    """Measures of one segmentation: the volume in mm³ for each column.
 
-    `mm3` has a value for each column; that of the intracranial volume is None if it is unknown, and
-    `note` says why.
+    The intracranial volume is None if it is unknown; `note` then has the reason.
     """
 
     mm3: dict[str, float | None]

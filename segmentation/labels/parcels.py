@@ -1,7 +1,7 @@
 """Parcellations of the cortex: schemes whose label maps have parcels in place of the cortex.
 
-Networks distinguish parcels but not sides: a class has two numbers in label maps, the left one
-first. A voxel has the side of the cortex in the map of structures.
+Networks for parcels do not distinguish sides: a class has two numbers in label maps, the left one
+first. The side of a voxel is that of the cortex in the map of structures.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from trinat.segmentation.labels import HEMISPHERES, Side
 from trinat.segmentation.labels.label import Label
 from trinat.segmentation.labels.scheme import LabelScheme
 
-# The group of the cortex in a scheme of structures.
+# Name of the group of the cortex in a scheme of structures.
 CORTEX_GROUP = "cortical"
 
 
 @dataclass(frozen=True)
 class Parcellation:
-    """Structures, the parcels of their cortex, and both in one scheme.
+    """Scheme of structures, scheme of the parcels of their cortex, and both combined.
 
-    `structures` has a cortex on each side, `parcels` has classes without sides.
+    `structures` has a cortex on each side; the classes of `parcels` have no side.
     """
 
     structures: LabelScheme
@@ -46,23 +46,27 @@ class Parcellation:
 
     @property
     def cortex(self) -> list[Label]:
-        """The cortex of each side among the structures."""
+        """The classes of the left and of the right cortex in `structures`."""
         return [
             label for label in self.structures.labels if label.group == CORTEX_GROUP
         ]
 
     @cached_property
     def whole(self) -> LabelScheme:
-        """Structures and the parcels of both sides, in ascending order of FreeSurfer numbers."""
+        """Combined scheme: structures without the cortex, and the parcels of both sides.
+
+        Classes are in ascending order of FreeSurfer numbers.
+        """
         cortex = self.cortex
         labels = [label for label in self.structures.labels if label not in cortex]
-        # A map of parcels may hold cortex without a parcel.
+        # Cortex without a parcel may remain in a map of parcels, so its numbers belong to
+        # background.
         numbers = [number for label in cortex for number in label.numbers]
         background = labels[0]
         labels[0] = replace(background, members=(*background.numbers, *numbers))
         for place, side in enumerate(HEMISPHERES):
             for parcel in self.parcels.labels[1:]:
-                # Index and partner are assigned below.
+                # Index and partner are set below.
                 of_side = replace(
                     parcel,
                     name=name_of(parcel, side),
@@ -83,7 +87,7 @@ class Parcellation:
         return LabelScheme(name, tuple(numbered))
 
     def _partners(self) -> dict[str, str]:
-        """Return the name of the partner of each structure and parcel that has one."""
+        """Return the partner of each structure and parcel that has one: name -> name."""
         partners = {}
         for label in self.structures.labels:
             if label.partner is not None:
@@ -96,7 +100,7 @@ class Parcellation:
 
     @cached_property
     def _table(self) -> NDArray[np.uint8]:
-        """The class in `whole` for each pair of structure and parcel, (K, P)."""
+        """Class in `whole` for each pair of a structure and a parcel, (K, P)."""
         shape = (len(self.structures), len(self.parcels))
         table = np.zeros(shape, np.uint8)
         names = self.whole.names
@@ -113,15 +117,16 @@ class Parcellation:
     def join(
         self, structures: NDArray[Any], parcels: NDArray[Any]
     ) -> NDArray[np.uint8]:
-        """Combine classes of structures and of parcels, of one shape, to classes of `whole`.
+        """Combine a map of structures and a map of parcels, of one shape, to classes of `whole`.
 
-        A parcel counts where the structure is cortex. Cortex without a parcel is background.
+        Where the structure is cortex, the class is that of the parcel on the same side, or
+        background if there is no parcel. Elsewhere it is that of the structure.
         """
         joined: NDArray[np.uint8] = self._table[structures, parcels]
         return joined
 
     def is_cortex(self, structures: NDArray[Any]) -> NDArray[np.bool_]:
-        """Mark the cortex in a map of classes."""
+        """Return a mask of the cortex in a map of classes of `structures`."""
         is_wanted = np.zeros(len(self.structures), bool)
         is_wanted[[label.index for label in self.cortex]] = True
         found: NDArray[np.bool_] = is_wanted[structures]
@@ -129,7 +134,7 @@ class Parcellation:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the parcels of both sides, left ones first."""
+        """Names of the parcels of both sides, the left ones first."""
         return tuple(
             name_of(parcel, side)
             for side in HEMISPHERES
@@ -138,5 +143,5 @@ class Parcellation:
 
 
 def name_of(parcel: Label, side: Side) -> str:
-    """Return FreeSurfer's name of a parcel of one side: ctx-lh-insula."""
+    """Return FreeSurfer's name of a parcel on one side, such as ctx-lh-insula."""
     return f"ctx-{HEMISPHERES[side]}-{parcel.name}"

@@ -45,18 +45,18 @@ __all__ = [
     "viewer_table",
 ]
 
-# Target value that the losses ignore.
+# Label of pixels that the losses leave out.
 IGNORE = 255
 
-# The groups of parcels of the cortex.
+# Groups of parcels of the cortex in label schemes.
 LOBES = ("frontal", "parietal", "temporal", "occipital", "cingulate", "insula")
 
-# Numbers 1, 2 and 3 in a map of tissues, as in BIDS; 0 is everything else.
+# Tissues with the numbers 1, 2 and 3 in a map of tissues, as in BIDS; 0 is everything else.
 TISSUES = ("GM", "WM", "CSF")
 
 Viewer = Literal["freesurfer", "itksnap", "slicer", "fsleyes"]
-# Header of a viewer's table, and the line of a label; background is transparent. docs/prediction.md
-# names the source of each format.
+# Header of a viewer's table, and the format of the line of a label; background is transparent.
+# docs/prediction.md names the source of each format.
 _FORMS: dict[Viewer, tuple[str, str]] = {
     "freesurfer": ("#No. Label Name: R G B A\n", "{number} {name} {r} {g} {b} 0"),
     "itksnap": (
@@ -112,24 +112,24 @@ class LabelScheme:
     @cached_property
     def fs_ids(self) -> NDArray[np.int16]:
         """FreeSurfer number of each class, (K,)."""
-        return _frozen(np.array([label.fs_id for label in self.labels], np.int16))
+        return _read_only(np.array([label.fs_id for label in self.labels], np.int16))
 
     @cached_property
     def partner_permutation(self) -> NDArray[np.int64]:
-        """Index of each class after swapping left and right, (K,)."""
+        """Index of each class's partner, or its own index if it has none, (K,)."""
         partners = [_partner_or_itself(label) for label in self.labels]
-        return _frozen(np.array(partners, np.int64))
+        return _read_only(np.array(partners, np.int64))
 
     @property
     def has_unpartnered_sides(self) -> bool:
-        """True if a class is on one side only, so that a mirrored scan has another truth."""
+        """True if a class is on one side only: a mirrored scan cannot be labelled correctly."""
         return any(
             label.side is not None and label.partner is None for label in self.labels
         )
 
     @property
     def has_parcels(self) -> bool:
-        """True if the classes are parcels of the cortex, in place of the cortex."""
+        """True if the scheme has parcels of the cortex in place of the whole cortex."""
         return any(label.group in LOBES for label in self.labels)
 
     def from_freesurfer(
@@ -144,10 +144,10 @@ class LabelScheme:
     ) -> NDArray[np.uint8]:
         """Convert a map of FreeSurfer numbers (X, Y, Z) to class indices.
 
-        With `fold` the map has the numbers of that table instead. `extra` maps numbers to
-        FreeSurfer numbers and `ignore` lists numbers that become background, both before any table.
-        `spacing_mm` decides which side is nearest; `where` names the file in errors. Raises a
-        LabelError for unknown numbers.
+        With `fold` the map has the numbers of that table instead. `extra` maps further numbers to
+        FreeSurfer numbers, and numbers in `ignore` become background; both take precedence over the
+        tables. `spacing_mm` is used to find the nearest side for numbers without one. `where` names
+        the file in errors. Raises a LabelError for unknown numbers.
         """
         array = np.asarray(array)
         if not np.issubdtype(array.dtype, np.integer):
@@ -165,9 +165,9 @@ class LabelScheme:
         return indices
 
     def classes_of_number(self, number: int) -> set[int]:
-        """Return the classes that voxels of a FreeSurfer number may become; none if it is unknown.
+        """Return the class indices that voxels with a FreeSurfer number may get.
 
-        There are two for a number that joins the nearest side.
+        There are two for a number without a side, and none for an unknown number.
         """
         targets = freesurfer_targets(self._classes).get(number, ())
         return {self._classes[target] for target in targets if target in self._classes}
@@ -191,18 +191,18 @@ class LabelScheme:
 
     @cached_property
     def merged(self) -> MergedScheme:
-        """Return the scheme of a network that cannot distinguish sides: one class per pair.
+        """Scheme with one class for each pair of left and right.
 
-        Classes keep their order; a pair takes the place of its first. Raises a LabelError if a
-        class has a side and no partner. The result maps classes of this scheme to merged ones, for
-        training, and back.
+        It is for networks that cannot distinguish sides. Classes keep their order; a pair has the
+        position of its first class. Raises a LabelError if a class has a side and no partner. The
+        result also maps the classes of this scheme to those of the merged scheme.
         """
         if self.has_unpartnered_sides:
             raise LabelError(
                 f"{self.name} has classes on one side only, which a sagittal slice cannot show",
                 remedy="use the coronal and axial views",
             )
-        # Keep the first of each pair.
+        # Keep the first class of each pair.
         kept = [
             label
             for label in self.labels
@@ -214,10 +214,13 @@ class LabelScheme:
             to_merged[_partner_or_itself(label)] = merged_index
         labels = tuple(self._merged_label(label, to_merged) for label in kept)
         scheme = LabelScheme(f"{self.name}-merged", labels)
-        return MergedScheme(scheme, _frozen(to_merged))
+        return MergedScheme(scheme, _read_only(to_merged))
 
     def _merged_label(self, label: Label, to_merged: NDArray[np.int64]) -> Label:
-        """Return the class of a label and its partner, without a side."""
+        """Return the merged class of a label and its partner, without a side.
+
+        `to_merged` (K,) is the index of the merged class of each class.
+        """
         index = int(to_merged[label.index])
         members: list[int] = []
         for side in np.flatnonzero(to_merged == index):
@@ -237,23 +240,26 @@ class LabelScheme:
         )
 
     def seen_in(self, view: View) -> LabelScheme:
-        """Return the classes that slices of a view distinguish: sagittal ones show no side."""
+        """Return the scheme of the labels in slices of a view.
+
+        Sagittal slices do not show sides, so theirs is the merged scheme.
+        """
         return self.merged.scheme if view is View.SAGITTAL else self
 
     def find(self, structure: str | int) -> Label:
         """Return the label with this name, abbreviation or FreeSurfer number.
 
-        Case does not matter, and spaces, underscores and dashes are equal. A name without its side
-        is enough if there is one side only. Raises a LabelError for no match and for several.
+        Case is ignored, and spaces, underscores and dashes are equal. The name may leave out the
+        side if the structure has only one. Raises a LabelError if no label matches, or several.
         """
-        # For each accepted spelling, the names of the structures that it means.
+        # Names of the structures that each accepted spelling may mean.
         names_of: dict[str, list[str]] = {}
         for label in self.labels:
             full = {label.name, label.abbreviation, str(label.fs_id)}
             without_side = {_without_side(word) for word in full}
-            for word in {_spoken(word) for word in full | without_side}:
+            for word in {_normalised(word) for word in full | without_side}:
                 names_of.setdefault(word, []).append(label.name)
-        wanted = _spoken(str(structure))
+        wanted = _normalised(str(structure))
         names = names_of.get(wanted, [])
         if len(names) == 1:
             return self.labels[self.names.index(names[0])]
@@ -272,7 +278,7 @@ class LabelScheme:
 
     @cached_property
     def _classes(self) -> dict[int, int]:
-        """The class of each FreeSurfer number that the scheme names."""
+        """Class index of each FreeSurfer number that belongs to a class."""
         classes = {}
         for label in self.labels:
             for number in label.numbers:
@@ -282,9 +288,10 @@ class LabelScheme:
 
 @dataclass(frozen=True, eq=False)
 class MergedScheme:
-    """A scheme whose classes are pairs of another's classes.
+    """Scheme in which the left and the right class of another scheme are one class.
 
-    `to_merged[k]` is the merged class of class k: `merged_values[to_merged]` expands.
+    `to_merged` (K,) is the index of the merged class of each class. `values[to_merged]` expands
+    values by merged class to values by class.
     """
 
     scheme: LabelScheme
@@ -296,7 +303,8 @@ def load_scheme(name_or_path: str | Path) -> LabelScheme:
 
     Raises a LabelError if the file is missing or no scheme.
     """
-    # A shipped name takes precedence over a file, so that a command means the same everywhere.
+    # A shipped name takes precedence over a file, so that a command has the same meaning in every
+    # folder.
     name = str(name_or_path)
     if name in SHIPPED_SCHEMES:
         return _load_shipped(name)
@@ -312,21 +320,22 @@ def load_scheme(name_or_path: str | Path) -> LabelScheme:
 
 @cache
 def _load_shipped(name: str) -> LabelScheme:
-    """Load a scheme of configs/labels; cached."""
+    """Load a scheme of configs/labels, once per process."""
     file = resources.files("trinat.configs") / "labels" / f"{name}.tsv"
     return parse_scheme(name, file.read_bytes(), Path(file.name))
 
 
 def parse_scheme(name: str, table: bytes, path: Path) -> LabelScheme:
-    """Parse the content of a scheme's TSV file; `path` names the file in errors."""
+    """Parse the bytes of a scheme's TSV file; `path` names the file in errors."""
     return LabelScheme(name, parse_labels(table, path))
 
 
 def tissue_numbers(scheme: LabelScheme) -> NDArray[np.int64]:
-    """Return the tissue number of each class, (K,); 0 for background and classes without a tissue.
+    """Return the tissue number of each class, (K,); 0 for classes that are no tissue.
 
-    The table of the scheme `tissue4` assigns FreeSurfer's structures to grey matter, white matter
-    and CSF. Raises a LabelError for a class that consists of several tissues.
+    Numbers are as in TISSUES: 1 grey matter, 2 white matter, 3 CSF. The scheme `tissue4` assigns
+    FreeSurfer's structures to these tissues. Raises a LabelError for a class that consists of
+    several tissues.
     """
     table = load_scheme("tissue4")
     numbers = np.zeros(len(scheme), np.int64)
@@ -347,9 +356,9 @@ def tissue_numbers(scheme: LabelScheme) -> NDArray[np.int64]:
 
 
 def viewer_table(scheme: LabelScheme, viewer: Viewer, *, by_index: bool = False) -> str:
-    """Return the scheme's labels as a viewer's table, in ascending order of label numbers.
+    """Return the text of a viewer's table of labels, in ascending order of label numbers.
 
-    These are FreeSurfer's numbers, or with `by_index` the class indices.
+    The label numbers are FreeSurfer's or, with `by_index`, the class indices.
     """
     header, line = _FORMS[viewer]
     numbered = [
@@ -359,7 +368,7 @@ def viewer_table(scheme: LabelScheme, viewer: Viewer, *, by_index: bool = False)
     rows = []
     for number, label in numbered:
         if viewer == "fsleyes" and label.index == 0:
-            continue  # or the scan would be hidden behind background
+            continue  # otherwise the background would hide the scan
         # Background is not shown.
         is_shown = label.index > 0
         r, g, b = label.color
@@ -381,34 +390,34 @@ def viewer_table(scheme: LabelScheme, viewer: Viewer, *, by_index: bool = False)
 
 
 def _partner_or_itself(label: Label) -> int:
-    """Return the index of the same structure on the other side, or the label's own."""
+    """Return the index of the label's partner, or its own index if it has none."""
     return label.index if label.partner is None else label.partner
 
 
 def _without_side(name: str) -> str:
-    """Return the common part of the names of both sides.
+    """Return the name without its side.
 
-    "Left-Thalamus" and "Right-Thalamus" have "Thalamus" in common, "ctx-lh-insula" and
-    "ctx-rh-insula" the parcel.
+    "Left-Thalamus" and "Right-Thalamus" become "Thalamus"; "ctx-lh-insula" and "ctx-rh-insula"
+    become "insula".
     """
     return re.sub(r"^(ctx-)?(left|right|lh|rh|l|r)[-_ ]", "", name, flags=re.IGNORECASE)
 
 
-def _spoken(name: str) -> str:
+def _normalised(name: str) -> str:
     """Normalise a name for comparison: lower case, one dash between words."""
     return re.sub(r"[\s_-]+", "-", name.strip().casefold())
 
 
-def _frozen(array: NDArray[Any]) -> NDArray[Any]:
-    """Make an array read-only, since it is cached."""
+def _read_only(array: NDArray[Any]) -> NDArray[Any]:
+    """Make an array read-only, because it is cached, and return it."""
     array.setflags(write=False)
     return array
 
 
 def parse_labels(table: bytes, path: Path) -> tuple[Label, ...]:
-    """Parse the classes of a scheme's file; `path` names the file in errors.
+    """Parse the bytes of a scheme's TSV file to its classes; `path` names the file in errors.
 
-    Raises a LabelError with the line number for an invalid scheme.
+    Raises a LabelError, with the line number, for an invalid scheme.
     """
     try:
         text = table.decode("utf-8-sig")
@@ -441,7 +450,10 @@ def parse_labels(table: bytes, path: Path) -> tuple[Label, ...]:
 
 
 def _parse_row(row: dict[str | Any, str | Any], where: str) -> Label:
-    """Parse a row, given as cells by column; `where` names file and line in errors."""
+    """Parse a row of a scheme's table; `row` maps columns to cells.
+
+    `where` names file and line in errors.
+    """
     if None in row or None in row.values():
         raise LabelError("has more or fewer cells than the header", where=where)
     cell = {column: value.strip() for column, value in row.items()}
@@ -449,26 +461,26 @@ def _parse_row(row: dict[str | Any, str | Any], where: str) -> Label:
         raise LabelError(
             f"{cell['side']!r} is no side", where=where, remedy="left, right or n/a"
         )
-    color = _color(cell["color"], where)
+    color = _parse_color(cell["color"], where)
     for column in ("name", "abbreviation", "group"):
         if cell[column] in NO_NAME:
             raise LabelError(f"{column} is empty", where=where)
     return Label(
-        index=_whole(cell["index"], "index", where),
+        index=_parse_whole_number(cell["index"], "index", where),
         name=cell["name"],
-        fs_id=_whole(cell["freesurfer"], "freesurfer", where),
-        partner=_optional(cell, "partner", where),
+        fs_id=_parse_whole_number(cell["freesurfer"], "freesurfer", where),
+        partner=_parse_optional_number(cell, "partner", where),
         color=color,
         abbreviation=cell["abbreviation"],
         group=cell["group"],
         side=_SIDES[cell["side"]],
-        members=_members(cell.get("members", ""), where),
-        rim_of=_optional(cell, "rim_of", where),
+        members=_parse_members(cell.get("members", ""), where),
+        rim_of=_parse_optional_number(cell, "rim_of", where),
     )
 
 
-def _color(text: str, where: str) -> tuple[int, int, int]:
-    """Parse "#CD3E4E" to red, green and blue, 0 to 255."""
+def _parse_color(text: str, where: str) -> tuple[int, int, int]:
+    """Parse a colour such as "#CD3E4E" to red, green and blue, each 0 to 255."""
     if not re.fullmatch(r"#[0-9A-Fa-f]{6}", text):
         raise LabelError(
             f"{text!r} is no colour", where=where, remedy="write it as #CD3E4E"
@@ -477,22 +489,22 @@ def _color(text: str, where: str) -> tuple[int, int, int]:
     return red, green, blue
 
 
-def _members(text: str, where: str) -> tuple[int, ...]:
-    """Parse numbers separated by spaces."""
+def _parse_members(text: str, where: str) -> tuple[int, ...]:
+    """Parse whole numbers separated by spaces; () for an empty cell."""
     if text in NO_NAME:
         return ()
-    return tuple(_whole(word, "members", where) for word in text.split())
+    return tuple(_parse_whole_number(word, "members", where) for word in text.split())
 
 
-def _optional(cell: dict[str, str], column: str, where: str) -> int | None:
-    """Parse the number in a cell, or return None if it is empty."""
+def _parse_optional_number(cell: dict[str, str], column: str, where: str) -> int | None:
+    """Return the whole number in a cell of a row; None if the cell is empty or missing."""
     text = cell.get(column, "")
     if text in NO_NAME:
         return None
-    return _whole(text, column, where)
+    return _parse_whole_number(text, column, where)
 
 
-def _whole(text: str, column: str, where: str) -> int:
+def _parse_whole_number(text: str, column: str, where: str) -> int:
     """Parse a non-negative whole number; raise a LabelError for anything else."""
     if not re.fullmatch(r"[0-9]{1,6}", text):
         raise LabelError(f"{column} {text!r} is no whole number", where=where)

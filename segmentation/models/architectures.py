@@ -22,7 +22,7 @@ from trinat.segmentation.models.quicknat import (
 
 __all__ = ["FAST", "PUBLISHED", "Architecture", "build"]
 
-# Below this a probability has no logarithm in half precision either.
+# Probabilities are clipped to this value, because smaller ones have no logarithm in half precision.
 _MIN_PROBABILITY = 1e-7
 
 
@@ -35,13 +35,13 @@ class EnsembleConfig(NetworkConfig):
 
     @classmethod
     def of(cls, member: NetworkConfig, members: int) -> Self:
-        """Return the configuration of an ensemble of such members."""
+        """Return the configuration of an ensemble of `members` networks, each like `member`."""
         shared = {name: getattr(member, name) for name in NetworkConfig.model_fields}
         return cls(**shared, members=members, member=member)
 
     @model_validator(mode="after")
     def _check_member(self) -> Self:
-        """Check that the settings shared by all networks equal those of the member."""
+        """Raise ValueError if a setting that all networks have differs from that of the member."""
         for name in NetworkConfig.model_fields:
             if getattr(self, name) != getattr(self.member, name):
                 raise ValueError(f"{name} is not the member's")
@@ -49,19 +49,19 @@ class EnsembleConfig(NetworkConfig):
 
     @property
     def multiple(self) -> int:
-        """Multiple to which the member pads rows and columns."""
+        """Multiple to which the members pad rows and columns."""
         return self.member.multiple
 
     @property
     def pixels(self) -> int:
-        """Number of pixels of the member's positions."""
+        """Number of pixels that share one position of the members' feature maps."""
         return self.member.pixels
 
 
 class Ensemble(Network):
-    """Ensemble: its logits are the logarithm of the members' mean probability.
+    """Ensemble of networks; its logits are the logarithm of the members' mean probability.
 
-    With `only`, the number of a member, it is that member alone.
+    If `only` is set to the index of a member, only that member is used, as in training.
     """
 
     config: EnsembleConfig
@@ -70,7 +70,8 @@ class Ensemble(Network):
         super().__init__(config)
         self.networks = nn.ModuleList(networks)
         self.only: int | None = None
-        # The bias on the joint logits is for classes that must not win.
+        # The classifier is the identity. Its bias can be changed for classes that must not be
+        # predicted.
         self.classifier = Classifier(config.classes, config.classes)
         with torch.no_grad():
             nn.init.dirac_(self.classifier.weight)
@@ -78,14 +79,16 @@ class Ensemble(Network):
         self.arrange(torch.channels_last)
 
     def features(self, slices: Tensor) -> Tensor:
-        """Return logarithms of the mean probability, (N, K, H, W), of slices (N, C, H, W).
+        """Return the logarithm of the members' mean probability, (N, K, H, W).
 
-        The mean is taken in float32. `only` chooses a single member, as training does.
+        `slices` are (N, C, H, W). The mean is taken in float32. If `only` is set, it is the
+        probability of that member.
         """
         members = list(self.networks)
         if self.only is not None:
             members = [self.networks[self.only]]
-        # Sequentially: vmap took 1.9 to 2.8 times as long on a CPU (docs/notes/toolbox.md).
+        # The members run one after the other: vmap took 1.9 to 2.8 times as long on a CPU
+        # (docs/notes/toolbox.md).
         found = [network(slices).float().softmax(1) for network in members]
         mean = torch.stack(found).mean(0)
         logarithms = mean.clamp(min=_MIN_PROBABILITY).log()
@@ -109,7 +112,7 @@ _NETWORKS: dict[str, tuple[type[NetworkConfig], type[Network]]] = {
 def build(config: NetworkConfig) -> Network:
     """Build the network of a configuration, with random weights.
 
-    They are drawn from torch's own generator, in the order of the network's parts.
+    The weights are drawn from torch's default generator, in the order of the network's parts.
     """
     if isinstance(config, EnsembleConfig):
         members = [build(config.member) for _ in range(config.members)]
@@ -121,7 +124,10 @@ def build(config: NetworkConfig) -> Network:
 
 
 def _validate_by_kind(given: Any) -> Any:
-    """Validate a configuration by the class that the key `architecture` names."""
+    """Validate settings with the configuration class that their key `architecture` names.
+
+    A value that is no mapping is returned unchanged.
+    """
     if not isinstance(given, Mapping):
         return given
     name = str(given.get("architecture", _DEFAULT))
@@ -134,7 +140,8 @@ def _validate_by_kind(given: Any) -> Any:
     return config_class.model_validate(given)
 
 
-# In a model.yaml or a recipe: the key `architecture` names the network.
+# Configuration of a network in a model.yaml or a recipe, where the key `architecture` names the
+# network's class.
 Architecture = Annotated[
     SerializeAsAny[NetworkConfig], BeforeValidator(_validate_by_kind)
 ]

@@ -44,14 +44,15 @@ class NetworkConfig(BaseModel):
 
     @property
     def pixels(self) -> int:
-        """Number of pixels of a slice for each position at which the network computes."""
+        """Number of pixels of a slice that share one position of the feature maps."""
         return 1
 
 
 class Classifier(nn.Conv2d):
-    """Classifier of features (N, F, h, w): logits (N, K, h u, w u), u x u pixels per feature.
+    """Linear classifier that maps features (N, F, h, w) to logits (N, K, h u, w u).
 
-    u is `unshuffle`: with 1, the default, there is a feature for each pixel.
+    u is `unshuffle`: a feature vector gives the logits of u x u pixels. With 1, the default, there
+    is a feature vector for each pixel.
     """
 
     def __init__(self, filters: int, classes: int, unshuffle: int = 1) -> None:
@@ -66,7 +67,10 @@ class Classifier(nn.Conv2d):
         return pixel_shuffle(logits, self.unshuffle)
 
     def by_class(self) -> dict[str, Tensor]:
-        """Return weight and bias by class, (K, u u ...), as views that write through."""
+        """Return weight and bias by name, with the class as the first axis: (K, u u, ...).
+
+        They are views: changing them changes the classifier.
+        """
         pixels = self.unshuffle**2
         values_by_class = {}
         for name, values in self.state_dict().items():
@@ -77,8 +81,8 @@ class Classifier(nn.Conv2d):
 class Network(nn.Module, ABC):
     """Base of networks that map slices (N, C, H, W) of any size to logits (N, K, H, W).
 
-    A subclass defines `features`, and parts with parameters of their own (encoders, ...), which a
-    recipe may train at different rates; its last part is the `classifier`.
+    A subclass defines `features`, and parts with parameters (encoders, ...), which a recipe may
+    train at different rates. Its last part is the `classifier`.
     """
 
     classifier: Classifier
@@ -89,12 +93,15 @@ class Network(nn.Module, ABC):
         self.layout = torch.channels_last
 
     def new_classifier(self, classes: int) -> Classifier:
-        """Return a new classifier of the network's features."""
+        """Return a new classifier of this network's features, with random weights."""
         return Classifier(self.config.filters, classes)
 
     @abstractmethod
     def features(self, slices: Tensor) -> Tensor:
-        """Return the classifier's input, (N, F, h, w); slices of any size are padded as needed."""
+        """Return the classifier's input (N, F, h, w) for slices (N, C, H, W) of any size.
+
+        The slices are padded as needed.
+        """
 
     def forward(self, slices: Tensor) -> Tensor:
         """Map slices (N, C, H, W) to logits (N, K, H, W)."""
@@ -103,14 +110,15 @@ class Network(nn.Module, ABC):
         return logits[..., :rows, :columns]
 
     def arrange(self, layout: torch.memory_format) -> None:
-        """Set the memory format of weights and activations."""
+        """Set the memory format of the weights and of the activations."""
         self.layout = layout
         self.to(memory_format=layout)  # type: ignore[call-overload]
 
     def fold(self) -> Self:
-        """Return a copy for inference: same logits, norms folded into convolutions where possible.
+        """Return a copy for inference that gives the same logits.
 
-        It is in evaluation mode and needs no gradients.
+        Norms are folded into convolutions where possible. The copy is in evaluation mode and has no
+        gradients.
         """
         folded = copy.deepcopy(self).eval().requires_grad_(False)
         for module in folded.modules():

@@ -1,8 +1,8 @@
 """Building blocks of QuickNAT. Tensors are (N, C, H, W), channels last in memory.
 
-A dense block is several layers, each with the block's input and all previous outputs as its input,
-then a recalibration of its output, then dropout. Blocks are joined by pooling and unpooling with
-indices.
+A dense block has several layers: the input of each layer is the block's input and the outputs of
+all earlier layers. The block's output is then recalibrated, and dropout is applied. Blocks are
+joined by pooling and unpooling with indices.
 """
 
 from __future__ import annotations
@@ -20,15 +20,17 @@ Recalibration = Literal["none", "channel", "spatial", "both"]
 
 
 def max_pool(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Halve H and W: the maximum of each 2x2 window, and its position for `max_unpool`.
+    """Halve H and W: return the maximum of each 2x2 window, and its position for `max_unpool`.
 
-    The first maximum in reading order wins, as in `MaxPool2d`: ties are everywhere in constant
-    background and common in bf16, and a mask of all maxima would unpool them all.
+    If a maximum occurs several times in a window, its first position in reading order is returned,
+    as by `MaxPool2d`. Such ties are everywhere in constant background and common in bf16; a mask of
+    all maxima would unpool each of them.
     """
     if x.device.type == "cpu" and not torch.compiler.is_compiling():
         return max_pool2d(x, 2, return_indices=True)
-    # Comparisons compile, export, and are deterministic on CUDA, unlike the gradients of MaxPool2d
-    # and MaxUnpool2d; uncompiled on a CPU, though, they take ten times as long as the code above.
+    # The comparisons below can be compiled and exported, and are deterministic on CUDA, unlike the
+    # gradients of MaxPool2d and MaxUnpool2d. Uncompiled on a CPU they take ten times as long as the
+    # code above.
     top_left = x[..., 0::2, 0::2]
     top_right = x[..., 0::2, 1::2]
     bottom_left = x[..., 1::2, 0::2]
@@ -45,9 +47,10 @@ def max_pool(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def max_unpool(x: Tensor, where: Tensor) -> Tensor:
-    """Double H and W: each value returns to the position of its maximum, zeros elsewhere.
+    """Double H and W: put each value at the position of its maximum, and zeros elsewhere.
 
-    `where` has either indices into H W (int64) or corners 0 1 / 2 3 of the windows (uint8).
+    `where` are the positions from `max_pool`: indices into H W (int64), or corners 0 1 / 2 3 of the
+    windows (uint8).
     """
     # Channels stay innermost, so the result is channels-last without a copy.
     values = x.permute(0, 2, 3, 1)
@@ -58,10 +61,11 @@ def max_unpool(x: Tensor, where: Tensor) -> Tensor:
 
 
 def _unpool_by_index(values: Tensor, where: Tensor) -> Tensor:
-    """Unpool values (N, H, W, C) to (N, 2 H, 2 W, C) by indices into a slice's 4 H W positions.
+    """Unpool values (N, H, W, C) to (N, 2 H, 2 W, C) by the index of each value's position.
 
-    Windows do not overlap, so no position is written twice. MaxUnpool2d does the same, but its
-    gradient takes several times as long, and deterministic mode refuses it.
+    `where` (N, H, W, C) has indices into the 4 H W positions of a slice. Windows do not overlap, so
+    no position is written twice. MaxUnpool2d does the same, but its gradient takes several times as
+    long, and deterministic mode refuses it.
     """
     n, h, w, c = values.shape
     zeros = values.new_zeros((n, 4 * h * w, c))
@@ -70,7 +74,10 @@ def _unpool_by_index(values: Tensor, where: Tensor) -> Tensor:
 
 
 def _unpool_by_corner(values: Tensor, where: Tensor) -> Tensor:
-    """Unpool values (N, H, W, C) to (N, 2 H, 2 W, C), each to its corner of a 2×2 window."""
+    """Unpool values (N, H, W, C) to (N, 2 H, 2 W, C), each to its corner of a 2×2 window.
+
+    `where` (N, H, W, C) has the corners: 0 1 in the first row, 2 3 in the second.
+    """
     corners = torch.arange(4, dtype=torch.uint8, device=values.device)
     # Windows as (N, H, 2, W, 2, C).
     corners = corners.view(1, 1, 2, 1, 2, 1)
@@ -81,13 +88,13 @@ def _unpool_by_corner(values: Tensor, where: Tensor) -> Tensor:
 
 
 def convolve_aligned(convolution: nn.Conv2d, x: Tensor) -> Tensor:
-    """Convolve with channels padded by zeros to a multiple of 8; the result is the same.
+    """Convolve x (N, C, H, W) to (N, F, H, W), with channels padded by zeros to a multiple of 8.
 
-    x (N, C, H, W) to (N, F, H, W); on a GPU the padding costs less than a number of channels that
-    is no multiple of 8.
+    The additional channels do not change the result. On a GPU they cost less than convolving a
+    number of channels that is no multiple of 8.
     """
     missing = -x.shape[1] % 8
-    # No padding of columns and rows; the missing channels go behind the others.
+    # Rows and columns are not padded; the additional channels follow the others.
     padding = (0, 0, 0, 0, 0, missing)
     padded = pad(x, padding)
     weight = pad(convolution.weight, padding)
@@ -95,9 +102,10 @@ def convolve_aligned(convolution: nn.Conv2d, x: Tensor) -> Tensor:
 
 
 class Layer(nn.Module):
-    """A convolution and its norm, with an activation from outside: C channels to F filters.
+    """Convolution of C channels to F filters and its norm; `forward` gets the activation.
 
-    `order` says which comes first. Only a norm that follows its convolution can be folded into it.
+    `order` is the order of norm, activation and convolution. Only a norm that follows its
+    convolution can be folded into it.
     """
 
     def __init__(self, channels: int, filters: int, kernel: int, order: Order) -> None:
@@ -119,25 +127,26 @@ class Layer(nn.Module):
         return activation(normed)  # type: ignore[no-any-return]
 
     def _convolve(self, x: Tensor) -> Tensor:
-        """Apply the convolution alone, with channels aligned for a GPU."""
-        # The first block sees 1, 65 and 129 channels, but a GPU's matrix units work on multiples of
-        # 8.
+        """Apply the convolution alone; on a GPU, with channels padded to a multiple of 8."""
+        # The layers of the first block have 1, 65 and 129 input channels, but a GPU's matrix units
+        # need multiples of 8.
         if x.device.type != "cpu" and x.shape[1] % 8:
             return convolve_aligned(self.convolution, x)
         return self.convolution(x)  # type: ignore[no-any-return]
 
     def fold(self) -> None:
-        """Fold the norm into the convolution before it, in place; for evaluation only."""
+        """Fold a norm that follows the convolution into it, in place; for evaluation only."""
         if not self.norm_first and isinstance(self.norm, nn.BatchNorm2d):
             self.convolution = fuse_conv_bn_eval(self.convolution, self.norm)
             self.norm = nn.Identity()
 
 
 class Excitation(nn.Module):
-    """Squeeze and excitation (arXiv 1803.02579) of channels, positions, or the maximum of both.
+    """Squeeze and excitation (arXiv 1803.02579) of channels, of positions, or of both.
 
-    Each gate is between 0 and 1: a channel's gate depends on its mean over the slice, a position's
-    gate on its channels.
+    A gate is a factor between 0 and 1. The gate of a channel depends on the channels' means over
+    the slice, the gate of a position on the channels at that position. With both, the maximum of
+    the two results is used.
     """
 
     def __init__(
@@ -157,10 +166,9 @@ class Excitation(nn.Module):
             self.spatial = nn.Conv2d(channels, 1, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Rescale (N, C, H, W).
+        """Multiply x (N, C, H, W) by the gates of channels, of positions, or of both.
 
-        Channels are weighted by their means, positions by a projection of their channels; the
-        larger of the two results is used. The shape is unchanged.
+        With both, the larger of the two results is returned. The shape is unchanged.
         """
         gates = []
         if self.channel is not None:
@@ -170,16 +178,16 @@ class Excitation(nn.Module):
         scaled: list[Tensor] = [x * gate.sigmoid() for gate in gates]
         if len(scaled) == 1:
             return scaled[0]
-        # Equals the maximum of both; the gradient of torch.maximum takes five times as long on a
+        # This is the maximum of both; the gradient of torch.maximum takes five times as long on a
         # CPU.
         return scaled[0] + (scaled[1] - scaled[0]).relu()
 
 
 class DenseBlock(nn.Module):
-    """Layers of the given kernels with dense connections. C channels to F filters.
+    """Layers with dense connections, C channels to F filters; `kernels` has the size of each.
 
-    The output is the output of the last layer, recalibrated, with whole channels dropped in
-    training.
+    The result is the output of the last layer, recalibrated; in training, dropout removes whole
+    channels of it.
     """
 
     def __init__(
@@ -199,7 +207,7 @@ class DenseBlock(nn.Module):
         for kernel in kernels:
             self.layers.append(Layer(seen, filters, kernel, order))
             seen += filters
-        # Shared by all layers, as is a PReLU's slope in the port.
+        # All layers share the activation, and the slope of a PReLU, as in the authors' port.
         self.activation: nn.Module
         if activation == "prelu":
             self.activation = nn.PReLU()
@@ -211,14 +219,14 @@ class DenseBlock(nn.Module):
         self.dropout = nn.Dropout2d(dropout)
 
     def dense(self, x: Tensor) -> Tensor:
-        """Apply the layers alone, without recalibration and dropout.
+        """Apply the layers alone to x (N, C, H, W), without recalibration and dropout.
 
-        `x` (N, C, H, W); the result is the output of the last layer (N, filters, H, W). Each layer
-        sees the input and the outputs of all layers before it.
+        The input of each layer is x and the outputs of all earlier layers. Returns the output of
+        the last layer, (N, F, H, W).
         """
         seen = [x]
         for layer in self.layers:
-            # Concatenating a single tensor would copy it.
+            # Use a single tensor as it is: torch.cat would copy it.
             joined = x
             if len(seen) > 1:
                 joined = torch.cat(seen, 1)

@@ -3,7 +3,7 @@
 There may be two more files: prior.npz, an anatomical template, and the TSV of a user's own label
 scheme. model.yaml has the SHA-256 of every other file. `load_model` is the inverse of `save_model`.
 
-A folder `parcels` in it is a model of its own, whose networks divide the cortex.
+A subfolder `parcels` is a model of its own, whose networks divide the cortex into parcels.
 """
 
 from __future__ import annotations
@@ -51,20 +51,21 @@ from trinat.segmentation.models.zoo import (
 )
 from trinat.segmentation.space.views import View, chosen_views
 
-# Far beyond any model's size; a sparse file on disk may have any size.
+# Limit far beyond any model's size, because a sparse file may claim to be of any size.
 _MAX_FILE_BYTES = 2 << 30
 # Maximum size of the header of a safetensors file.
 _MAX_HEADER_BYTES = 1 << 20
 _DTYPES = {"float32": torch.float32, "float16": torch.float16}
-# Batch norm counts its batches, but the count is never read.
+# Batch norm counts its batches, but nothing uses the count, so it is not stored.
 _COUNTER = "num_batches_tracked"
 _OTHER_ARCHITECTURE = "its architecture in model.yaml is another"
 
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """A checked model: networks on the CPU, in float32, in evaluation mode.
+    """A model whose files have been checked: networks on the CPU, in float32, in evaluation mode.
 
+    `scheme` has the classes of the model's results. `networks` are those that were loaded, by view.
     `template` is the anatomical template of its prior, if it has one.
     """
 
@@ -81,7 +82,10 @@ class Model:
 
     @property
     def label_table(self) -> Path | None:
-        """TSV of a user's own scheme, which `save_model` takes; None for a known scheme."""
+        """TSV of the user's own label scheme in the folder; None for a shipped scheme.
+
+        It is an argument of `save_model`.
+        """
         name = f"{self.info.labels}.tsv"
         if name not in self.info.files:
             return None
@@ -89,33 +93,39 @@ class Model:
 
     @property
     def parcels(self) -> Path | None:
-        """Folder of the model that divides its cortex, which `save_model` takes, if any."""
+        """Folder of the model that divides the cortex into parcels, or None.
+
+        It is an argument of `save_model`.
+        """
         return parcels_folder_of(self.folder)
 
     @property
     def not_predicted(self) -> NDArray[np.int64]:
-        """Class indices that the model does not predict."""
+        """Indices of the classes that the model does not predict."""
         names = self.info.not_predicted
         return np.array([self.scheme.names.index(name) for name in names], int)
 
     def is_merged(self, view: View) -> bool:
-        """Return True if a view's classes are the scheme's with left and right merged."""
+        """Return True if the network of a view does not distinguish left from right.
+
+        Its classes are then those of the merged scheme.
+        """
         return self.info.architectures[view].classes != len(self.scheme)
 
     def classes_of(self, view: View) -> LabelScheme:
-        """Return the classes that a view's network distinguishes, in the order of its channels."""
+        """Return the scheme of a view's network, whose classes are in the order of its channels."""
         if self.is_merged(view):
             return self.scheme.seen_in(view)
         return self.scheme
 
     def not_predicted_in(self, view: View) -> NDArray[np.int64]:
-        """Return the indices, among a view's classes, of those that the model does not predict."""
+        """Return the indices, in the scheme of a view, of the classes that are not predicted."""
         if self.is_merged(view):
             return np.unique(self.scheme.merged.to_merged[self.not_predicted])
         return self.not_predicted
 
     def fusion_weights(self, views: Collection[View]) -> dict[View, float]:
-        """Return the weights of these views from the model's model.yaml; their sum is 1."""
+        """Return the weight of each of these views from model.yaml, scaled to a sum of 1."""
         return normalised_weights(
             self.info.fusion.weights, views, self.folder / MODEL_FILE
         )
@@ -124,9 +134,10 @@ class Model:
 def normalised_weights(
     weights: Mapping[View, float], views: Collection[View], where: str | Path
 ) -> dict[View, float]:
-    """Return the weights of some views, with a sum of 1; a view without a weight gets 0.
+    """Return the weight of each of these views, scaled to a sum of 1.
 
-    ModelError, with the file `where`, is raised if all of them are 0.
+    `weights` has the weights that are set; a view without one gets 0. Raises ModelError, with the
+    file `where`, if all of them are 0.
     """
     given = np.array([weights.get(view, 0.0) for view in views], np.float32)
     total = given.sum()
@@ -149,9 +160,10 @@ def save_changed(
     parcels: Path | None = None,
     overwrite: bool = False,
 ) -> ModelInfo:
-    """Write a model with the labels, template and precision of another, and the changes.
+    """Save a copy of a model with another description and, if given, other networks.
 
-    Without `networks` it also has the networks of the other model.
+    Labels, template and precision are those of `model`. `parcels` and `overwrite` are as in
+    `save_model`.
     """
     return save_model(
         folder,
@@ -178,10 +190,10 @@ def save_model(
 ) -> ModelInfo:
     """Write a model folder atomically and return the contents of its model.yaml.
 
-    `label_table` is the TSV of a user's own scheme, and `parcels` the folder of a model that
-    divides the cortex, which is copied unchanged. With `precision` float16 the weights of
-    convolutions are stored in half precision, and computed with in float32 again. `overwrite`
-    replaces the whole folder; without it a folder that contains anything is refused.
+    `label_table` is the TSV of a user's own scheme. `parcels` is the folder of a model that divides
+    the cortex; its files are copied unchanged. With `precision` float16 the weights of convolutions
+    are stored in half precision, and computed with in float32 again. `overwrite` replaces the whole
+    folder; without it a folder that contains anything is refused.
     """
     final = Path(folder)
     if final.is_dir() and any(final.iterdir()) and not overwrite:
@@ -198,7 +210,7 @@ def save_model(
             )
         table = read_bytes(label_table)
         contents[table_name] = table
-    scheme = _scheme(description.labels, table, final)
+    scheme = _parse_or_load_scheme(description.labels, table, final)
     if template is not None:
         contents[PRIOR_FILE] = template.to_bytes()
     info = ModelInfo(
@@ -220,7 +232,7 @@ def save_model(
 
 
 def update_info(folder: Path, **changes: object) -> None:
-    """Change entries of model.yaml, such as fusion, quality or metrics; the networks stay."""
+    """Change entries of model.yaml, such as fusion, quality or metrics, and keep the networks."""
     updated = read_info(folder).model_copy(update=changes)
     with atomic_write(folder / MODEL_FILE) as file:
         file.write(_to_yaml(updated))
@@ -265,21 +277,21 @@ def load_model(
     networks = {}
     for view in wanted:
         path = folder / weights_file(view)
-        data = _read(folder, path.name, info)
+        data = _read_checked_file(folder, path.name, info)
         config = info.architectures[view]
         networks[view] = _from_safetensors(data, config, info.precision, path)
     template = None
     if info.prior is not None:
-        data = _read(folder, PRIOR_FILE, info)
+        data = _read_checked_file(folder, PRIOR_FILE, info)
         template = Template.from_bytes(data, len(scheme), folder / PRIOR_FILE)
     return Model(folder, info, scheme, networks, template)
 
 
 def read_info(folder: str | Path) -> ModelInfo:
-    """Read and validate model.yaml alone; fast, since no weights are read.
+    """Read and validate model.yaml; fast, because no weights are read.
 
-    Raises ModelError for a file that is missing or damaged, for another format and for a key that
-    is unknown or wrong; the message names the key. The weights are not checked.
+    Raises ModelError for a file that is missing or damaged, for another format, and for a key that
+    is unknown or has an invalid value; the message names the key. The weights are not checked.
     """
     path = Path(folder) / MODEL_FILE
     content = read_model_file(path.parent)
@@ -299,7 +311,7 @@ def read_info(folder: str | Path) -> ModelInfo:
 
 
 def _to_yaml(info: ModelInfo) -> bytes:
-    """Serialise the description as the bytes of model.yaml."""
+    """Convert the description to the bytes of model.yaml."""
     text: str = yaml.safe_dump(
         info.model_dump(mode="json"), sort_keys=False, allow_unicode=True
     )
@@ -307,13 +319,16 @@ def _to_yaml(info: ModelInfo) -> bytes:
 
 
 def _read_scheme(folder: Path, info: ModelInfo) -> LabelScheme:
-    """Read the label scheme of a model folder and check it against the scheme of its training."""
+    """Return the label scheme of a model folder.
+
+    Raises ModelError unless the model was trained with this scheme.
+    """
     table_path = folder / f"{info.labels}.tsv"
     if table_path.name in info.files:
-        table = _read(folder, table_path.name, info)
-        scheme = _scheme(info.labels, table, table_path)
+        table = _read_checked_file(folder, table_path.name, info)
+        scheme = _parse_or_load_scheme(info.labels, table, table_path)
     else:
-        scheme = _scheme(info.labels, None, folder / MODEL_FILE)
+        scheme = _parse_or_load_scheme(info.labels, None, folder / MODEL_FILE)
     if _fingerprint(scheme) != info.labels_sha256:
         raise ModelError(
             f"was trained with other labels than the scheme {info.labels} has now",
@@ -324,8 +339,11 @@ def _read_scheme(folder: Path, info: ModelInfo) -> LabelScheme:
     return scheme
 
 
-def _scheme(name: str, table: bytes | None, where: Path) -> LabelScheme:
-    """Return a label scheme from its table, or a known scheme by its name."""
+def _parse_or_load_scheme(name: str, table: bytes | None, where: Path) -> LabelScheme:
+    """Return the label scheme `name`: parsed from the bytes of its table, or a shipped scheme.
+
+    It is a shipped scheme if `table` is None. Raises ModelError, with the file `where`.
+    """
     try:
         if table is None:
             return load_scheme(name)
@@ -335,7 +353,10 @@ def _scheme(name: str, table: bytes | None, where: Path) -> LabelScheme:
 
 
 def _fingerprint(scheme: LabelScheme) -> str:
-    """Return the SHA-256 of the meaning of the classes; colours may change."""
+    """Return the SHA-256 of indices, names, numbers and partners of the classes.
+
+    Colours are not part of it, so that they may change.
+    """
     classes = []
     for label in scheme.labels:
         numbers = list(label.numbers)
@@ -344,7 +365,7 @@ def _fingerprint(scheme: LabelScheme) -> str:
 
 
 def _check_labels(info: ModelInfo, scheme: LabelScheme, folder: Path) -> None:
-    """Check that scheme, description and networks have the same classes.
+    """Raise ModelError unless scheme, description and networks have the same classes.
 
     The network of a view that does not distinguish sides may have as many as the merged scheme.
     """
@@ -373,8 +394,8 @@ def _check_labels(info: ModelInfo, scheme: LabelScheme, folder: Path) -> None:
             )
 
 
-def _read(folder: Path, name: str, info: ModelInfo) -> bytes:
-    """Return a file's bytes after checking the hash of exactly these bytes."""
+def _read_checked_file(folder: Path, name: str, info: ModelInfo) -> bytes:
+    """Read a file of a model folder; return its bytes after checking their hash."""
     path = folder / name
     try:
         if path.stat().st_size > _MAX_FILE_BYTES:
@@ -390,7 +411,11 @@ def _read(folder: Path, name: str, info: ModelInfo) -> bytes:
 
 
 def _write_folder(final: Path, contents: Mapping[str, bytes]) -> None:
-    """Write beside the target, then rename; a killed process may leave a `.trinat-*.tmp` folder."""
+    """Write files into a new folder next to `final`, then rename it to `final`.
+
+    `contents` are the bytes of each file by its path in the folder. A process that is killed may
+    leave a folder `.trinat-*.tmp`.
+    """
     new = final.parent / f".trinat-{secrets.token_hex(8)}.tmp"
     old = final.parent / f".trinat-{secrets.token_hex(8)}.tmp"
     try:
@@ -403,7 +428,7 @@ def _write_folder(final: Path, contents: Mapping[str, bytes]) -> None:
                     file.write(data)
                     file.flush()
                     os.fsync(file.fileno())
-            _exchange(final, new, old)
+            _exchange_folders(final, new, old)
         finally:
             for left in (new, old):
                 shutil.rmtree(left, ignore_errors=True)
@@ -411,10 +436,10 @@ def _write_folder(final: Path, contents: Mapping[str, bytes]) -> None:
         raise not_written(final, error) from error
 
 
-def _exchange(final: Path, new: Path, old: Path) -> None:
-    """Move the final folder, if it exists, to `old` and a new folder to its place.
+def _exchange_folders(final: Path, new: Path, old: Path) -> None:
+    """Move the folder `final`, if it exists, to `old`, and the folder `new` to `final`.
 
-    If that fails, the final folder is restored.
+    If this fails, `final` is restored.
     """
     if final.exists():
         final.replace(old)
@@ -431,11 +456,11 @@ def _sha256(data: bytes) -> str:
 
 
 def _to_safetensors(network: Network, precision: Precision, where: Path) -> bytes:
-    """Serialise the weights of a network as safetensors.
+    """Return the weights of a network as the bytes of a safetensors file.
 
-    With float16, convolutions are stored in half precision; norms, slopes and biases, few and wide
-    in range, stay float32. Values that are not finite then are refused; `where` is the location
-    that the error names.
+    With float16, convolutions are stored in half precision; norms, slopes and biases, which are few
+    and have a wide range, stay float32. Raises ModelError, with the file `where`, if a value is
+    then not finite.
     """
     tensors = {}
     for name, tensor in network.state_dict().items():
@@ -458,13 +483,13 @@ def _from_safetensors(
     precision: Precision,
     path: Path,
 ) -> Network:
-    """Return the network of a configuration with the weights from a file's bytes.
+    """Build the network of a configuration with the weights in the bytes of a safetensors file.
 
-    It is on the CPU, in float32 and in evaluation mode. Weights whose names, shapes or types differ
-    from `config` and `precision` are refused; `path` is the location that errors name.
+    The network is on the CPU, in float32 and in evaluation mode. Raises ModelError, with the file
+    `path`, if names, shapes or types of the weights differ from `config` and `precision`.
     """
     try:
-        # Hundreds of thousands of names would take minutes to parse.
+        # A header with hundreds of thousands of names would take minutes to parse.
         if int.from_bytes(data[:8], "little") > _MAX_HEADER_BYTES:
             raise SafetensorError("its header is too large")
         tensors: dict[str, Tensor] = safetensors.torch.load(data)
@@ -473,7 +498,7 @@ def _from_safetensors(
         raise ModelError(
             "is not a safetensors file", where=path, remedy=COPY_AGAIN
         ) from error
-    # Skips the random initialisation, which would be overwritten at once.
+    # On the device `meta` weights are not initialised; they would be overwritten at once.
     with torch.device("meta"):
         network = build(config)
     expected = {}
@@ -497,7 +522,7 @@ def _check_names(
     expected: Mapping[str, Tensor],
     path: Path,
 ) -> None:
-    """Check that a file has exactly the tensors of its network."""
+    """Raise ModelError unless a file has exactly the tensors of its network."""
     missing = expected.keys() - tensors.keys()
     if missing:
         raise ModelError(
@@ -519,7 +544,7 @@ def _check_tensor(
     precision: Precision,
     path: Path,
 ) -> None:
-    """Check that a tensor has the network's shape, the stored type, and finite values."""
+    """Raise ModelError unless a tensor has the expected shape and type, and finite values."""
     if tensor.shape != expected.shape:
         raise ModelError(
             f"{name} has shape {tuple(tensor.shape)} in place of {tuple(expected.shape)}",
@@ -535,7 +560,10 @@ def _check_tensor(
 
 
 def _stored_dtype(tensor: Tensor, precision: Precision) -> torch.dtype:
-    """Return the stored type: the model's precision for convolutions (four axes), else float32."""
+    """Return the type in which a tensor is stored.
+
+    It is `precision` for the weights of convolutions (four axes), else float32.
+    """
     if tensor.ndim == 4:
         return _DTYPES[precision]
     return torch.float32

@@ -1,7 +1,7 @@
 """Import of weights of the authors' PyTorch port of QuickNAT.
 
-A checkpoint of the port is a pickled module or a state dict. It is read without being run, its
-tensors get the names that they have here, and the architecture follows from their shapes.
+A checkpoint of the port is a pickled module or a state dict. It is read without running its code,
+its tensors are renamed as in trinat, and the architecture is derived from their shapes.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ PORT_PREPROCESSING = Preprocessing(
     },
 )
 
-# Names of the port's blocks and of their parts, and the names here.
+# Names of the port's blocks and of their parts, and the names in trinat.
 _BLOCKS = {
     "encode1": "encoders.0",
     "encode2": "encoders.1",
     "encode3": "encoders.2",
     "encode4": "encoders.3",
     "bottleneck": "bottleneck",
-    # In the order in which they run, the deepest first.
+    # Decoders in the order in which they run, the deepest first.
     "decode4": "decoders.0",
     "decode1": "decoders.1",
     "decode2": "decoders.2",
@@ -64,7 +64,8 @@ _PARTS = {
     "batchnorm2": "layers.1.norm",
     "batchnorm3": "layers.2.norm",
     "prelu": "activation",
-    # A single squeeze-and-excitation is directly in the block, a pair has a submodule for each.
+    # A single kind of squeeze-and-excitation is directly in the block; two kinds have a submodule
+    # each.
     "SELayer.fc1": "excitation.channel.0",
     "SELayer.cSE.fc1": "excitation.channel.0",
     "SELayer.fc2": "excitation.channel.2",
@@ -72,7 +73,7 @@ _PARTS = {
     "SELayer.conv": "excitation.spatial",
     "SELayer.sSE.conv": "excitation.spatial",
 }
-# Names in MONAI's network that is also called QuickNAT.
+# Names of tensors in MONAI's network, which is also called QuickNAT.
 _MONAI_NAMES = re.compile(r"model\.\d+\.(submodule\.|layers0\.)")
 _COUNTER = "num_batches_tracked"
 # Several times the number of modules of QuickNAT.
@@ -89,10 +90,10 @@ def import_port(
     labels: str = DEFAULT_SCHEME,
     licence: str = "",
 ) -> ModelInfo:
-    """Write the network in `file` as a model of one view; `trinat bundle` joins several.
+    """Write the network in a checkpoint as a model of one view; `trinat bundle` joins several.
 
-    `labels` is the scheme that it was trained with, `licence` the licence of the weights: a
-    checkpoint contains neither.
+    `labels` is the scheme that the network was trained with, and `licence` is the licence of the
+    weights; a checkpoint contains neither. The model is written to the folder `out`.
     """
     training = Training(
         data="not recorded in the checkpoint",
@@ -112,21 +113,21 @@ def read_port(path: str | Path) -> QuickNat:
     """Read a network from a checkpoint of QuickNAT's PyTorch port, without running code from it.
 
     The file may hold a whole pickled module or a state dict. The network is on the CPU, in float32
-    and in evaluation mode. ModelError, which names the mismatch, for a checkpoint of another
+    and in evaluation mode. Raises ModelError, which names the mismatch, for a checkpoint of another
     network or with weights that do not fit.
     """
     path = Path(path)
     state, dropout = _find_state(read_torch_file(path), path)
-    tensors = _renamed(state, path)
-    network = QuickNat(_config(tensors, dropout, path))
+    tensors = _renamed_tensors(state, path)
+    network = QuickNat(_config_from_shapes(tensors, dropout, path))
     _check_tensors(tensors, network, path)
     network.load_state_dict(tensors, strict=False)
     return network.eval()
 
 
-def _renamed(state: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
-    """Return the tensors of the port, renamed and in float32."""
-    # Networks that were trained on several GPUs have an additional prefix.
+def _renamed_tensors(state: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
+    """Return the tensors of the port by their names in trinat, in float32."""
+    # Networks that were trained on several GPUs have the prefix "module.".
     plain = {name.removeprefix("module."): tensor for name, tensor in state.items()}
     if any(_MONAI_NAMES.match(name) for name in plain):
         raise ModelError(
@@ -139,8 +140,9 @@ def _renamed(state: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
     for name, tensor in plain.items():
         if name.endswith(_COUNTER):
             continue
-        ours = _rename(name, path)
-        # The port's channel excitation is linear: (F, C) for (F, C, 1, 1).
+        ours = _name_in_trinat(name, path)
+        # The port's channel excitation is a linear layer (F, C); here it is a convolution (F, C, 1,
+        # 1).
         if tensor.ndim == 2:
             tensor = tensor[:, :, None, None]
         tensors[ours] = tensor.float()
@@ -150,7 +152,7 @@ def _renamed(state: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
 def _check_tensors(
     tensors: Mapping[str, Tensor], network: QuickNat, path: Path
 ) -> None:
-    """Check that a checkpoint has exactly the network's weights, in its shapes, and finite."""
+    """Raise ModelError unless the tensors are exactly the network's weights, and finite."""
     state = network.state_dict()
     expected = {name: state[name] for name in state if not name.endswith(_COUNTER)}
     missing = expected.keys() - tensors.keys()
@@ -171,7 +173,11 @@ def _check_tensors(
 def _find_state(
     content: Any, path: Path, depth: int = 0
 ) -> tuple[Mapping[str, Tensor], float | None]:
-    """Find the tensors by name, wherever a training script put them, and the dropout if known."""
+    """Find the tensors in a checkpoint; return them by name, and the dropout rate or None.
+
+    Training scripts store them in different places: a module, a state dict, or a mapping with one
+    of these, to a depth of `_MAX_DEPTH`.
+    """
     if isinstance(content, Stub):
         return _state_of_module(content, path)
     if isinstance(content, Mapping):
@@ -184,7 +190,7 @@ def _find_state(
 
 
 def _state_of_module(network: Stub, path: Path) -> tuple[dict[str, Tensor], Any]:
-    """Return the equivalent of a module's `state_dict`, and its dropout if it is known.
+    """Return the tensors of a module as in its `state_dict`, and its dropout rate or None.
 
     A checkpoint may refer to one module in many places, so the number of visited modules is
     limited.
@@ -205,7 +211,10 @@ def _state_of_module(network: Stub, path: Path) -> tuple[dict[str, Tensor], Any]
 
 
 def _modules(network: Stub, path: Path) -> list[tuple[str, Stub]]:
-    """List a module and all modules in it, breadth first, each with the prefix of its names."""
+    """List a module and all modules in it, breadth first.
+
+    Each has the prefix of its tensors' names, such as "encode1.conv1.".
+    """
     found = [("", network)]
     # The list grows during the iteration.
     for prefix, module in found:
@@ -221,7 +230,7 @@ def _modules(network: Stub, path: Path) -> list[tuple[str, Stub]]:
 
 
 def _children(module: Stub, kind: str) -> list[tuple[str, Any]]:
-    """List a module's "_modules", "_parameters" or "_buffers" by name."""
+    """List the "_modules", "_parameters" or "_buffers" of a module, each with its name."""
     if not isinstance(module.state, dict):
         return []
     found = module.state.get(kind)
@@ -230,8 +239,8 @@ def _children(module: Stub, kind: str) -> list[tuple[str, Any]]:
     return [(name, value) for name, value in found.items() if isinstance(name, str)]
 
 
-def _rename(name: str, path: Path) -> str:
-    """Return the name here of a tensor of the port."""
+def _name_in_trinat(name: str, path: Path) -> str:
+    """Return the name in trinat of a tensor of the port."""
     if name.startswith("classifier.conv."):
         return name.replace("classifier.conv", "classifier", 1)
     block, _, rest = name.partition(".")
@@ -241,10 +250,13 @@ def _rename(name: str, path: Path) -> str:
     return f"{_BLOCKS[block]}.{_PARTS[part]}.{tensor}"
 
 
-def _config(
+def _config_from_shapes(
     tensors: Mapping[str, Tensor], dropout: float | None, path: Path
 ) -> QuickNatConfig:
-    """Derive the architecture from the shapes of the weights."""
+    """Derive the configuration from the shapes of the weights, which have trinat's names.
+
+    `dropout` is the rate in the checkpoint; None means the default.
+    """
     try:
         first = tensors["encoders.0.layers.0.convolution.weight"]
         filters, channels, kernel, _ = first.shape

@@ -1,6 +1,6 @@
 """Devices: available GPUs, precision and memory layout.
 
-Nothing else calls `torch.cuda`, except the choice of the default model (`models/zoo`).
+All calls of `torch.cuda` are here, except for the choice of the default model (`models/zoo`).
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import torch
 
 from trinat.segmentation.errors import DeviceError
 
-# torch's other kinds of GPU, such as xpu, have the same functions under another name.
+# torch's other kinds of GPU, such as xpu, have the same functions in modules of other names.
 GPU = "cuda"
 
 
 def _gpus() -> Any:
-    """Return the module that has torch's functions for GPUs."""
+    """Return torch's module of functions for GPUs."""
     return torch.get_device_module(GPU)
 
 
@@ -27,9 +27,9 @@ def count_gpus() -> int:
 
 
 def choose_device(name: str) -> torch.device:
-    """Return a device by name; "auto" is the first GPU, or the CPU.
+    """Return a device by its name; "auto" means the first GPU, or the CPU if there is none.
 
-    A name that is no device, or a device that is not available, is refused.
+    Raises DeviceError if the name is no device, or if the device is not available.
     """
     if name == "auto":
         return torch.device(GPU if count_gpus() else "cpu")
@@ -50,7 +50,10 @@ def choose_device(name: str) -> torch.device:
 
 
 def refuse_forked_gpu(device: torch.device) -> None:
-    """Refuse a GPU in a process forked from a process that used it: it would not work there."""
+    """Raise DeviceError for a GPU in a forked process whose parent has used it.
+
+    torch cannot use the GPU there.
+    """
     if device.type == GPU and _gpus()._is_in_bad_fork():
         raise DeviceError(
             "a forked process cannot use the GPU of its parent",
@@ -60,13 +63,13 @@ def refuse_forked_gpu(device: torch.device) -> None:
 
 
 def describe_gpu(index: int) -> tuple[str, int, int]:
-    """Return the name, free memory and total memory of a GPU, in bytes."""
+    """Return the name of a GPU, and its free and its total memory in bytes."""
     free, total = _gpus().mem_get_info(index)
     return _gpus().get_device_name(index), free, total
 
 
 def use_gpu(device: str) -> None:
-    """Make a GPU the default of this process."""
+    """Make a GPU the current one of this process."""
     _gpus().set_device(device)
 
 
@@ -76,9 +79,9 @@ def free_gpu_memory() -> None:
 
 
 def bfloat16_hardware(device: torch.device) -> str:
-    """Return the name of the hardware that computes in bfloat16; "" if there is none.
+    """Return the name of the hardware that computes in bfloat16; "" if the device has none.
 
-    Without it bfloat16 is many times slower.
+    Without such hardware bfloat16 is many times slower.
     """
     if device.type == "cuda":
         if torch.cuda.get_device_capability(device) >= (8, 0):
@@ -100,9 +103,9 @@ def bfloat16_hardware(device: torch.device) -> str:
 
 
 def half_precision(device: torch.device) -> torch.dtype | None:
-    """Return the 16-bit type that is several times faster on the device; None if there is none.
+    """Return the 16-bit type that is several times faster than float32; None if there is none.
 
-    float16 on GPUs that have no bfloat16 (V100, T4, RTX 20): its gradients have to be scaled.
+    It is float16 on GPUs without bfloat16 (V100, T4, RTX 20); gradients must then be scaled.
     """
     if bfloat16_hardware(device):
         return torch.bfloat16
@@ -112,22 +115,23 @@ def half_precision(device: torch.device) -> torch.dtype | None:
 
 
 def computing_in(precision: torch.dtype, device: torch.device) -> torch.autocast:
-    """Return a context that computes in a precision as far as torch considers it safe."""
+    """Return a context in which torch computes in `precision` wherever it considers this safe."""
     if precision == torch.float32:
         return torch.autocast(device.type, torch.bfloat16, enabled=False)
     return torch.autocast(device.type, precision)
 
 
 def widest_float(device: torch.device) -> torch.dtype:
-    """Return float64, or float32 on MPS, which does not have float64."""
+    """Return the widest floating-point type: float64, or float32 on MPS, which lacks float64."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
 def training_layout(device: torch.device) -> torch.memory_format:
     """Return the memory format for training: channels last, except on CPUs without AVX-512.
 
-    There oneDNN is slow at the gradient of a channels-last convolution's weights, and plain layout
-    makes the faster step (`scripts/bench train`, at commit f8e9679, measured both).
+    On these CPUs oneDNN is slow at the gradient of the weights of a channels-last convolution, and
+    a step takes less time with contiguous tensors (both measured with `scripts/bench train`, at
+    commit f8e9679).
     """
     if device.type != "cpu":
         return torch.channels_last

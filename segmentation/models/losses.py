@@ -46,7 +46,7 @@ class MonaiLoss(BaseModel):
     include_background: bool = True  # in Dice
 
     def common(self) -> dict[str, Any]:
-        """Return the arguments that all of MONAI's losses get."""
+        """Return the arguments of all of MONAI's losses."""
         return {
             "include_background": self.include_background,
             "to_onehot_y": True,
@@ -56,7 +56,10 @@ class MonaiLoss(BaseModel):
 
     @abstractmethod
     def build(self, class_weights: Tensor) -> nn.Module:
-        """Build MONAI's loss of logits (1, K, P) and labels (1, 1, P) with `class_weights` (K,)."""
+        """Build MONAI's loss, which is called with logits (1, K, P) and labels (1, 1, P).
+
+        `class_weights` (K,) may be used by the loss.
+        """
 
 
 class DiceCE(MonaiLoss):
@@ -70,7 +73,7 @@ class DiceCE(MonaiLoss):
     balance: float = Field(default=0.0, ge=0, le=1)
 
     def build(self, class_weights: Tensor) -> nn.Module:
-        """Build the loss; class weights apply to the cross entropy only."""
+        """Build the loss; the class weights apply to the cross entropy only."""
         from monai.losses import DiceCELoss
 
         loss: nn.Module = DiceCELoss(
@@ -95,7 +98,7 @@ class DiceFocal(MonaiLoss):
     gamma: float = Field(default=2.0, ge=0, le=10)
 
     def build(self, class_weights: Tensor) -> nn.Module:
-        """Build the loss, which has no class weights."""
+        """Build the loss; `class_weights` is not used."""
         from monai.losses import DiceFocalLoss
 
         loss: nn.Module = DiceFocalLoss(
@@ -114,7 +117,7 @@ class GeneralizedDice(MonaiLoss):
     w_type: Literal["square", "simple", "uniform"] = "square"
 
     def build(self, class_weights: Tensor) -> nn.Module:
-        """Build the loss, which has no class weights other than its own."""
+        """Build the loss; `class_weights` is not used, because the loss has weights of its own."""
         from monai.losses import GeneralizedDiceLoss
 
         loss: nn.Module = GeneralizedDiceLoss(
@@ -132,7 +135,7 @@ class Tversky(MonaiLoss):
     beta: float = Field(default=0.5, ge=0, le=1)  # weight of false negatives
 
     def build(self, class_weights: Tensor) -> nn.Module:
-        """Build the loss, which has no class weights."""
+        """Build the loss; `class_weights` is not used."""
         from monai.losses import TverskyLoss
 
         loss: nn.Module = TverskyLoss(
@@ -147,7 +150,7 @@ AnyMonaiLoss = DiceCE | DiceFocal | GeneralizedDice | Tversky
 
 
 def _with_kind(value: object) -> object:
-    """Add the kind of QuickNAT's loss to settings that do not name a kind."""
+    """Add `kind: quicknat` to settings that do not name a kind of loss."""
     if isinstance(value, Mapping) and "kind" not in value:
         return {"kind": "quicknat", **value}
     return value
@@ -163,14 +166,15 @@ AnyLoss = Annotated[
 def median_frequency_weights(
     counts: NDArray[np.integer] | Tensor, balance: float = 1.0
 ) -> Tensor:
-    """Return class weights that balance rare classes against frequent classes.
+    """Return class weights (K,) that balance rare classes against frequent classes.
 
-    (K,) pixels f of each class -> (K,) float (median(f) / f_k) ** balance; 0 where f_k is 0. The
-    median is over the classes that are present.
+    `counts` (K,) is the number of pixels f of each class. The weight of class k is (median(f) /
+    f_k) ** balance, or 0 if f_k is 0. The median is over the classes that are present.
     """
     frequency = torch.as_tensor(counts, dtype=torch.float64)
     present = frequency > 0
-    # quantile, because torch's median of an even number of values is the lower of the middle two.
+    # quantile, because torch's median of an even number of values is the lower of the two middle
+    # values.
     median = frequency[present].quantile(0.5)
     without_zeros = frequency.where(present, median)
     weights = (median / without_zeros) ** balance
@@ -180,7 +184,8 @@ def median_frequency_weights(
 def boundaries(labels: Tensor) -> Tensor:
     """Return a mask (N, H, W) of pixels with another label above, below, left or right of them.
 
-    In-plane only: neighbouring slices of a batch are not neighbours in the head.
+    Labels are compared within a slice only: neighbouring slices of a batch are not neighbours in
+    the head.
     """
     edge = torch.zeros_like(labels, dtype=torch.bool)
     row_differs_from_next = labels[:, 1:] != labels[:, :-1]
@@ -195,18 +200,19 @@ def boundaries(labels: Tensor) -> Tensor:
 class SegmentationLoss(nn.Module):
     """QuickNAT's loss: logits (N, K, H, W) of any float type, labels (N, H, W) -> scalar float32.
 
-    With p the one softmax of the logits, S the labels, w_k the weight of class k and x a pixel:
+    With p the softmax of the logits, S the labels, w_k the weight of class k and x a pixel:
 
         cross entropy = sum_x omega(x) * -log p_S(x)(x) / sum_x omega(x)
         omega(x)      = w_S(x) + boundary * max_k w_k * [S differs from S(x) next to x, in-plane]
         Dice loss     = mean over k in S of 1 - 2 sum_x p_k [S = k] / (sum_x p_k + sum_x [S = k])
 
-    With the mean `plain`, cross entropy is divided by the number of pixels instead, and the Dice
-    mean is over all classes: one that the batch does not have adds 1, and nothing to the gradient.
+    Sums run over the whole batch. Pixels with the label `IGNORE`, or of a class with the weight 0,
+    are left out of all sums; their neighbours get the weight of a boundary.
 
-    Sums run over the whole batch. With the mean `weighted`, a class that the batch does not have
-    stays out of the Dice mean. Pixels of label `IGNORE`, or of a class of weight 0, stay out of
-    everything; those beside them weigh as at a border.
+    This is the mean `weighted`, in which the Dice loss leaves out classes that the batch lacks.
+    With the mean `plain`, cross entropy is divided by the number of pixels instead, and the Dice
+    mean is over all classes: a class that the batch lacks adds 1 to the sum, and nothing to the
+    gradient.
     """
 
     class_weights: Tensor
@@ -214,7 +220,7 @@ class SegmentationLoss(nn.Module):
     def __init__(self, config: LossConfig, class_weights: Tensor) -> None:
         super().__init__()
         self.config = config
-        # A label that is neither a class nor IGNORE makes the loss NaN, which is noticed without a
+        # Any label that is neither a class nor IGNORE makes the loss NaN. This reveals it without a
         # device synchronisation.
         table = torch.full((256,), torch.nan)
         table[: len(class_weights)] = class_weights.float()
@@ -222,20 +228,20 @@ class SegmentationLoss(nn.Module):
         self.register_buffer("class_weights", table, persistent=False)
 
     def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the weighted sum of both parts, a scalar."""
+        """Return the weighted sum of cross entropy and Dice loss, a scalar."""
         cross_entropy, dice = self.parts(logits, labels)
         return self.config.cross_entropy * cross_entropy + self.config.dice * dice
 
     def parts(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cross entropy and Dice loss, both unscaled.
+        """Return cross entropy and Dice loss, both without their weights.
 
-        `logits` (N, K, H, W), `labels` (N, H, W) of any integer type. Computed in float32. Pixels
-        whose class has the weight 0 count in neither part; if no pixel counts the cross entropy is
-        0.
+        `logits` are (N, K, H, W), and `labels` (N, H, W) of any integer type. The loss is computed
+        in float32. Pixels with the label IGNORE, or whose class has the weight 0, are left out of
+        both parts. If no pixel is left, the cross entropy is 0.
         """
         classes = logits.shape[1]
-        # (N H W, K) rows: for channels-last logits this needs no copy, and the softmax runs along
-        # memory. Avoiding one-hot labels takes a fifth of the time on a CPU.
+        # Rows (N H W, K): channels-last logits need no copy, and the softmax runs along memory.
+        # Avoiding one-hot labels takes a fifth of the time on a CPU.
         rows = logits.float().permute(0, 2, 3, 1).flatten(0, 2)
         target = labels.long().clamp(max=classes - 1).flatten()
 
@@ -245,7 +251,7 @@ class SegmentationLoss(nn.Module):
         omega = weights + boundaries(labels) * edge_weight
         omega = (omega * valid).flatten()
         valid = valid.flatten()
-        # Usually all pixels count. On a GPU the check would cost a synchronisation.
+        # Usually all pixels are valid. On a GPU this check would cost a synchronisation.
         all_count = valid.device.type == "cpu" and bool(valid.all())
         picked, sizes = cast(
             "tuple[Tensor, Tensor]",
@@ -253,7 +259,7 @@ class SegmentationLoss(nn.Module):
         )
         is_plain = self.config.mean == "plain"
         total = valid.sum() if is_plain else omega.sum()
-        # The cross entropy is 0 if no pixel counts.
+        # This makes the cross entropy 0 if no pixel is valid.
         total = total.clamp(min=torch.finfo(omega.dtype).tiny)
         cross_entropy = -(omega * picked).sum() / total
 
@@ -265,20 +271,21 @@ class SegmentationLoss(nn.Module):
 class _Softmax(torch.autograd.Function):
     """Softmax of rows (P, K), pixels by classes, reduced to the values that the loss needs.
 
-    It returns the logarithm of each pixel's probability of its own class `target`, (P,), and for
-    each class the sum of its probability over the pixels that are `valid`, (K,); None means all.
-    With s the gradient of the sums and c the gradient of the logarithms, the gradient of a row is
+    It returns two tensors. The first, (P,), is the logarithm of each pixel's probability of its
+    labelled class `target`. The second, (K,), is the sum of each class's probability over the
+    pixels that are `valid`; None means all pixels. With s the gradient of the sums, c the gradient
+    of the logarithms, and v 1 for valid pixels and 0 for others, the gradient of a row is
 
         p_k (v s_k - sum_j p_j v s_j - c) + [k = target] c
 
-    Torch's own gradient, operation by operation, takes three times as many passes over (P, K).
+    Torch's automatic gradient takes three times as many passes over (P, K).
     """
 
     @staticmethod
     def forward(
         ctx: Any, rows: Tensor, target: Tensor, valid: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Reduce (P, K) to (P,) and (K,)."""
+        """Return the logarithms (P,) and the sums (K,)."""
         log_p = rows.log_softmax(1)
         picked = log_p.gather(1, target[:, None])[:, 0]
         p = log_p.exp_()
@@ -289,7 +296,10 @@ class _Softmax(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, c: Tensor, s: Tensor) -> tuple[Tensor, None, None]:
-        """Return the gradient (P, K) from gradients (P,) and (K,)."""
+        """Return the gradient of the rows (P, K) from the gradients of logarithms and sums.
+
+        `c` (P,) is the gradient of the logarithms and `s` (K,) that of the sums.
+        """
         p, target, valid = ctx.saved_tensors
         row_sums = p @ s
         if valid is None:
@@ -305,25 +315,32 @@ class _MonaiSegmentationLoss(nn.Module):
     """Adapter of MONAI's losses: logits (N, K, H, W), labels (N, H, W) -> scalar float32.
 
     Logits may have any float type. All pixels of a batch are taken together, as with MONAI's
-    `batch=True`: single slices lack most structures. Pixels of label `IGNORE`, or of a class of
-    weight 0, are left out.
+    `batch=True`, because single slices lack most structures. Pixels with the label `IGNORE`, or of
+    a class with the weight 0, are left out.
     """
 
     counted: Tensor
 
     def __init__(self, config: AnyMonaiLoss, class_weights: Tensor) -> None:
-        """Build the loss; `class_weights` are by `median_frequency_weights`, 0 drops a class."""
+        """Build the loss.
+
+        `class_weights` (K,) come from `median_frequency_weights`. Pixels of a class with the weight
+        0 are left out.
+        """
         super().__init__()
         self.loss = config.build(class_weights)
-        # Mask of labels that count, for all 256 values of a byte. Labels that are no class count,
-        # so that `forward` notices them and returns NaN.
+        # Mask of labels that are used, for all 256 values of a byte. It is True for labels that are
+        # no class, so that `forward` notices them and returns NaN.
         counted = torch.ones(256, dtype=torch.bool)
         counted[: len(class_weights)] = class_weights > 0
         counted[IGNORE] = False
         self.register_buffer("counted", counted, persistent=False)
 
     def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return a scalar: 0 if no pixel counts, NaN for a label that is no class nor IGNORE."""
+        """Return the loss, a scalar.
+
+        It is 0 if no pixel is used, and NaN if a label is neither a class nor IGNORE.
+        """
         classes = logits.shape[1]
         labels = labels.long()
         chosen = self.counted[labels]
@@ -338,9 +355,9 @@ class _MonaiSegmentationLoss(nn.Module):
 
 
 def build_loss(config: AnyLoss, counts: NDArray[np.integer] | Tensor) -> nn.Module:
-    """Build the loss for (K,) pixels per class.
+    """Build a loss, which is called with logits (N, K, H, W) and labels (N, H, W).
 
-    It is called with logits (N, K, H, W) and labels (N, H, W).
+    `counts` (K,) is the number of pixels of each class in the training data.
     """
     balance = 0.0
     if isinstance(config, LossConfig | DiceCE):
@@ -354,10 +371,11 @@ def build_loss(config: AnyLoss, counts: NDArray[np.integer] | Tensor) -> nn.Modu
 def _dice_loss(
     own: Tensor, sizes: Tensor, target: Tensor, valid: Tensor, *, all_classes: bool
 ) -> Tensor:
-    """Return the mean over the classes that are present, or over all, where absent classes add 1.
+    """Return the mean Dice loss over the classes that are present or, with `all_classes`, over all.
 
-    `own` (P,) are the pixels' probabilities of their own classes `target`, `valid` is the mask of
-    pixels that count, and `sizes` (K,) are the sums of those pixels' probabilities of each class.
+    Absent classes then add 1. `own` (P,) is each pixel's probability of its labelled class
+    `target`. `valid` is the mask of pixels that are used. `sizes` (K,) is the sum of each class's
+    probability over these pixels.
     """
     if own.device.type == "cpu":
         overlap, truth = _sums_by_index(own, target, valid, len(sizes))
@@ -375,10 +393,13 @@ def _dice_loss(
 def _sums_by_index(
     own: Tensor, target: Tensor, valid: Tensor, classes: int
 ) -> tuple[Tensor, Tensor]:
-    """Return, per class, the probability on its valid pixels and their number; fast on a CPU."""
+    """Return two sums over the valid pixels of each class: of `own`, and of their number, (K,).
+
+    This is fast on a CPU.
+    """
 
     def per_class(values: Tensor) -> Tensor:
-        # float64, because index_add sums sequentially: float32 would lose precision over 300,000
+        # float64: index_add adds values one by one, and float32 would lose precision over 300,000
         # pixels.
         sums = torch.zeros(classes, dtype=torch.float64)
         return sums.index_add(0, target, values.double())
@@ -389,9 +410,9 @@ def _sums_by_index(
 def _sums_one_hot(
     own: Tensor, target: Tensor, valid: Tensor, classes: int
 ) -> tuple[Tensor, Tensor]:
-    """Return the same sums for devices with high bandwidth.
+    """Return the same sums as `_sums_by_index`, computed with one-hot vectors.
 
-    Their atomic additions are not repeatable, so the sums use one-hot vectors.
+    For devices with high bandwidth, whose atomic additions are not repeatable.
     """
     numbers = torch.arange(classes, device=own.device)
     is_own = (target[:, None] == numbers) & valid[:, None]

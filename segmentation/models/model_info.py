@@ -40,7 +40,7 @@ Precision = Literal["float32", "float16"]
 
 
 def _usable_name(name: str) -> str:
-    """Return a name that is valid for a folder on every system; raise ValueError for others."""
+    """Return the name if it is valid for a folder on every system; raise ValueError otherwise."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
         raise ValueError(
             f"{name!r} is no name: use letters, digits, dots, underscores and dashes, a letter or "
@@ -50,27 +50,28 @@ def _usable_name(name: str) -> str:
 
 
 Name = Annotated[str, AfterValidator(_usable_name)]
-# Sides of a working grid. One of 512 voxels takes half a gibibyte for each map of values.
+# Length of a side of the working grid in voxels. A grid with sides of 512 voxels takes half a
+# gibibyte for each map of values.
 Side = Annotated[int, Field(ge=16, le=512)]
-# Weight of a view; its ratio to any other fits in single precision.
+# Weight of a view. The limit keeps the ratio of two weights within single precision.
 Weight = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 Share = Annotated[float, Field(ge=0, le=1)]
 Odds = Annotated[float, Field(gt=0, le=100, allow_inf_nan=False)]
-# The range in which `trinat fit` looks.
+# The limits are the range in which `trinat fit` searches.
 ClassOdds = Annotated[float, Field(ge=0.1, le=10, allow_inf_nan=False)]
-# The power that a template's probabilities are taken to.
+# Exponent of a template's probabilities.
 PriorWeight = Annotated[float, Field(ge=0, le=4, allow_inf_nan=False)]
 
 
 def _axis_codes(axes: str) -> str:
-    """Return the codes unchanged if they name three axes."""
+    """Return the codes unchanged if they name three axes; raise an error otherwise."""
     world_axes(axes)
     return axes
 
 
 def _each_axis_once(axes: SliceAxes) -> SliceAxes:
-    """Return the axes unchanged if each occurs once."""
+    """Return the axes unchanged if each axis occurs once; raise ValueError otherwise."""
     if sorted(axes) != [0, 1, 2]:
         raise ValueError("must name each of the axes 0, 1 and 2 once")
     return axes
@@ -102,7 +103,10 @@ class Preprocessing(_Section):
     slices: dict[View, Annotated[SliceAxes, AfterValidator(_each_axis_once)]] = {}
 
     def slice_axes(self, view: View) -> SliceAxes:
-        """Return the axes of the array (oriented as `axes`) along which a view's slices are cut."""
+        """Return the axes of the array along which the slices of a view are cut.
+
+        The array has the orientation `axes`.
+        """
         if view in self.slices:
             return self.slices[view]
         return slice_axes(view)
@@ -216,7 +220,10 @@ class Description(_Section):
 
     @model_validator(mode="after")
     def _reverses_what_it_can(self) -> Self:
-        """Check that only models for any contrast reverse, on the one scale that supports it."""
+        """Raise ValueError for reverse_contrast with other settings than it supports.
+
+        Contrast must be "any", and scaling "trinat".
+        """
         if not self.reverse_contrast:
             return self
         if self.contrast != "any":
@@ -227,7 +234,10 @@ class Description(_Section):
 
     @model_validator(mode="after")
     def _strips_what_it_can(self) -> Self:
-        """Check for the usual grid and scale: the other model sees the same input."""
+        """Raise ValueError for stripped_by unless axes and scaling are the defaults.
+
+        The model that strips gets the same input.
+        """
         usual = Preprocessing()
         given = self.preprocessing
         is_usual = (given.axes, given.scaling) == (usual.axes, usual.scaling)
@@ -251,7 +261,7 @@ class ModelInfo(Description):
     @field_validator("files")
     @classmethod
     def _plain_names(cls, files: dict[str, str]) -> dict[str, str]:
-        """Refuse names of files that lead out of the model's folder."""
+        """Raise ValueError for a file name that could lead out of the model's folder."""
         for name in files:
             if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
                 raise ValueError(f"{name!r} is not a plain file name")
@@ -259,7 +269,7 @@ class ModelInfo(Description):
 
     @model_validator(mode="after")
     def _weights_of_each_view(self) -> ModelInfo:
-        """Check that all files that the description needs have a checksum."""
+        """Raise ValueError if a file that the description requires has no checksum."""
         for view in self.architectures:
             if weights_file(view) not in self.files:
                 raise ValueError(f"files: {weights_file(view)} has no SHA-256")
@@ -275,11 +285,11 @@ def weights_file(view: View) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Template:
-    """Anatomical template, prior.npz: the probability of each of K classes in a mean head.
+    """Anatomical template (prior.npz): the probability of each of K classes in an average head.
 
-    `shares` (X, Y, Z, K) uint8 of 255; `affine` (4, 4) takes their voxels to template millimetres;
-    `centroids` (K, 3) are the classes' centres in template millimetres, NaN for a class without a
-    centre.
+    `shares` (X, Y, Z, K) uint8 are probabilities times 255. `affine` (4, 4) maps their voxels to
+    template millimetres. `centroids` (K, 3) are the centres of the classes in template millimetres,
+    NaN for a class without a centre.
     """
 
     shares: NDArray[np.uint8]
@@ -287,7 +297,7 @@ class Template:
     centroids: NDArray[np.float64]
 
     def to_bytes(self) -> bytes:
-        """Return the bytes of the file."""
+        """Return the bytes of the file prior.npz."""
         buffer = io.BytesIO()
         np.savez_compressed(
             buffer,
@@ -299,10 +309,9 @@ class Template:
 
     @classmethod
     def from_bytes(cls, data: bytes, classes: int, where: Path) -> Template:
-        """Read a template of `classes` classes from the bytes of its file; inverse of `to_bytes`.
+        """Read a template of `classes` classes from the bytes of prior.npz; inverse of `to_bytes`.
 
-        Data that are no template, or a template of other classes, are refused; `where` is the
-        location that errors name.
+        Raises ModelError, with the file `where`, if the data are no template or have other classes.
         """
         try:
             with zipfile.ZipFile(io.BytesIO(data)) as archive:
@@ -310,7 +319,7 @@ class Template:
             if sum(sizes) > _LARGEST_PRIOR_BYTES:
                 raise ModelError("is too large for a prior", where=where)
             with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
-                # Entries that are no arrays come as bytes.
+                # Entries that are no arrays are returned as bytes.
                 shares = np.asarray(arrays["shares"])
                 affine = np.asarray(arrays["affine"])
                 centroids = np.asarray(arrays["centroids"])
@@ -334,13 +343,13 @@ class Template:
         return found
 
     def _has_a_place(self) -> bool:
-        """Return True if it has voxels, an invertible affine and no infinite centroid."""
+        """Return True if the template has voxels, an invertible affine and no infinite centroid."""
         if self.shares.size == 0:
             return False
         if self.affine.dtype.kind != "f" or self.centroids.dtype.kind != "f":
             return False
         is_placed = np.isfinite(self.affine).all()
-        # The centroid of a class that no head has is NaN.
+        # A class that is in no head has a centroid of NaN.
         is_finite = not np.isinf(self.centroids).any()
         if not is_placed or not is_finite:
             return False

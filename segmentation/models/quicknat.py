@@ -51,11 +51,12 @@ class QuickNatConfig(NetworkConfig):
 
 
 class QuickNat(Network):
-    """The network of the paper, its port, and their smaller relatives.
+    """Network of the paper, of its port, and of smaller variants.
 
-    Encoders halve the resolution `depth` times, a bottleneck follows, and decoders double it again.
-    Each decoder gets the output of its encoder, and its own input unpooled to the positions from
-    which the encoder pooled.
+    Encoders halve the resolution `depth` times, a bottleneck follows, and decoders double the
+    resolution again. The input of a decoder is the output of the encoder with the same resolution,
+    joined with the previous block's output, which is unpooled to the positions of the encoder's
+    maxima.
     """
 
     config: QuickNatConfig
@@ -63,7 +64,7 @@ class QuickNat(Network):
     def __init__(self, config: QuickNatConfig) -> None:
         super().__init__(config)
         filters = config.filters
-        # Blocks and their parts are created in the order in which random weights are drawn.
+        # The order in which blocks are created is that in which their random weights are drawn.
         self.encoders = nn.ModuleList()
         channels = config.channels * config.pixels
         for _ in range(config.depth):
@@ -81,7 +82,7 @@ class QuickNat(Network):
                 excitation="none",
                 dropout=config.dropout,
             )
-        # In the order in which they run, the deepest first.
+        # Decoders in the order in which they run, the deepest first.
         self.decoders = nn.ModuleList()
         for _ in range(config.depth):
             self.decoders.append(_dense_block(config, 2 * filters))
@@ -89,21 +90,21 @@ class QuickNat(Network):
         self.arrange(torch.channels_last)
 
     def new_classifier(self, classes: int) -> Classifier:
-        """Return a classifier of the features, for all pixels of a square at once."""
+        """Return a classifier that maps each feature vector to the logits of a square of pixels."""
         return Classifier(self.config.filters, classes, self.config.unshuffle)
 
     def features(self, slices: Tensor) -> Tensor:
-        """Return the classifier's input (N, F, h, w) for slices (N, C, H, W) padded to `multiple`.
+        """Return the classifier's input (N, F, h, w) for slices (N, C, H, W).
 
-        h and w are the padded sides over `unshuffle`.
+        The slices are padded to `multiple`; h and w are their padded sides divided by `unshuffle`.
         """
         rows, columns = slices.shape[-2:]
         multiple = self.config.multiple
         x = pad(slices, (0, -columns % multiple, 0, -rows % multiple))
         if self.config.unshuffle > 1:
             x = pixel_unshuffle(x, self.config.unshuffle)
-        # torch.cat promotes its inputs to one type and loses channels_last. A single channel counts
-        # as channels_last in any memory order; only a copy really is.
+        # torch.cat promotes its inputs to one type and loses channels_last. A single channel has
+        # the strides of channels_last in any memory order, so only a copy has them for certain.
         x = x.to(_working_dtype(x), memory_format=self.layout, copy=True)
 
         passed = []
@@ -111,8 +112,8 @@ class QuickNat(Network):
             skip = encoder(x)
             x, where = max_pool(skip)
             passed.append((skip, where))
-        # The port builds a squeeze-and-excitation for its bottleneck and never applies it, nor
-        # does it drop channels there.
+        # The port builds a squeeze-and-excitation for its bottleneck but never applies it, and it
+        # applies no dropout there.
         x = self.bottleneck.dense(x)
         for decoder in self.decoders:
             skip, where = passed.pop()
@@ -122,7 +123,10 @@ class QuickNat(Network):
 
 
 def _dense_block(config: QuickNatConfig, channels: int) -> DenseBlock:
-    """Return an encoder, a decoder or the bottleneck: two wide convolutions and one of 1×1."""
+    """Return a block of two convolutions of size `kernel` and one of 1×1.
+
+    It is used for encoders, decoders and the bottleneck.
+    """
     return DenseBlock(
         channels,
         config.filters,
@@ -135,9 +139,9 @@ def _dense_block(config: QuickNatConfig, channels: int) -> DenseBlock:
 
 
 def _working_dtype(x: Tensor) -> torch.dtype:
-    """Return the type that convolutions of x compute in: its own, or the type of autocast."""
+    """Return the type in which convolutions of x compute: the type of autocast, else that of x."""
     device = x.device.type
-    # Not every device has autocast: `meta`, on which operations are counted, has none.
+    # Not every device supports autocast: `meta`, which is used to count operations, does not.
     if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
         return torch.get_autocast_dtype(device)
     return x.dtype

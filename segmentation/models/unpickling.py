@@ -1,8 +1,8 @@
 """Reader of files by torch.save, of any version, that runs none of their code.
 
-A pickle is a program: it names functions and has them called. Here it can have tensors, parameters
-and plain containers made, all by this file. Every other class that it names becomes an empty
-stand-in that keeps the state it is given, and any other call is refused.
+A pickle is a program: it names functions and has them called. This reader lets it create tensors,
+parameters and plain containers only, and only by functions in this file. Every other class that it
+names becomes an empty stand-in that keeps the state it is given, and any other call is refused.
 `torch.load(weights_only=True)` does the same for tensors, but cannot read whole modules, which is
 what the authors of QuickNAT published.
 """
@@ -28,7 +28,7 @@ from trinat.segmentation.io.files import open_regular
 
 _LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
 _LEGACY_PROTOCOL = 1001
-# A pickle without its tensors has only names and shapes: kilobytes.
+# Limit on a pickle without its tensors, which has only names and shapes: kilobytes.
 _MAX_PICKLE_BYTES = 64 << 20
 _DTYPES = {
     "DoubleStorage": torch.float64,
@@ -43,32 +43,35 @@ _DTYPES = {
     "BoolStorage": torch.bool,
 }
 
-# Called with key, type and number of values; returns a storage.
+# Called with the key, the type and the number of values of a storage; returns it as a tensor
+# (count,).
 Storage = Callable[[str, torch.dtype, int], Tensor]
 
 
 class Stub:
     """Stand-in for an object of a class that is not imported.
 
-    `name` is the full name of that class, `state` the state that the object was given.
+    `name` is the full name of that class; `state` is the state of the object, such as its
+    attributes.
     """
 
     name = ""
     state: Any = None
 
     def __new__(cls, *_: Any) -> Stub:
-        """Return a stub, whatever the arguments of the object would have been."""
+        """Return a stub, whatever the arguments are."""
         return super().__new__(cls)
 
     def __setstate__(self, state: Any) -> None:
-        """Keep the state of the object; nothing of it is run."""
+        """Store the state of the object without running anything of it."""
         self.state = state
 
 
 def read_torch_file(path: str | Path) -> Any:
-    """Return the object in a file by torch.save, zip or older: tensors, containers and stubs.
+    """Return the object in a file by torch.save, in the zip format or the older format.
 
-    A file that is damaged, or that requests anything else, is refused with a `ModelError`.
+    It consists of tensors, containers and stubs. Raises ModelError for a file that is damaged, or
+    that requests anything else.
     """
     path = Path(path)
     try:
@@ -93,10 +96,14 @@ def read_torch_file(path: str | Path) -> Any:
 
 
 def _read_zip(file: BinaryIO, size: int, path: Path) -> Any:
-    """Read a zip archive: data.pkl has the object, data/0, data/1, ... its storages."""
+    """Read a file in the zip format.
+
+    data.pkl has the object, and data/0, data/1, ... are its storages.
+    """
     with zipfile.ZipFile(file) as archive:
         storages = _ZipStorages(archive, path)
-        # torch stores without compression; an archive that grows when it is read is not from torch.
+        # torch stores without compression, so an archive that expands when it is read is not from
+        # torch.
         if storages.total_bytes() > size:
             raise ModelError(
                 "expands to more data than a file of its size can have", where=path
@@ -108,20 +115,20 @@ def _read_zip(file: BinaryIO, size: int, path: Path) -> Any:
 
 
 class _ZipStorages:
-    """Storages of an archive by their key, each read once."""
+    """Storages of an archive by their key; each is read only once."""
 
     def __init__(self, archive: zipfile.ZipFile, path: Path) -> None:
         self._archive = archive
         self._path = path
         self._read: dict[tuple[str, torch.dtype, int], Tensor] = {}
-        # Names without the folder that contains all members.
+        # Members of the archive by their path without the top folder.
         self._members = {}
         for member in archive.infolist():
             name = member.filename.partition("/")[2]
             self._members[name] = member
 
     def total_bytes(self) -> int:
-        """Return the total size of all members once they are decompressed."""
+        """Return the total size of all members after decompression, in bytes."""
         return sum(member.file_size for member in self._members.values())
 
     def has(self, name: str) -> bool:
@@ -133,7 +140,7 @@ class _ZipStorages:
         return self._archive.read(self._members[name])
 
     def get(self, key: str, dtype: torch.dtype, count: int) -> Tensor:
-        """Return a storage (count,), as the pickle describes it."""
+        """Return the storage `key` as a tensor (count,); raise ModelError for another size."""
         described = (key, dtype, count)
         if described not in self._read:
             data = bytearray(self.read(f"data/{key}"))
@@ -149,7 +156,11 @@ class _ZipStorages:
 
 
 def _read_legacy(file: BinaryIO, size: int, path: Path) -> Any:
-    """Read five pickles (magic, version, system, object, storage keys), then the storages."""
+    """Read a file in the older format.
+
+    It consists of five pickles (magic, version, system, object, storage keys) and then the
+    storages.
+    """
     storages = _LegacyStorages(size, path)
 
     def load() -> Any:
@@ -166,9 +177,9 @@ def _read_legacy(file: BinaryIO, size: int, path: Path) -> Any:
 
 
 class _LegacyStorages:
-    """Storages of an older file by their key: allocated by the pickle, filled afterwards.
+    """Storages of an older file by their key: created while the object is read, filled afterwards.
 
-    All of them together are no larger than the file, of `size` bytes.
+    Together they must not be larger than the file, which has `size` bytes.
     """
 
     def __init__(self, size: int, path: Path) -> None:
@@ -178,7 +189,7 @@ class _LegacyStorages:
         self._storages: dict[str, Tensor] = {}
 
     def get(self, key: str, dtype: torch.dtype, count: int) -> Tensor:
-        """Return a storage (count,), as the pickle describes it; zeros until it is filled."""
+        """Return the storage `key` as a tensor (count,), which is zeros until `fill` is called."""
         if key not in self._storages:
             self._promised_bytes += count * dtype.itemsize
             if count < 0 or self._promised_bytes > self._size:
@@ -187,7 +198,10 @@ class _LegacyStorages:
         return self._storages[key]
 
     def fill(self, file: BinaryIO, keys: Any) -> None:
-        """Read the storages of these keys, which must be all, in their order."""
+        """Read the values of all storages, which the file has in the order of `keys`.
+
+        Raises ModelError if values are missing.
+        """
         for key in keys:
             tensor = self._storages[key]
             wanted_bytes = tensor.numel() * tensor.element_size()
@@ -205,12 +219,12 @@ class _LegacyStorages:
             raise ModelError("lacks data of some tensors", where=self._path)
 
 
-# Python's own pure-Python unpickler: the C version allocates tables as large as a pickle asks for.
+# The unpickler in pure Python, because the one in C allocates tables as large as a pickle asks for.
 class _Unpickler(pickle._Unpickler):
-    """Unpickler that runs one pickle of a file and calls nothing but what is in `_ALLOWED`."""
+    """Unpickler that runs one pickle of a file and calls only the functions in `_ALLOWED`."""
 
-    # The BYTEARRAY8 opcode allocates as many bytes as the pickle says before it reads; weights have
-    # none.
+    # The opcode BYTEARRAY8 is left out: it allocates as many bytes as the pickle says before it
+    # reads them, and weights do not need it.
     dispatch: ClassVar = {
         code: load
         for code, load in pickle._Unpickler.dispatch.items()
@@ -224,7 +238,7 @@ class _Unpickler(pickle._Unpickler):
         self._stubs: dict[str, type] = {}
 
     def find_class(self, module: str, name: str) -> Any:
-        """Resolve a name in the pickle to an allowed callable, a type, or a stub."""
+        """Return the object for a name in the pickle: an allowed function, a dtype, or a stub."""
         full = f"{module}.{name}"
         if full in _ALLOWED:
             return _ALLOWED[full]
@@ -235,7 +249,10 @@ class _Unpickler(pickle._Unpickler):
         return self._stubs[full]
 
     def _stub(self, full: str) -> type:
-        """Return a class that can be made without arguments (as modules are) and never called."""
+        """Return a stub class for the class `full`, which cannot be called or changed.
+
+        Its instances are made without calling it, as pickle makes modules.
+        """
         path = self._path
 
         class Uncallable(type):
@@ -252,7 +269,10 @@ class _Unpickler(pickle._Unpickler):
         return Uncallable("Stub", (Stub,), {"name": full})
 
     def persistent_load(self, saved: Any) -> Any:
-        """Resolve a reference to outside of the pickle: a storage, or the class of a module."""
+        """Return the object for a reference to outside of the pickle.
+
+        It is a storage, or the class of a module.
+        """
         kind, *rest = saved
         # A class with its source code; only the name of the class is used.
         if kind == "module":
@@ -268,7 +288,7 @@ class _Unpickler(pickle._Unpickler):
 
 
 class _Limited:
-    """File that ends after more bytes than any pickle without its tensors has."""
+    """File that ends after `_MAX_PICKLE_BYTES`, more than any pickle without its tensors has."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -288,7 +308,7 @@ class _Limited:
 
 
 class _Maker:
-    """Immutable wrapper of a function that a pickle may call."""
+    """Wrapper of a function that a pickle may call but not change."""
 
     __slots__ = ("_make",)
 
@@ -302,22 +322,25 @@ class _Maker:
         raise TypeError("cannot be changed")
 
 
-def _tensor(
+def _build_tensor(
     storage: Tensor,
     offset: int,
     shape: tuple[int, ...],
     strides: tuple[int, ...],
     *_: Any,
 ) -> Tensor:
-    """Build a tensor from the arguments that torch writes; arguments of newer files are ignored."""
-    # torch checks the bounds. It allows strides of 0, with which a small file could allocate much
-    # memory.
+    """Build a tensor from the arguments that torch writes; ignore further ones of newer versions.
+
+    `shape`, `strides` and `offset` describe the tensor's values in the storage.
+    """
+    # torch checks the bounds, but it allows strides of 0, with which a small file could describe a
+    # huge tensor.
     if prod(shape) > storage.numel():
         raise ValueError("a tensor that repeats itself")
     return storage.as_strided(tuple(shape), tuple(strides), offset)
 
 
-def _parameter(tensor: Tensor, *_: Any) -> Tensor:
+def _tensor_of_parameter(tensor: Tensor, *_: Any) -> Tensor:
     """Return a parameter as a plain tensor."""
     if not isinstance(tensor, Tensor):
         raise TypeError("a parameter that is no tensor")
@@ -325,16 +348,16 @@ def _parameter(tensor: Tensor, *_: Any) -> Tensor:
 
 
 def _no_device(*_: Any) -> None:
-    """Ignore the device: all tensors are on the CPU."""
+    """Return None for any device: all tensors are on the CPU."""
 
 
 _ALLOWED: dict[str, Any] = {
     "collections.OrderedDict": OrderedDict,
     "builtins.set": set,
     "__builtin__.set": set,
-    "torch._utils._rebuild_tensor": _Maker(_tensor),
-    "torch._utils._rebuild_tensor_v2": _Maker(_tensor),
-    "torch._utils._rebuild_parameter": _Maker(_parameter),
+    "torch._utils._rebuild_tensor": _Maker(_build_tensor),
+    "torch._utils._rebuild_tensor_v2": _Maker(_build_tensor),
+    "torch._utils._rebuild_parameter": _Maker(_tensor_of_parameter),
     "torch.Size": _Maker(tuple),
     "torch.device": _Maker(_no_device),
 }

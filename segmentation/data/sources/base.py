@@ -19,10 +19,10 @@ from trinat.segmentation.labels.folding import FoldingTable
 
 IMAGE_SUFFIXES = (".nii.gz", ".nii", ".mgz")
 
-# Safe names in a path that trinat writes, and the characters that are replaced elsewhere.
+# Names that are safe in a path that trinat writes, and characters that are replaced in other names.
 _SAFE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
-# Lengths of the kept part of a changed name, and of the hash appended to it.
+# When a name must be changed: the length of the part that is kept, and of the hash appended to it.
 _PLAIN_LENGTH = 56
 _DIGEST_LENGTH = 6
 
@@ -33,12 +33,13 @@ natural_order = natsort_keygen()
 class Subject:
     """One scan of one participant, with its labels if there are any.
 
-    `image_axes` and `labels_axes` are the voxel axes (ASL, LAS) if the dataset defines them and
-    the header lacks them. `extra` maps numbers of the label map to FreeSurfer numbers, the
-    numbers of `ignore` are background, and `fold` is the numbering of the label map (None:
-    FreeSurfer's). `csf` is a model's label map of the same scan: its CSF fills the background
-    of the labels. `mask` is above 0 in voxels that count in training; without it all do. `note`
-    is stored with the slices.
+    `id` is the name of the subject in a store. `image_axes` and `labels_axes` are the voxel axes
+    (such as ASL or LAS) if the dataset's documentation defines them and the header lacks them.
+    `extra` maps numbers of the label map to FreeSurfer numbers, numbers in `ignore` are background,
+    and `fold` is the numbering of the label map (None: FreeSurfer's). `csf` is a model's label map
+    of the same scan; its CSF replaces background in the labels. `mask` is a map that is above 0 in
+    voxels that are used in training; None means all voxels. `family` is an identifier that
+    relatives share. `age` is in years, `sex` is M or F. `note` is stored with the slices.
     """
 
     id: str
@@ -66,10 +67,11 @@ STRIPPED = "skull-stripped"
 
 @dataclass(frozen=True)
 class Exclusion:
-    """A name that is not a subject or, with `broken`, that should be one but cannot be used.
+    """Entry of a source that is not used as a subject, and the reason.
 
-    An excluded name counts as skipped, a broken one as failed: `trinat prepare` then exits with
-    a non-zero status. `reason` is a short phrase without a full stop.
+    With `broken` the entry should be a subject but cannot be used: it counts as failed, and `trinat
+    prepare` exits with a non-zero status. Otherwise it counts as skipped. `reason` is a short
+    phrase without a full stop.
     """
 
     name: str
@@ -81,7 +83,7 @@ class Exclusion:
 class Listing:
     """Subjects and exclusions of a source, in natural order.
 
-    `advice` is a sentence for the user on how to get more of them, or empty.
+    `advice` is a sentence for the user on how to get labels, or "".
     """
 
     subjects: tuple[Subject, ...]
@@ -90,10 +92,10 @@ class Listing:
 
     @classmethod
     def of(cls, found: Sequence[Subject | Exclusion], unlabelled: str = "") -> Listing:
-        """Build a listing in the order of `found`.
+        """Build a listing of the entries `found`, in their order.
 
-        Its advice is `unlabelled`, which tells the user where to get labels, if no subject has
-        any.
+        `unlabelled` tells the user where to get labels. It becomes the advice if no subject has
+        labels.
         """
         subjects = tuple(entry for entry in found if isinstance(entry, Subject))
         exclusions = tuple(entry for entry in found if isinstance(entry, Exclusion))
@@ -106,9 +108,10 @@ class Listing:
 class SourceOptions:
     """Options of a source, besides its folder.
 
-    `image` and `labels` name one of a dataset's images and label maps, in the source's own
-    terms. `subjects_dir` has FreeSurfer results that are stored elsewhere. `extra`, `ignore`
-    and `fold` apply to all subjects; a `fold` of None is the usual numbering of the source.
+    `image` and `labels` choose among a dataset's images and label maps, by names that the source
+    defines. `subjects_dir` is a folder with FreeSurfer results that are stored elsewhere. `extra`,
+    `ignore` and `fold` apply to all subjects and have the meanings of `Subject`; if `fold` is None,
+    the usual numbering of the source applies.
     """
 
     scheme: str = DEFAULT_SCHEME
@@ -124,30 +127,30 @@ Listed = Iterable[Subject | Exclusion]
 
 
 def _no_member(name: str) -> bool:
-    """Return False: the dataset has no archives with wanted files."""
+    """Return False, for datasets that have no archives to unpack."""
     return False
 
 
 def _axes_of_header(path: Path) -> str | None:
-    """Return None: the headers of the dataset have the orientation."""
+    """Return None, for datasets whose headers have the orientation."""
     return None
 
 
 @dataclass(frozen=True)
 class Source:
-    """A dataset: how to find its subjects, and the files of its archives to unpack.
+    """A dataset: how to find its subjects, and which files of its archives to unpack.
 
-    `find(root, options)` yields a Subject or an Exclusion for everything that it meets in the
-    folder `root`. If it finds nothing, `nothing` is the error and `remedy` its remedy. `advice`
-    is given if no subject has labels.
+    `find(root, options)` yields a Subject or an Exclusion for each entry of the folder `root`. If
+    it yields nothing, an error with the text `nothing` and the remedy `remedy` is raised. `advice`
+    is shown if no subject has labels.
 
-    `wanted_member(name)` returns True for a file of an archive to unpack. `member_axes(path)`
-    returns the voxel axes of an Analyze file, whose header lacks them.
+    `wanted_member(name)` returns True for a file of an archive that is to be unpacked.
+    `member_axes(path)` returns the voxel axes of an Analyze file, whose header lacks them, or None.
 
-    `partly_labelled`: it is usual that some scans have labels and others do not.
-    `fixed_numbers`: the dataset has label numbers of its own, which no options change.
-    `published_training`: the training subjects of a published split; all others test.
-    `participants`: the file name of the dataset's own participants table in its folder.
+    - `partly_labelled`: it is usual that some scans have labels and others do not.
+    - `fixed_numbers`: the dataset has label numbers of its own, which options cannot change.
+    - `published_training`: the training subjects of a published split; all others test.
+    - `participants`: the file name of the dataset's own participants table in its folder, or "".
     """
 
     find: Callable[[Path, SourceOptions], Listed]
@@ -163,9 +166,9 @@ class Source:
 
 
 def search(root: Path, pattern: str, depth: int) -> Iterator[Path]:
-    """Return paths that match `pattern` in `root` and its subfolders, down to `depth` levels.
+    """Yield the paths that match `pattern` in `root` and in its subfolders, `depth` levels deep.
 
-    Shallower levels come first, each level sorted.
+    Upper levels come first, and each level is sorted.
     """
     for level in range(depth + 1):
         folders = "*/" * level
@@ -178,11 +181,12 @@ def by_name(paths: Iterable[Path]) -> list[Path]:
 
 
 def safe_name(text: str) -> str:
-    """Return the name of a subject in a store: letters, digits, dot, underscore, dash; at most 64.
+    """Convert text to the name of a subject in a store.
 
-    People type it and read it in tables, so it is as short as possible: "sub 01" becomes
-    sub_01. A dataset in which two subjects get the same name is refused. Raises DatasetError if
-    no character of `text` can be used.
+    The name has letters, digits, dots, underscores and dashes, at most 64. People type it and read
+    it in tables, so it is as short as possible: "sub 01" becomes sub_01. Different texts can give
+    the same name; a dataset in which this happens is refused. Raises DatasetError if no character
+    of `text` can be used.
     """
     name = _UNSAFE.sub("_", text).lstrip(".-_")[:64]
     if not _SAFE.fullmatch(name):
@@ -193,16 +197,16 @@ def safe_name(text: str) -> str:
 
 
 def safe_component(name: str) -> str:
-    """Return one part of the path of a result, in the same letters, for any name.
+    """Convert any name to a component of the path of a result, with the characters of `safe_name`.
 
-    If a name must change, a part of its hash is appended, "sub 01" becomes sub_01-b665fd, so
-    that no two names become one: the name of a result must not depend on the other scans of a
+    If a name must be changed, a part of its hash is appended: "sub 01" becomes sub_01-b665fd. Two
+    names thus never become one, and the name of a result does not depend on the other scans of a
     run. This rule and `safe_name` stay separate, because using either one in place of the other
     would rename existing stores or results.
     """
     if _SAFE.fullmatch(name):
         return name
-    # é becomes e and an accent, which is dropped.
+    # NFKD splits é into e and an accent; the accent is then dropped.
     decomposed = unicodedata.normalize("NFKD", name)
     ascii_alone = decomposed.encode("ascii", "ignore").decode()
     plain = _UNSAFE.sub("_", ascii_alone)
@@ -214,9 +218,10 @@ def safe_component(name: str) -> str:
 
 
 def without_suffix(path: Path) -> str:
-    """Return the file name without a scan's ending, such as .nii.gz, or else without the last one.
+    """Return the file name without a scan's suffix, such as .nii.gz.
 
-    Case does not matter: A.NII.GZ becomes A. The file need not exist.
+    If it ends with no suffix of a scan, its last suffix is removed. Case does not matter: A.NII.GZ
+    becomes A. The file need not exist.
     """
     lower = path.name.lower()
     for suffix in SCAN_SUFFIXES:
@@ -226,13 +231,13 @@ def without_suffix(path: Path) -> str:
 
 
 def first_existing(folder: Path, names: Iterable[str]) -> Path | None:
-    """Return the first of these names that is a file in the folder; None if there is none.
+    """Return the path of the first of these names that is a file in the folder, or None.
 
-    Links to files count, folders do not. None also if the folder cannot be read.
+    Links to files count as files, folders do not. If the folder cannot be read, the result is None.
     """
     for name in names:
         path = folder / name
-        # Not Path.is_file, which raises in folders without permission.
+        # Path.is_file would raise an error in a folder without permission.
         if os.path.isfile(path):  # noqa: PTH113
             return path
     return None

@@ -25,26 +25,26 @@ from trinat.segmentation.data.sources.freesurfer import find_image, find_labels
 from trinat.segmentation.errors import DatasetError
 
 _ENTITY = re.compile(r"([a-zA-Z0-9]+)-([a-zA-Z0-9+]+)")
-# Entities that distinguish the scans of a participant; a label map has the same.
-_OF_A_SCAN = ("sub", "ses", "run", "acq", "ce", "rec")
-# A label map in these spaces is on its T1w image's grid.
+# Entities that distinguish the scans of a participant; a scan's label map has the same values.
+_SCAN_ENTITIES = ("sub", "ses", "run", "acq", "ce", "rec")
+# A label map in one of these spaces is on the grid of its T1w image.
 OWN_SPACES = frozenset({None, "orig", "T1w", "individual"})
-# Cortical parcellations and other maps that are no segmentation of structures.
-_OTHER_THINGS = frozenset({"aparcaseg", "carpet", "ribbon"})
+# Values for cortical parcellations and other maps that do not segment structures.
+_NOT_STRUCTURES = frozenset({"aparcaseg", "carpet", "ribbon"})
 # Entities that distinguish segmentations of one scan: `seg` since BIDS 1.11, `desc` before.
-_KINDS = ("seg", "desc")
+_SEGMENTATION_ENTITIES = ("seg", "desc")
 
 
 def _find(root: Path, options: SourceOptions) -> Listed:
-    """Yield each raw T1w as a subject, with the `_dseg` of the same scan or a FreeSurfer folder.
+    """Yield each raw T1w image as a subject, with labels from its derivatives.
 
-    If several pipelines have labels, `options.labels` names the one to use
-    (derivatives/<name>).
+    Labels are the `_dseg` of the same scan or those of a FreeSurfer folder. If several pipelines
+    have labels, `options.labels` names the one to use (derivatives/<name>).
     """
     scans = by_name(anat_files(root, "T1w"))
     if not scans:
         return
-    # The derivatives folder of that name, or all of them.
+    # Use the pipeline with the name `options.labels`, or all pipelines.
     derivatives = root / "derivatives"
     pipelines = []
     if options.labels is not None:
@@ -63,7 +63,7 @@ def _find(root: Path, options: SourceOptions) -> Listed:
         own = entities(name.removesuffix("_T1w"))
         pairs: set[tuple[Path, Path]] = set()
         for pipeline in pipelines:
-            pairs.update(_labels_of(path, own, pipeline))
+            pairs.update(_image_label_pairs(path, own, pipeline))
         if len(pairs) > 1:
             names = ", ".join(sorted(labels.name for _, labels in pairs))
             yield Exclusion(name, f"several label maps: {names}", broken=True)
@@ -85,24 +85,25 @@ def _find(root: Path, options: SourceOptions) -> Listed:
 
 
 def anat_files(root: Path, suffix: str) -> Iterator[Path]:
-    """Yield the images `*_<suffix>.nii[.gz]` of every subject and session of a dataset.
+    """Yield the images `*_<suffix>.nii[.gz]` of all subjects and sessions of a dataset.
 
-    `suffix` is the BIDS suffix of an image, such as T1w. The order is that of the file system.
-    Files outside of sub-*/anat and sub-*/ses-*/anat are not found.
+    `suffix` is the BIDS suffix of an image, such as T1w. The order is that of the file system. Only
+    the folders sub-*/anat and sub-*/ses-*/anat are searched.
     """
     for folder in ("sub-*/anat", "sub-*/ses-*/anat"):
         for path in root.glob(f"{folder}/*"):
-            # Endings in upper or lower case, as everywhere: a.NII.GZ must not be missed.
+            # Accept file endings in upper or lower case, as everywhere in trinat: a.NII.GZ must be
+            # found.
             known = path.name.lower().endswith((".nii.gz", ".nii"))
             if known and without_suffix(path).endswith(f"_{suffix}"):
                 yield path
 
 
 def entities(name: str) -> dict[str, str]:
-    """Return the entities {"sub": "01", "ses": "a", ...} of a BIDS file name without its ending.
+    """Return the entities of a BIDS file name without its ending: {"sub": "01", "ses": "a", ...}.
 
-    Values stay text, so that "01" and "1" differ. Parts that are no entity, such as the suffix,
-    are left out; the last value of a repeated key counts.
+    Values are text, so "01" and "1" differ. Parts that are no entity, such as the suffix, are left
+    out. If a key occurs twice, the last value is returned.
     """
     found: dict[str, str] = {}
     for part in name.split("_"):
@@ -113,10 +114,10 @@ def entities(name: str) -> dict[str, str]:
 
 
 def naming_problem(path: Path, root: Path) -> str:
-    """Return the reason why an image's name and folder do not identify it, or "".
+    """Return the reason why an image's name and folder do not identify it, or "" if they do.
 
     `root` is the dataset's folder, above sub-*. The reason is a phrase for the ledger. Such an
-    image is refused, rather than given to the wrong participant.
+    image is refused, so that it is not assigned to the wrong participant.
     """
     parts = without_suffix(path).split("_")[:-1]
     own = entities("_".join(parts))
@@ -129,12 +130,13 @@ def naming_problem(path: Path, root: Path) -> str:
     return ""
 
 
-def _labels_of(
+def _image_label_pairs(
     scan: Path, own: Mapping[str, str], pipeline: Path
 ) -> Iterator[tuple[Path, Path]]:
-    """Yield the (image, labels) of a pipeline for a scan with the entities `own`.
+    """Yield the pairs (image, labels) of one pipeline for a scan; both files are on one grid.
 
-    Both are on one grid, as far as names tell.
+    `scan` is the raw T1w image, `own` has its BIDS entities, and `pipeline` is a folder in
+    derivatives/. That the grids are the same is inferred from the names.
     """
     pair = _freesurfer_pair(scan, own, pipeline)
     if pair is not None:
@@ -153,20 +155,25 @@ def _labels_of(
 
 
 def _participant_folder(scan: Path, own: Mapping[str, str]) -> Path:
-    """Return sub-01 of sub-01/anat/... or sub-01/ses-a/anat/..."""
+    """Return the folder sub-01 of a scan in sub-01/anat/ or sub-01/ses-a/anat/.
+
+    `own` has the BIDS entities of the scan.
+    """
     return scan.parents[2] if "ses" in own else scan.parents[1]
 
 
 def _freesurfer_pair(
     scan: Path, own: Mapping[str, str], pipeline: Path
 ) -> tuple[Path, Path] | None:
-    """Return (image, labels) of the FreeSurfer folder sub-01_ses-a or sub-01 made from this scan.
+    """Return (image, labels) from the FreeSurfer folder of this scan, or None if there is none.
 
-    The labels share the grid of FreeSurfer's own image. If the session, or the participant, has
-    several scans, FreeSurfer's folder is made from the first.
+    The folder is sub-01_ses-a or sub-01 in `pipeline`, and `own` has the BIDS entities of the scan.
+    If the session, or the participant, has several scans, the folder belongs to the first of them.
+    The labels are on the grid of FreeSurfer's own image, so that image is returned; if it is
+    missing, the scan itself.
     """
     participant = _participant_folder(scan, own)
-    # FreeSurfer folders, each with the folder of the scans that it may be made from.
+    # FreeSurfer folders, each with the folder whose scans it may have been made from.
     candidates = [(pipeline / participant.name, scan.parent)]
     if "ses" in own:
         of_session = pipeline / f"{participant.name}_ses-{own['ses']}"
@@ -186,9 +193,12 @@ def _freesurfer_pair(
 
 
 def _is_segmentation_of(labels: Path, own: Mapping[str, str]) -> bool:
-    """Return True if a `_dseg` has structures of the scan with the entities `own`, on its grid."""
+    """Return True if a `_dseg` file has structures of this scan, on the scan's grid.
+
+    `own` has the BIDS entities of the scan. Only the name of the file is examined.
+    """
     theirs = entities(without_suffix(labels))
-    if any(theirs.get(key) != own.get(key) for key in _OF_A_SCAN):
+    if any(theirs.get(key) != own.get(key) for key in _SCAN_ENTITIES):
         return False
     if theirs.get("space") not in OWN_SPACES:
         return False
@@ -198,18 +208,18 @@ def _is_segmentation_of(labels: Path, own: Mapping[str, str]) -> bool:
 def is_cortical_parcellation(labels: Path) -> bool:
     """Return True if the name of a derivative's `_dseg` says that it is a cortical parcellation."""
     theirs = entities(without_suffix(labels))
-    kinds = {theirs.get(entity) for entity in _KINDS}
-    return not kinds.isdisjoint(_OTHER_THINGS)
+    kinds = {theirs.get(entity) for entity in _SEGMENTATION_ENTITIES}
+    return not kinds.isdisjoint(_NOT_STRUCTURES)
 
 
 def kind_of_labels(labels: Path) -> Literal["", "tissues", "parcels"]:
-    """Return the content of a derivative's `_dseg` by its name; "" for structures.
+    """Return the kind of labels in a derivative's `_dseg`, judged by its name; "" for structures.
 
-    trinat's own maps have a `seg` or `desc` entity. A map without either is taken for
+    trinat's own maps have a `seg` or `desc` entity. A map without either is assumed to be
     fMRIPrep's map of tissues.
     """
     theirs = entities(without_suffix(labels))
-    kinds = [theirs[entity] for entity in _KINDS if entity in theirs]
+    kinds = [theirs[entity] for entity in _SEGMENTATION_ENTITIES if entity in theirs]
     if not kinds or kinds[0] == "tissues":
         return "tissues"
     if kinds[0] == "parcels":

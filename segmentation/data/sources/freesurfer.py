@@ -18,7 +18,7 @@ from trinat.segmentation.data.sources.base import (
     safe_name,
 )
 
-# From the scanner's contrast to the most processed image; all are on the grid of aseg.mgz.
+# From the least to the most processed image; all are on the grid of aseg.mgz.
 IMAGES = ("orig.mgz", "nu.mgz", "T1.mgz", "norm.mgz", "brainmask.mgz", "brain.mgz")
 LABELS = ("aseg.mgz", "aparc+aseg.mgz", "aparc.DKTatlas+aseg.mgz", "aseg.auto.mgz")
 _STRIPPED = frozenset({"norm.mgz", "brainmask.mgz", "brain.mgz"})
@@ -29,10 +29,10 @@ _TEMPLATES = re.compile(
 
 
 def _find(root: Path, options: SourceOptions) -> Listed:
-    """Yield every folder in `root` with an image in its mri/ as a subject.
+    """Yield every folder in `root` as a subject if there is an image in its mri/.
 
-    `options.image` and `options.labels` name the files to use; the default is the first
-    existing one of IMAGES and LABELS.
+    `options.image` and `options.labels` name the files to use; by default the first existing file
+    of IMAGES and LABELS is used.
     """
     for folder in by_name(root.iterdir()):
         if not folder.is_dir() or folder.name.startswith("."):
@@ -63,26 +63,33 @@ def _find(root: Path, options: SourceOptions) -> Listed:
 
 
 def find_image(folder: Path, name: str | None = None) -> Path | None:
-    """Return mri/<name> of a subject's folder, or the least processed image that exists."""
+    """Return the path of an image in a subject's folder, or None.
+
+    `name` is its name in mri/, such as orig or orig.mgz; None means the least processed image.
+    """
     names = (_mgz(name),) if name else IMAGES
     return first_existing(folder / "mri", names)
 
 
 def find_labels(folder: Path, name: str | None = None) -> Path | None:
-    """Return mri/<name> of a subject's folder, or the first of the usual label maps that exists."""
+    """Return the path of a label map in a subject's folder, or None.
+
+    `name` is its name in mri/, such as aseg or aseg.mgz; None means the first existing of LABELS.
+    """
     names = (_mgz(name),) if name else LABELS
     return first_existing(folder / "mri", names)
 
 
 def find_parcels(folder: Path) -> Path | None:
-    """Return the label map with the Desikan-Killiany parcels of a subject's folder."""
+    """Return the label map with the Desikan-Killiany parcels in a subject's folder, or None."""
     return find_labels(folder, "aparc+aseg.mgz")
 
 
 def participant_and_session(name: str) -> tuple[str, str | None]:
-    """Return participant and session of names such as sub-01_ses-2, OAS1_0001_MR1, or 07.long.base.
+    """Return participant and session of a name such as sub-01_ses-2, OAS1_0001_MR1 or 07.long.base.
 
-    The session is None if the name has none.
+    The session is all of the name that distinguishes the scan from the participant's other scans;
+    None if there is nothing. A name in no known pattern is the participant's.
     """
     identity = identity_of(name)
     if identity is None:
@@ -91,7 +98,7 @@ def participant_and_session(name: str) -> tuple[str, str | None]:
 
 
 def why_no_subject(folder: Path) -> str:
-    """Return the reason why a folder is no subject, or ""."""
+    """Return the reason why a folder is no FreeSurfer subject, or "" if it is one."""
     if _TEMPLATES.fullmatch(folder.name):
         return "a template, not a participant"
     if not (folder / "mri").is_dir():
@@ -102,7 +109,10 @@ def why_no_subject(folder: Path) -> str:
 
 
 def why_no_scan(folder: Path) -> str:
-    """Return the reason why a folder has no scan of its own, or ""."""
+    """Return the reason why a folder has no scan of its own, or "" if it has one.
+
+    A longitudinal result has none if the folder with the same scan's cross-sectional result exists.
+    """
     scan, is_longitudinal, _ = folder.name.partition(".long.")
     if is_longitudinal and (folder.parent / scan / "mri").is_dir():
         return f"the scan of {scan} once more"
@@ -110,7 +120,7 @@ def why_no_scan(folder: Path) -> str:
 
 
 def _mgz(name: str) -> str:
-    """Return the file name of an image that is called orig or orig.mgz."""
+    """Return the file name of an image: orig.mgz for both orig and orig.mgz."""
     return name if name.endswith(".mgz") else f"{name}.mgz"
 
 

@@ -28,7 +28,7 @@ _SCAN = re.compile(
 
 
 def _find(root: Path, options: SourceOptions) -> Listed:
-    """Yield every scan in `root`, or in one of its folders, as a subject."""
+    """Yield every scan in `root`, or in one of its subfolders, as a subject."""
     scans: dict[str, Path] = {}
     for path in search(root, "IXI*", depth=1):
         scans[path.name] = path
@@ -54,14 +54,14 @@ def _find(root: Path, options: SourceOptions) -> Listed:
 
 
 def _image_and_labels(scan: Path, options: SourceOptions) -> tuple[Path, Path | None]:
-    """Return FreeSurfer's labels of a scan, and the image that they belong to.
+    """Return an image and FreeSurfer's labels on the image's grid; the labels are None if missing.
 
-    FreeSurfer's labels are on the grid of FreeSurfer's image, which is not that of the scan.
-    Without labels the image is the scan itself.
+    FreeSurfer's labels are on the grid of FreeSurfer's own image, which is not that of the scan, so
+    that image is returned with them. Without labels the image is the scan itself.
     """
     if options.subjects_dir is None:
         return scan, None
-    # FreeSurfer's folder is called IXI002-Guys-0828-T1, the same without -T1, or IXI002.
+    # The folder is called IXI002-Guys-0828-T1, IXI002-Guys-0828 or IXI002.
     name = scan.name.partition(".nii")[0]
     participant = name.partition("-")[0]
     for candidate in (name, name.removesuffix("-T1"), participant):

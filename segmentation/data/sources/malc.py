@@ -33,7 +33,7 @@ _NUMBERING = "neuromorphometrics"
 # The challenge's own training part; all other scans are for testing.
 _TRAINING_NUMBERS = (*range(1000, 1003), *range(1006, 1016), 1017, 1036)
 TRAINING = tuple(str(number) for number in _TRAINING_NUMBERS)
-# Five participants of the test part were scanned twice.
+# Five participants of the test part were scanned twice: maps the second scan to the first.
 FIRST_SCAN = {
     "1023": "1003",
     "1024": "1004",
@@ -47,15 +47,16 @@ _IMAGE_FOLDERS = ("", "training-images", "testing-images")
 _LABEL_FOLDERS = ("", "training-labels", "testing-labels")
 _IMAGE = re.compile(r"(?P<scan>\d{4})(?P<kind>|_3|_SS)\.nii(\.gz)?")
 _LABELS = re.compile(r"(?P<scan>\d{4})(_3)?_glm\.nii(\.gz)?")
-# Endings of image names by the value of --image, in order of preference.
+# Endings of image names for the values of `options.image`, and all endings in order of preference.
 _KINDS = {"head": "_3", "stripped": "_SS"}
 _PREFERENCE = ("_3", "_SS", "")
 
 
 def _find(root: Path, options: SourceOptions) -> Listed:
-    """Yield every image with its label map, from the folders that exist.
+    """Yield every image with its label map as a subject, from the folders that exist.
 
-    `options.image` is `head` (1000_3.nii.gz) or `stripped` (1000_SS.nii.gz).
+    `options.image` is `head` (1000_3.nii.gz) or `stripped` (1000_SS.nii.gz); None means the first
+    of _PREFERENCE that a scan has.
     """
     # Accepted endings of images, the best first.
     kinds: tuple[str, ...] = _PREFERENCE
@@ -67,16 +68,16 @@ def _find(root: Path, options: SourceOptions) -> Listed:
             )
         kinds = (_KINDS[options.image],)
     images: dict[str, Path] = {}
-    # The preferred kind comes last, and replaces the others.
+    # Add the preferred kind last, so that it replaces the others.
     for kind in reversed(kinds):
         of_kind: dict[str, Path] = {}
-        for path, match in _files(root, _IMAGE_FOLDERS, _IMAGE):
+        for path, match in _matching_files(root, _IMAGE_FOLDERS, _IMAGE):
             if match["kind"] == kind:
-                _add(of_kind, match["scan"], path)
+                _add_file(of_kind, match["scan"], path)
         images.update(of_kind)
     label_maps: dict[str, Path] = {}
-    for path, match in _files(root, _LABEL_FOLDERS, _LABELS):
-        _add(label_maps, match["scan"], path)
+    for path, match in _matching_files(root, _LABEL_FOLDERS, _LABELS):
+        _add_file(label_maps, match["scan"], path)
     table = root / _TABLE
     participants: dict[str, str] = {}
     if table.is_file():
@@ -95,7 +96,7 @@ def _find(root: Path, options: SourceOptions) -> Listed:
         if labels is None and folder is not None:
             yield Exclusion(scan, f"no label map in {folder.name}/", broken=True)
             continue
-        participant = _participant(scan, participants)
+        participant = _participant_of(scan, participants)
         yield _subject(scan, image, labels, participant, fold, options)
 
 
@@ -122,8 +123,8 @@ def _subject(
     )
 
 
-def _add(files: dict[str, Path], scan: str, path: Path) -> None:
-    """Add a scan's file to `files`; raise DatasetError if the scan has one already."""
+def _add_file(files: dict[str, Path], scan: str, path: Path) -> None:
+    """Add a scan's file to `files`; raise DatasetError if the scan has a file there already."""
     if scan in files:
         raise DatasetError(
             f"{scan} exists twice, also as {files[scan]}",
@@ -133,12 +134,15 @@ def _add(files: dict[str, Path], scan: str, path: Path) -> None:
     files[scan] = path
 
 
-def _files(
+def _matching_files(
     root: Path,
     folders: tuple[str, ...],
     pattern: re.Pattern[str],
 ) -> Iterator[tuple[Path, re.Match[str]]]:
-    """Return the files with matching names in these folders of `root`, if they exist."""
+    """Yield the files in these folders of `root` whose names match, each with its match.
+
+    Folders that do not exist are skipped.
+    """
     for name in folders:
         folder = root / name
         if not folder.is_dir():
@@ -150,7 +154,10 @@ def _files(
 
 
 def _labels_folder(image: Path) -> Path | None:
-    """Return training-labels for an image in training-images, if it exists."""
+    """Return training-labels for an image in training-images, and likewise for testing-images.
+
+    It is None if the image is in another folder, or if the folder of labels does not exist.
+    """
     part, _, kind = image.parent.name.rpartition("-")
     if kind != "images":
         return None
@@ -158,10 +165,11 @@ def _labels_folder(image: Path) -> Path | None:
     return folder if folder.is_dir() else None
 
 
-def _participant(scan: str, participants: Mapping[str, str]) -> str:
+def _participant_of(scan: str, participants: Mapping[str, str]) -> str:
     """Return the participant of a scan; a second scan belongs to the participant of the first.
 
-    The table may name the participant of either scan.
+    `participants` maps the numbers of scans to participants, from the dataset's table. It may have
+    either scan of a participant. Without an entry, the number of the first scan is returned.
     """
     first_scan = FIRST_SCAN.get(scan, scan)
     seconds = [second for second, first in FIRST_SCAN.items() if first == first_scan]

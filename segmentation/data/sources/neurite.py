@@ -25,7 +25,7 @@ from trinat.segmentation.errors import ConfigError
 _LICENCE = "OASIS data use agreement; cite HyperMorph and OASIS-1"
 
 _FOLDER = re.compile(r"OASIS_(?P<participant>OAS1_\d{4})_(?P<session>MR\d)")
-# The images, each with the labels on its grid.
+# Kinds of images, each with the file of the labels on its grid.
 _LABELS_OF = {
     "orig": "seg35.nii.gz",
     "norm": "seg35.nii.gz",
@@ -34,14 +34,14 @@ _LABELS_OF = {
 }
 _FILES = {f"{kind}.nii.gz" for kind in _LABELS_OF} | set(_LABELS_OF.values())
 
-# FreeSurfer numbers for the dataset's own numbers 1..35, in order.
+# FreeSurfer numbers of the dataset's own numbers 1 to 35, in order.
 _LEFT = (2, 3, 4, 5, 7, 8, 10, 11, 12, 13, 14, 15, 16, 17, 18, 26, 28, 30, 31)
 _RIGHT = (41, 42, 43, 44, 46, 47, 49, 50, 51, 52, 53, 54, 58, 60, 62, 63)
 SEG35 = dict(enumerate((*_LEFT, *_RIGHT), start=1))
 
 
 def _find(root: Path, options: SourceOptions) -> Listed:
-    """Yield the sessions in `root`, or in one of its folders, as subjects.
+    """Yield the sessions in `root`, or in one of its subfolders, as subjects.
 
     `options.image` is orig (the default), norm, aligned_orig or aligned_norm.
     """
@@ -81,7 +81,7 @@ def _find(root: Path, options: SourceOptions) -> Listed:
 
 
 def _wanted_member(name: str) -> bool:
-    """Return True if a file of the dataset's archive is an image or a label map that we read."""
+    """Return True for a file of the dataset's archive that is used: an image or a label map."""
     return Path(name).name in _FILES
 
 

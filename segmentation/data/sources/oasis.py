@@ -30,7 +30,7 @@ _LICENCE = "OASIS data use agreement"
 # subject's own space; Left, Anterior, Superior in the atlas space T88.
 AXES = {"RAW": "ASL", "SUBJ_111": "ASL", "T88_111": "LAS", "FSL_SEG": "LAS"}
 
-# FSL's numbers, as FreeSurfer numbers of the same tissue.
+# FreeSurfer numbers of FSL's tissue numbers.
 TISSUES = {1: 24, 2: 220, 3: 219}
 
 _SUBJ = "PROCESSED/MPRAGE/SUBJ_111/{s}_mpr_n?_anon_sbj_111"
@@ -40,9 +40,11 @@ _FSL = "FSL_SEG/{s}_mpr_n?_anon_111_t88_masked_gfc_fseg"
 
 @dataclass(frozen=True)
 class _Image:
-    """Location of an image below its session: `{s}` is the session, `n?` n3 to n6.
+    """Location of an image below its session's folder, its voxel axes and its labels.
 
-    `labels` are its tissue labels on the same grid, if there are any.
+    `pattern` is a glob pattern without file ending: `{s}` is replaced by the session, and `n?`
+    matches n3 to n6. `labels` is such a pattern for tissue labels on the same grid; None if there
+    are none.
     """
 
     pattern: str
@@ -61,9 +63,9 @@ IMAGES = {
 def _find(root: Path, options: SourceOptions) -> Listed:
     """Yield the sessions below `root` as subjects.
 
-    `options.image` is one of IMAGES, with tissue labels, or freesurfer, with FreeSurfer's
-    labels. The default is the first of IMAGES for the scheme tissue4, and freesurfer for other
-    schemes.
+    `options.image` is a key of IMAGES, for images with tissue labels if they have any, or
+    freesurfer, for FreeSurfer's images and labels. The default is t88-masked for the scheme
+    tissue4, and freesurfer for other schemes.
     """
     usual = "t88-masked" if options.scheme == "tissue4" else "freesurfer"
     kind = options.image or usual
@@ -76,11 +78,11 @@ def _find(root: Path, options: SourceOptions) -> Listed:
     if kind == "freesurfer" and options.subjects_dir is not None:
         place = options.subjects_dir
     found: dict[str, Subject | Exclusion] = {}
-    # In the folder itself, in its discs, or in the folders of unpacked archives.
+    # Sessions are in the folder itself, in its discs, or in the folders of unpacked archives.
     for folder in search(place, "OAS1_*", depth=2):
         if not (folder.is_dir() and _SESSION.fullmatch(folder.name)):
             continue
-        entry = _entry(folder, kind)
+        entry = _subject_or_exclusion(folder, kind)
         earlier = found.get(folder.name)
         if isinstance(earlier, Subject) and isinstance(entry, Subject):
             raise DatasetError(
@@ -96,9 +98,10 @@ def _find(root: Path, options: SourceOptions) -> Listed:
 
 
 def wanted_member(name: str) -> bool:
-    """Return True for files of a disc that we use: images, labels and the sheet of age and sex.
+    """Return True for a file of a disc that is used.
 
-    `name` is a path within the archive. Other files of a disc are not unpacked.
+    These are images, label maps and the sheets of age and sex. `name` is a path within the archive.
+    Other files of a disc are not unpacked.
     """
     path = Path(name)
     if "/mri/" in f"/{name}":
@@ -109,11 +112,14 @@ def wanted_member(name: str) -> bool:
     return path.suffix in {".hdr", ".img"} and path.parent.name in folders
 
 
-def _entry(folder: Path, kind: str) -> Subject | Exclusion:
-    """Return a session with image and labels of that kind, or an exclusion if it lacks them."""
+def _subject_or_exclusion(folder: Path, kind: str) -> Subject | Exclusion:
+    """Return a session as a subject with image and labels, or an exclusion if it lacks them.
+
+    `folder` is the session's folder; `kind` is a key of IMAGES or "freesurfer".
+    """
     session = folder.name
     match = _SESSION.fullmatch(session)
-    assert match is not None  # other folders are never passed
+    assert match is not None  # other folders are not passed
     labels: Path | None
     try:
         if kind == "freesurfer":
@@ -138,8 +144,8 @@ def _entry(folder: Path, kind: str) -> Subject | Exclusion:
         session=match["session"],
         image=image,
         labels=labels,
-        image_axes=_axes(image, kind),
-        labels_axes=_axes(labels, kind),
+        image_axes=_voxel_axes(image, kind),
+        labels_axes=_voxel_axes(labels, kind),
         extra=extra,
         age=age,
         sex=sex,
@@ -152,7 +158,10 @@ class _LacksFileError(Exception):
 
 
 def _find_freesurfer(folder: Path) -> tuple[Path, Path]:
-    """Return image and labels of a session on a FreeSurfer disc."""
+    """Return image and labels of a session on a FreeSurfer disc.
+
+    Raises _LacksFileError if one of them is missing.
+    """
     image = find_image(folder)
     if image is None:
         raise _LacksFileError("no mri/orig.mgz")
@@ -163,9 +172,9 @@ def _find_freesurfer(folder: Path) -> tuple[Path, Path]:
 
 
 def _only_image(folder: Path, pattern: str) -> Path:
-    """Return the only image whose path below `folder` matches a pattern without extension.
+    """Return the only image below `folder` whose path matches a glob pattern without file ending.
 
-    This is a NIfTI file, if the image was converted, or else the header of an Analyze pair. Raise
+    This is a NIfTI file, if the image was converted, or else the header of an Analyze pair. Raises
     _LacksFileError if there is no image, more than one, or half of a pair.
     """
     name = Path(pattern).name
@@ -185,10 +194,10 @@ def _only_image(folder: Path, pattern: str) -> Path:
     return headers[0]
 
 
-def _axes(path: Path | None, kind: str) -> str | None:
-    """Return the voxel axes of an Analyze file.
+def _voxel_axes(path: Path | None, kind: str) -> str | None:
+    """Return the voxel axes of an Analyze file of this kind.
 
-    None for converted files, whose headers have them.
+    None for converted files, whose headers have the axes, and for a `path` of None.
     """
     if path is None or path.suffix != ".hdr":
         return None
@@ -196,7 +205,10 @@ def _axes(path: Path | None, kind: str) -> str | None:
 
 
 def _age_and_sex(sheet: Path) -> tuple[float | None, str | None]:
-    """Return age and sex from the lines `AGE: 74` and `M/F: Female` of the session's text sheet."""
+    """Return the age in years and the sex (M or F) from a session's text sheet; None where missing.
+
+    The sheet has lines such as `AGE: 74` and `M/F: Female`.
+    """
     if not sheet.is_file():
         return None, None
     text = read_text(sheet, errors="replace")
@@ -206,7 +218,7 @@ def _age_and_sex(sheet: Path) -> tuple[float | None, str | None]:
 
 
 def _axes_of_folder(path: Path) -> str | None:
-    """Return the voxel axes of an Analyze file, by its folder."""
+    """Return the voxel axes of an Analyze file by the name of its folder, or None."""
     return AXES.get(path.parent.name)
 
 

@@ -32,13 +32,16 @@ _TITLES = frozenset({"image", "labels", "mask", *_NAMES, "age", "sex"})
 _Value = TypeVar("_Value")
 
 # Label maps of whole heads, from which training synthesises scans, have numbers beyond
-# FreeSurfer's: linings of ventricles and lesions become part of their structure; fluid around
-# the brain and everything outside it are background.
+# FreeSurfer's. Linings of ventricles and lesions become part of their structure
+# (GENERATION_FOLDED). Fluid around the brain and everything outside the brain become background.
 _OUTSIDE = (GENERATION_SURROUNDINGS, *range(GENERATION_FIRST_OUTSIDE, 600))
 
 
 def _find(root: Path, options: SourceOptions) -> Listed:
-    """Yield subjects of a folder with images/ and labels/, or of a table with a column `image`."""
+    """Yield the subjects of a folder with images/ and labels/, or of a table.
+
+    A table is a .csv or .tsv file with a column `image`.
+    """
     if root.suffix in {".csv", ".tsv"}:
         return _from_table(root, options)
     images = root / (options.image or "images")
@@ -53,9 +56,10 @@ def _find(root: Path, options: SourceOptions) -> Listed:
 
 
 def _from_folders(images: Path, labels: Path, options: SourceOptions) -> Listed:
-    """Yield every image, with the label map of the same name.
+    """Yield every image as a subject, with the label map of the same name.
 
-    If `labels` is empty or does not exist, the images are subjects without labels.
+    `images` and `labels` are folders. If `labels` is empty or does not exist, the subjects have no
+    labels.
     """
     image_of = image_files(images)
     if not image_of:
@@ -87,10 +91,10 @@ def _from_folders(images: Path, labels: Path, options: SourceOptions) -> Listed:
 def image_files(
     folder: Path, suffixes: tuple[str, ...] = IMAGE_SUFFIXES
 ) -> dict[str, Path]:
-    """Return the image files by name without suffix, in natural order.
+    """Return the image files of a folder by name without suffix, in natural order.
 
-    Hidden files and other endings are ignored; subfolders are not searched. Raises DatasetError
-    if two files have the same name, as a.nii and a.nii.gz.
+    Hidden files and files with other suffixes are ignored; subfolders are not searched. Raises
+    DatasetError if two files have the same name, as a.nii and a.nii.gz.
     """
     files: dict[str, Path] = {}
     for path in by_name(folder.iterdir()):
@@ -107,7 +111,10 @@ def image_files(
 
 
 def _check_titles(rows: Sequence[Mapping[str, str]], table: Path) -> None:
-    """Refuse a title that is one of ours but for its case, since its values would be ignored."""
+    """Raise DatasetError for a column title that is known but for its case.
+
+    Its values would be ignored.
+    """
     for title in rows[0] if rows else ():
         meant = title.lower()
         if title != meant and meant in _TITLES:
@@ -115,18 +122,19 @@ def _check_titles(rows: Sequence[Mapping[str, str]], table: Path) -> None:
                 f"has a column {title!r}", where=table, remedy=f"call it {meant}"
             )
         if meant == "person":
-            # Read as participants until 0.2; ignoring it could divide a participant in a split.
+            # This column was read as the participant until 0.2; ignoring it could divide a
+            # participant among the parts of a split.
             raise DatasetError(
                 f"has a column {title!r}", where=table, remedy="call it participant"
             )
 
 
 def _from_table(table: Path, options: SourceOptions) -> Listed:
-    """Yield the subjects of a table with a column image.
+    """Yield the subjects of a table with a column `image`.
 
-    Optional columns are labels, mask, subject, participant, session, family, age and sex. Names may
-    be any word, even NA or unknown. Raises DatasetError for an age or a sex that cannot be
-    parsed.
+    Optional columns are labels, mask, subject, participant, session, family, age and sex. Paths are
+    relative to the table's folder. Names may be any word, even NA or unknown. Raises DatasetError
+    for an age or a sex that cannot be parsed.
     """
     rows = read_rows(table, required=("image",), names=_NAMES)
     _check_titles(rows, table)
@@ -159,19 +167,22 @@ def _from_table(table: Path, options: SourceOptions) -> Listed:
             ignore=options.ignore,
             fold=options.fold,
             family=row.get("family") or None,
-            age=_understood(age_in, row, "age", line, table),
-            sex=_understood(sex_in, row, "sex", line, table),
+            age=_parsed_cell(age_in, row, "age", line, table),
+            sex=_parsed_cell(sex_in, row, "sex", line, table),
         )
 
 
-def _understood(
+def _parsed_cell(
     value_in: Callable[[str], _Value],
     row: Mapping[str, str],
     column: str,
     line: int,
     table: Path,
 ) -> _Value | None:
-    """Return the parsed cell of a column; None if it is empty."""
+    """Parse the cell of a column with `value_in`; return None if the cell is empty.
+
+    Raises DatasetError, with the `line` of the `table`, if it cannot be parsed.
+    """
     if not row.get(column):
         return None
     try:
@@ -182,7 +193,7 @@ def _understood(
 
 
 def _participants_of(names: Iterable[str]) -> dict[str, str]:
-    """Return the participant of each scan by its name, such as sub-01 for sub-01_ses-2_T1w."""
+    """Return the participant of each scan by the scan's name: sub-01 for sub-01_ses-2_T1w."""
     every = list(names)
     identities = identify([Named(name) for name in every])
     return {
@@ -191,9 +202,10 @@ def _participants_of(names: Iterable[str]) -> dict[str, str]:
 
 
 def _find_label_maps(root: Path, options: SourceOptions) -> Listed:
-    """Yield every image file in `root` as the label map of one participant.
+    """Yield every image file in `root` as the label map of one participant, without an image.
 
-    Numbers are FreeSurfer's and those of label maps for synthesis, or those of `options.fold`.
+    Numbers of the label maps are FreeSurfer's and those of label maps for synthesis, unless
+    `options.fold` defines others.
     """
     extra: dict[int, int] = {}
     ignore = set(options.ignore)

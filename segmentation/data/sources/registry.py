@@ -43,11 +43,11 @@ def list_subjects(
     *,
     keep_unlabelled: bool = False,
 ) -> Listing:
-    """Return the subjects and exclusions that `source` finds below `root`.
+    """Return the subjects and exclusions that a source finds in `root`, a folder or a table.
 
-    If some subjects have labels, those without become exclusions, unless `keep_unlabelled`.
-    Raises ConfigError for an unknown source or options that it does not have, and DatasetError
-    if nothing is found or two subjects get the same name.
+    If some subjects have labels, those without labels become exclusions, unless `keep_unlabelled`.
+    Raises ConfigError for an unknown source or for options that the source does not support, and
+    DatasetError if nothing is found or two subjects get the same name.
     """
     if source not in SOURCES:
         raise ConfigError(

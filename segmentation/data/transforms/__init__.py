@@ -24,14 +24,14 @@ NamedTransform = Annotated[
 
 
 class SliceTransforms:
-    """Applies a recipe's transforms to a slice in order, each to its share of slices.
+    """Random transforms of a recipe, applied to a slice in their order.
 
-    It can be pickled for another process.
+    Each transform changes its share of the slices. The object can be pickled for another process.
     """
 
     def __init__(self, transforms: Sequence[NamedTransform]) -> None:
         self.transforms = tuple(transforms)
-        # Built at first use, in the process that uses it.
+        # Built at the first call, in the process that uses them.
         self._changes: list[SliceChange] = []
 
     def __bool__(self) -> bool:

@@ -16,7 +16,7 @@ SliceChange = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
 
 
 def _rising(ends: tuple[float, float]) -> tuple[float, float]:
-    """Refuse a range whose first end is larger than its second."""
+    """Return a range unchanged; raise ValueError if its first end is larger than its second."""
     if ends[0] > ends[1]:
         raise ValueError("the first number of a range is the smaller one")
     return ends
@@ -41,7 +41,7 @@ Coarsenings = Annotated[tuple[Coarseness, Coarseness], AfterValidator(_rising)]
 
 
 class SliceTransform(BaseModel):
-    """Random transform of a slice and its neighbours, which all change alike.
+    """Random transform of a slice; its neighbours, the other channels, change in the same way.
 
     Parameters have the names and meanings of the library; lengths are in pixels.
     """
@@ -49,16 +49,19 @@ class SliceTransform(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     library: ClassVar[str]
-    # True if voxels move, and labels with them.
+    # True if the transform moves voxels; the labels are then moved, too.
     moves: ClassVar[bool] = False
 
-    name: str  # of the library's class
-    share: Share  # of slices that are changed
+    name: str  # name of the library's class
+    share: Share  # fraction of slices that are changed
 
     def arguments(self) -> dict[str, Any]:
-        """Return the arguments of the library's class: by default the settings, by their names."""
+        """Return the keyword arguments for the library's class.
+
+        By default these are the settings under their own names.
+        """
         return self.model_dump(exclude={"name", "share"})
 
     @abstractmethod
     def build(self) -> SliceChange:
-        """Return the change that these settings describe; this imports the library."""
+        """Import the library, and return a function that applies the transform to one slice."""

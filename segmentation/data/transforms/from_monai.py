@@ -29,14 +29,19 @@ class _FromMonai(SliceTransform):
     library: ClassVar[str] = "MONAI"
 
     def build(self) -> SliceChange:
-        """Build a change of the image, or of the image and its labels if the transform moves."""
+        """Return a function that applies MONAI's transform to one slice.
+
+        If the transform moves voxels, it is applied to image and labels, else to the image alone.
+        """
         from monai import transforms
 
         kind = getattr(transforms, self.name)
         if self.moves:
             # Beyond the slice there is background.
-            return _moving(kind(prob=1, padding_mode="zeros", **self.arguments()))
-        return _still(kind(prob=1, **self.arguments()))
+            return _image_and_label_change(
+                kind(prob=1, padding_mode="zeros", **self.arguments())
+            )
+        return _image_change(kind(prob=1, **self.arguments()))
 
 
 class MonaiAffine(_FromMonai):
@@ -169,8 +174,8 @@ class MonaiCoarseDropout(_FromMonai):
         return super().arguments() | {"fill_value": 0}
 
 
-def _still(transform: RandomizableTransform) -> SliceChange:
-    """Wrap a MONAI transform of intensities as a change of one slice."""
+def _image_change(transform: RandomizableTransform) -> SliceChange:
+    """Return a function that applies a MONAI intensity transform to the image of one slice."""
     from monai.utils import convert_to_tensor
 
     def change(image: Tensor, labels: Tensor, seed: int) -> tuple[Tensor, Tensor]:
@@ -180,8 +185,8 @@ def _still(transform: RandomizableTransform) -> SliceChange:
     return change
 
 
-def _moving(transform: _Moving) -> SliceChange:
-    """Wrap a spatial MONAI transform as a change of one slice and its labels."""
+def _image_and_label_change(transform: _Moving) -> SliceChange:
+    """Return a function that applies a spatial MONAI transform to image and labels of one slice."""
     from monai.utils import convert_to_tensor
 
     def change(image: Tensor, labels: Tensor, seed: int) -> tuple[Tensor, Tensor]:

@@ -36,10 +36,13 @@ class _FromTorchIO(SliceTransform):
     library: ClassVar[str] = "TorchIO"
 
     def build(self) -> SliceChange:
-        """Build with bilinear interpolation for images and nearest for labels."""
+        """Return a function that applies TorchIO's transform to image and labels of one slice.
+
+        Interpolation is linear for images and nearest for labels.
+        """
         import torchio
 
-        return _change(getattr(torchio, self.name)(**self.arguments()))
+        return _image_and_label_change(getattr(torchio, self.name)(**self.arguments()))
 
 
 class RandomAffine(_FromTorchIO):
@@ -119,13 +122,14 @@ class RandomGamma(_FromTorchIO):
     log_gamma: Range = (-0.3, 0.3)
 
     def build(self) -> SliceChange:
-        """Build a change of the image alone."""
+        """Return a function that changes the image of one slice, and leaves its labels."""
         from torchio import RandomGamma
 
         transform = RandomGamma(log_gamma=self.log_gamma)
 
         def change(image: Tensor, labels: Tensor, seed: int) -> tuple[Tensor, Tensor]:
-            # Neighbours go along the third axis, because each channel would get its own gamma.
+            # Neighbouring slices are passed along the third axis: as channels, each would get its
+            # own gamma.
             volume = image.movedim(0, -1)[None]
             with _seeded(seed):
                 changed = transform(volume)
@@ -155,7 +159,7 @@ class RandomMotion(_FromTorchIO):
     num_transforms: Annotated[int, Ge(1), Le(10)] = 2  # movements
 
     def build(self) -> SliceChange:
-        """Build a change of the image alone.
+        """Return a function that changes the image of one slice, and leaves its labels.
 
         Labels stay in place: TorchIO takes the middle of k-space, which determines where the head
         appears, from the unmoved image.
@@ -222,8 +226,8 @@ def _seeded(seed: int) -> Iterator[None]:
         yield
 
 
-def _change(transform: Transform) -> SliceChange:
-    """Wrap a TorchIO transform as a change of one slice."""
+def _image_and_label_change(transform: Transform) -> SliceChange:
+    """Return a function that applies a TorchIO transform to image and labels of one slice."""
     import torchio
 
     def change(image: Tensor, labels: Tensor, seed: int) -> tuple[Tensor, Tensor]:

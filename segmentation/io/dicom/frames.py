@@ -1,4 +1,4 @@
-"""Geometry of the images of a DICOM series, and the volume of which they are slices."""
+"""Geometry of the images of a DICOM series, and the volume that they form."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from trinat.segmentation.io.orientation import MAX_SHEAR
 if TYPE_CHECKING:
     from pydicom import Dataset
 
-# Tolerance for positions, which are written with few digits.
+# Tolerance for positions in mm, because they are written with few digits.
 _POSITION_MM = 0.01
 # Tolerance for a slice's position on an even grid, as a share of the distance between slices.
 _UNEVEN = 0.01
 _SAME_COSINES = 1e-4
-# Functional groups of an enhanced file that hold the elements of a frame.
+# Functional groups of an enhanced file that contain these elements of a frame.
 _GROUPS = {
     "ImagePositionPatient": "PlanePosition",
     "ImageOrientationPatient": "PlaneOrientation",
@@ -36,11 +36,12 @@ _GROUPS = {
 
 
 class Frame(NamedTuple):
-    """Position of an image in the files and in the patient's space (LPS, mm).
+    """Location of an image in the files, and its position in the patient's space (LPS, mm).
 
-    The frame is image `number` of `file`. `position` is the centre of its first pixel.
-    `cosines` are the directions along a row (3) and along a column (3), `spacing` the distances
-    between rows and between columns. `scaling` is the slope and intercept of its values.
+    The frame is image `number` of the file with the number `file`. `position` is the centre of its
+    first pixel. `cosines` are the unit vectors along a row (first three values) and along a column.
+    `spacing` has the distances between rows and between columns. `scaling` has the slope and the
+    intercept of its values.
     """
 
     file: int
@@ -52,10 +53,10 @@ class Frame(NamedTuple):
 
 
 class Stack(NamedTuple):
-    """Frames in the order of their slices, and the affine (column, row, slice) -> RAS mm.
+    """Frames in the order of their slices, and the affine (4, 4) of the volume that they form.
 
-    `affine` is (4, 4), float64. `notes` describe unusual properties that were accepted, a
-    sentence each; they are empty for an ordinary series.
+    `affine`, float64, maps (column, row, slice) to RAS mm. `notes` describe unusual properties that
+    were accepted, a sentence each; they are empty for an ordinary series.
     """
 
     frames: list[Frame]
@@ -64,10 +65,11 @@ class Stack(NamedTuple):
 
 
 def frames_of(dataset: Dataset, file: int, where: Path) -> list[Frame]:
-    """Return the geometry of each image in a file; of an enhanced file from its functional groups.
+    """Return the geometry of each image in a file; enhanced files hold several images.
 
-    `file` is the number that identifies the file of the frames. Raises IntegrityError if the
-    numbers of frames and positions differ, and GeometryError if a position is missing.
+    `file` is the number that the frames get for this file; `where` is its path, for messages. The
+    errors are IntegrityError if the numbers of frames and positions differ, and GeometryError if a
+    position is missing.
     """
     count = frame_count(dataset)
     places = 1
@@ -79,17 +81,20 @@ def frames_of(dataset: Dataset, file: int, where: Path) -> list[Frame]:
 
 
 def _is_enhanced(dataset: Dataset) -> bool:
-    """Return True if a file holds several frames, each with its own position."""
+    """Return True for an enhanced file: it holds several frames, each with its own position."""
     return "PerFrameFunctionalGroupsSequence" in dataset
 
 
 def _frame(dataset: Dataset, file: int, number: int, where: Path) -> Frame:
-    """Return one frame of a file; raise GeometryError if its position is missing."""
-    position = _numbers(dataset, number, "ImagePositionPatient")
-    cosines = _numbers(dataset, number, "ImageOrientationPatient")
-    spacing = _numbers(dataset, number, "PixelSpacing")
-    slope = _numbers(dataset, number, "RescaleSlope") or (1.0,)
-    intercept = _numbers(dataset, number, "RescaleIntercept") or (0.0,)
+    """Return the geometry of frame `number` of a file.
+
+    Raises GeometryError if its position, orientation or spacing is missing.
+    """
+    position = _values_of_element(dataset, number, "ImagePositionPatient")
+    cosines = _values_of_element(dataset, number, "ImageOrientationPatient")
+    spacing = _values_of_element(dataset, number, "PixelSpacing")
+    slope = _values_of_element(dataset, number, "RescaleSlope") or (1.0,)
+    intercept = _values_of_element(dataset, number, "RescaleIntercept") or (0.0,)
     scaling = (*slope, *intercept)
     counts = (len(position), len(cosines), len(spacing))
     is_complete = counts == (3, 6, 2)
@@ -103,8 +108,8 @@ def _frame(dataset: Dataset, file: int, number: int, where: Path) -> Frame:
     return Frame(file, number, position, cosines, spacing, scaling)
 
 
-def _numbers(dataset: Dataset, frame: int, keyword: str) -> tuple[float, ...]:
-    """Return the values of an element for a frame; () if the element is missing."""
+def _values_of_element(dataset: Dataset, frame: int, keyword: str) -> tuple[float, ...]:
+    """Return the values of the element `keyword` for a frame; () if the element is missing."""
     if _is_enhanced(dataset):
         values = functional_group(dataset, frame, _GROUPS[keyword]).get(keyword)
     else:
@@ -113,9 +118,9 @@ def _numbers(dataset: Dataset, frame: int, keyword: str) -> tuple[float, ...]:
 
 
 def stack(frames: list[Frame], where: Path) -> Stack:
-    """Order frames along the normal of their plane, and fit an even grid to them.
+    """Sort frames along the normal of their plane, and fit an even grid to their positions.
 
-    Raises GeometryError if they are not the slices of one volume.
+    Raises GeometryError if the frames are not the slices of one volume.
     """
     row, column = _common_plane(frames, where)
     normal = np.cross(row, column)
@@ -125,14 +130,14 @@ def stack(frames: list[Frame], where: Path) -> Stack:
 
     ordered = sorted(frames, key=along_normal)
     places = np.array([frame.position for frame in ordered])
-    # The grid is a line through the slice positions, fitted by least squares. Slice numbers counted
-    # from the middle sum to 0, so the fit is one division.
+    # Fit a line through the slice positions by least squares. Slice numbers are counted from the
+    # middle and sum to 0, so that the slope is one division.
     numbers = np.arange(len(places)) - (len(places) - 1) / 2
     step = numbers @ places / (numbers @ numbers)
     even_places = places.mean(axis=0) + np.outer(numbers, step)
     offsets = places - even_places
     gaps = np.diff(places @ normal)
-    problem = _problem(offsets, gaps, step, normal)
+    problem = _why_uneven(offsets, gaps, step, normal)
     if problem:
         raise GeometryError(problem, where=where, remedy=REMAKE)
     rows_mm, columns_mm = ordered[0].spacing
@@ -140,7 +145,7 @@ def stack(frames: list[Frame], where: Path) -> Stack:
     steps = (row * columns_mm, column * rows_mm, step)
     affine = _ras_affine(*steps, origin=even_places[0])
     notes: tuple[str, ...] = ()
-    off_mm = _off_along(offsets, normal)
+    off_mm = _largest_offset(offsets, normal)
     if off_mm > _POSITION_MM:
         usual_mm = float(np.median(gaps))
         notes = (
@@ -175,24 +180,24 @@ def _common_plane(
     return row, column
 
 
-def _problem(
+def _why_uneven(
     offsets: NDArray[np.float64],
     gaps: NDArray[np.float64],
     step: NDArray[np.float64],
     normal: NDArray[np.float64],
 ) -> str:
-    """Return why slices do not form an even grid, or "" if they do.
+    """Return the reason why slices do not form an even grid, or "" if they do.
 
-    `offsets` (N, 3) are the distances of slices from their positions on the grid, `gaps` (N -
-    1) the distances between neighbours along the normal, `step` (3,) the grid's step. All are
-    in mm.
+    `offsets` (N, 3) are the distances of slices from their positions on the grid. `gaps` (N - 1)
+    are the distances between neighbours along the `normal` (3,). `step` (3,) is the step of the
+    grid from slice to slice. All but the normal are in mm.
     """
     usual_mm = float(np.median(gaps))
     slack_mm = max(_POSITION_MM, usual_mm * _UNEVEN)
     if gaps.min() < _POSITION_MM:
         twice = int((gaps < _POSITION_MM).sum())
         return f"{twice} slices where another is: several echoes, times or parts in one series"
-    if _off_along(offsets, normal) > slack_mm:
+    if _largest_offset(offsets, normal) > slack_mm:
         missing = np.rint(gaps / usual_mm) - 1
         if np.abs(gaps - usual_mm * (missing + 1)).max() <= slack_mm:
             return f"slices are missing within it: {missing.sum():.0f}"
@@ -205,8 +210,8 @@ def _problem(
     return ""
 
 
-def _off_along(offsets: NDArray[np.float64], normal: NDArray[np.float64]) -> float:
-    """Return the largest offset of a slice along the normal."""
+def _largest_offset(offsets: NDArray[np.float64], normal: NDArray[np.float64]) -> float:
+    """Return the largest distance of a slice from its grid position, along the normal, in mm."""
     return float(np.abs(offsets @ normal).max())
 
 
@@ -217,9 +222,10 @@ def _ras_affine(
     *,
     origin: NDArray[np.float64],
 ) -> NDArray[np.float64]:
-    """Return the affine (4, 4) to RAS mm from steps and origin in DICOM's space.
+    """Return the affine (4, 4) to RAS mm from steps and origin in DICOM's LPS space.
 
-    In DICOM's space x grows to the patient's left and y to the back.
+    The steps (3,) lead to the next column, row and slice; `origin` (3,) is the position of the
+    first voxel. All are in mm.
     """
     affine = np.eye(4)
     affine[:3] = np.column_stack([column_step, row_step, slice_step, origin])

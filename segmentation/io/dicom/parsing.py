@@ -16,11 +16,11 @@ from trinat.segmentation.errors import FormatError, InputError, IntegrityError
 if TYPE_CHECKING:
     from pydicom import Dataset
 
-# An enhanced header of 1,500 frames has a few MB. pydicom makes up to 50 bytes in memory of each
-# byte, and of an item, which may be empty, a kilobyte.
+# Limits on a header. An enhanced header of 1,500 frames has a few MB. pydicom takes up to 50 bytes
+# of memory for each byte of a header, and a kilobyte for each item, which may be empty.
 MAX_HEADER = 8 * 2**20
 _MAX_ITEMS = 100_000
-# First bytes of an item, in files of either byte order.
+# First bytes of an item, in either byte order.
 _ITEM_STARTS = (b"\xfe\xff\x00\xe0", b"\xff\xfe\xe0\x00")
 # Offset of the DICOM magic, after a preamble of 128 bytes.
 _MAGIC_AT = 128
@@ -70,7 +70,7 @@ _TAGS = [
     "ModalityLUTSequence",
     "PixelPaddingValue",
     "PixelPaddingRangeLimit",
-    # The same elements for the frames of an enhanced file.
+    # The same elements, for the frames of an enhanced file.
     "SharedFunctionalGroupsSequence",
     "PerFrameFunctionalGroupsSequence",
 ]
@@ -78,12 +78,15 @@ _PYDICOM_SETTINGS = threading.RLock()
 
 
 def has_magic(start: bytes) -> bool:
-    """Return True if a file that starts with these bytes is a DICOM file."""
+    """Return True if `start`, the first bytes of a file, are those of a DICOM file."""
     return start[_MAGIC_AT:START_LENGTH] == _MAGIC
 
 
 def lists_files(raw: bytes) -> bool:
-    """Return True for a DICOMDIR, the table of contents of a disc."""
+    """Return True if a file is a DICOMDIR, the table of contents of a disc.
+
+    `raw` are at least its first 1,024 bytes.
+    """
     return _DIRECTORY_UID in raw[:1024]
 
 
@@ -91,7 +94,7 @@ def lists_files(raw: bytes) -> bool:
 def quiet() -> Iterator[None]:
     """Keep pydicom and highdicom from printing header content in warnings and logs.
 
-    Values that violate the standard are accepted meanwhile.
+    In the block, values that violate the standard are accepted.
     """
     from pydicom import config
 
@@ -109,9 +112,10 @@ def quiet() -> Iterator[None]:
 
 @contextmanager
 def convert_errors(where: Path) -> Iterator[None]:
-    """Turn any exception of pydicom into a one-line IntegrityError: its own may quote the header.
+    """Convert any exception of pydicom in the block to an IntegrityError with a fixed text.
 
-    InputError and MemoryError pass through.
+    The text of pydicom's exception may quote the header, and with it the patient's name. InputError
+    and MemoryError are not converted. `where` is the file that the message names.
     """
     try:
         with quiet():
@@ -123,13 +127,12 @@ def convert_errors(where: Path) -> Iterator[None]:
 
 
 def parse(raw: bytes, where: Path, *, whole: bool = False) -> tuple[Dataset, int]:
-    """Parse a file's header; return it with the offset at which the file's pixels begin.
+    """Parse the header of a file; return it, and the offset at which the file's pixels begin.
 
-    `raw` are the bytes of the file, or at least as many of its first bytes as a header may
-    have. With `whole` the result is the complete header, including the patient's name, else
-    only the elements that are used. Raises an InputError if the file is no image, and if the
-    header would take too much memory. Exceptions of pydicom for damage pass through: call it
-    within `convert_errors`.
+    `raw` are the bytes of the file, or at least its first MAX_HEADER bytes. With `whole` the result
+    is the complete header, including the patient's name, else only the elements that are used. An
+    InputError is raised if the file is no image, or if the header would take too much memory.
+    Exceptions of pydicom for damaged files are not converted: call this within `convert_errors`.
     """
     from pydicom import dcmread
 
@@ -142,7 +145,7 @@ def parse(raw: bytes, where: Path, *, whole: bool = False) -> tuple[Dataset, int
             where=where,
             remedy="give the folder that holds it",
         )
-    # pydicom unpacks a deflated header completely, to whatever size.
+    # pydicom decompresses a deflated header completely, whatever its size.
     is_deflated = _DEFLATED_UID in head
     items = sum(head.count(start) for start in _ITEM_STARTS)
     if is_deflated or items > _MAX_ITEMS:
@@ -161,9 +164,10 @@ def frame_count(dataset: Dataset) -> int:
 
 
 def functional_group(dataset: Dataset, frame: int, name: str) -> Any:
-    """Return the item of an enhanced file's functional group that applies to a frame.
+    """Return the item of a functional group that applies to a frame of an enhanced file.
 
-    A frame's own item takes precedence over the shared item. Empty if there is none.
+    `name` is the name of the group, such as PlanePosition. The frame's own item takes precedence
+    over the item that all frames share. Without either, the result is an empty dictionary.
     """
     for kind, number in (("PerFrame", frame), ("Shared", 0)):
         items = dataset.get(f"{kind}FunctionalGroupsSequence") or ()
@@ -173,10 +177,10 @@ def functional_group(dataset: Dataset, frame: int, name: str) -> Any:
 
 
 def several(value: Any) -> list[Any]:
-    """Return the values of an element as a list.
+    """Return the values of an element as a list, whatever form pydicom gives them.
 
-    pydicom gives None or an empty text for no value, the value itself for one, and a list for
-    more.
+    pydicom gives None or an empty text for no value, the value itself for a single value, and a
+    list for several.
     """
     if value is None:
         return []

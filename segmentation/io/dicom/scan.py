@@ -1,4 +1,4 @@
-"""Reader of a scan from the DICOM files of one series: first its header, then its voxels."""
+"""Reader of a scan from the DICOM files of one series: first the header, then the voxels."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pydicom import Dataset
 
 # Elements that must be equal in all files.
-_COMMON = (
+_EQUAL_IN_ALL_FILES = (
     "Rows",
     "Columns",
     "BitsAllocated",
@@ -39,17 +39,17 @@ _COMMON = (
 )
 _UNSCALED = (1.0, 0.0)
 
-# First bytes of the pixel element, in files of either byte order.
+# First bytes of the pixel element, in either byte order.
 _PIXEL_TAGS = (b"\xe0\x7f\x10\x00", b"\x7f\xe0\x00\x10")
-# Length of an element of unknown length: its pixels are compressed, in pieces.
+# Value for an unknown length of the pixel element: its pixels are compressed, in pieces.
 _UNDEFINED_LENGTH = 0xFFFFFFFF
 
 
 class Loaded(NamedTuple):
-    """Files of a scan and its ordered slices, before voxels are read.
+    """Files of a scan and its frames in the order of slices, before voxels are read.
 
-    Files have the numbers by which frames refer to them. `digest` is the SHA-256 of the zip, or
-    of the files in the order of their names.
+    The keys of `files` are the file numbers in the frames. `digest` is the SHA-256 of the zip, or
+    of the files in the order of their names. `notes` are sentences on unusual properties.
     """
 
     files: dict[int, DicomFile]
@@ -62,10 +62,11 @@ class Loaded(NamedTuple):
 def read_series(
     place: Path, names: Sequence[str] = ()
 ) -> tuple[Header, NDArray[Any], str, tuple[str, ...]]:
-    """Read the header, voxels (column, row, slice), digest and notes of a scan.
+    """Read header, voxels (column, row, slice), SHA-256 and notes of a scan.
 
-    `names` are files in `place`, a folder or a zip; see `load`. Scaling that the header does
-    not apply is applied here, slice by slice, and voxels of padding are set to 0.
+    `place` is a folder or a zip, and `names` are the files in it; without names, see `load`. If the
+    header has no common scaling, the scaling of each slice is applied here. Voxels of padding are
+    set to 0.
     """
     files, frames, header, digest, notes = load(place, names)
     voxels = np.empty(header.shape, header.dtype, order="F")
@@ -74,7 +75,7 @@ def read_series(
     for at, frame in enumerate(frames):
         slices[frame.file].append(at)
     for number, places in slices.items():
-        # Remove each file once it is read, to free its memory.
+        # Release each file once it has been read, to free its memory.
         file = files.pop(number)
         pixels = decode(file)
         for at in places:
@@ -93,10 +94,12 @@ def read_series(
 
 
 def load(place: Path, names: Sequence[str] = (), *, whole: bool = False) -> Loaded:
-    """Load and check the files of a scan; without names, of the only T1-weighted series in `place`.
+    """Load the files of a scan, parse and check their headers, and sort their frames.
 
-    With `whole`, headers are complete, including the patient's name, and without pixels. Raises
-    an InputError if the files are no scan.
+    `place` is a folder or a zip, and `names` are the files in it; by default those of the only
+    T1-weighted series. With `whole`, headers are complete, including the patient's name, and the
+    bytes of the files, with their pixels, are dropped. Raises an InputError if the files are no
+    scan.
     """
     if not names:
         place, names = only_scan(place)
@@ -127,7 +130,7 @@ def load(place: Path, names: Sequence[str] = (), *, whole: bool = False) -> Load
             files[number] = file._replace(raw=b"") if whole else file
     with convert_errors(place):
         datasets = [file.dataset for file in files.values()]
-        header, slices = _lay_out(datasets, frames, place)
+        header, slices = _header_and_slices(datasets, frames, place)
     notes = slices.notes
     copies = len(names) - len(files)
     if copies:
@@ -136,16 +139,16 @@ def load(place: Path, names: Sequence[str] = (), *, whole: bool = False) -> Load
     return Loaded(files, slices.frames, header, digest_of_scan, notes)
 
 
-def _lay_out(
+def _header_and_slices(
     datasets: list[Dataset], frames: list[Frame], where: Path
 ) -> tuple[Header, Stack]:
-    """Return the header of the scan that the frames of these files make, and its slices.
+    """Return the header of the scan that the frames of these files form, and its sorted slices.
 
-    If one scaling applies to all, voxels keep the type in the files and the header scales them.
-    Else they are float32, and not scaled by the header. Raises an InputError if they are not
-    one scan.
+    If all slices have the same scaling, voxels keep the type in the files and the header scales
+    them. Otherwise they are float32, and the header does not scale them. Raises an InputError if
+    the files are not one scan.
     """
-    for keyword in _COMMON:
+    for keyword in _EQUAL_IN_ALL_FILES:
         if len({str(dataset.get(keyword)) for dataset in datasets}) > 1:
             raise GeometryError(
                 f"{keyword} differs between its files", where=where, remedy=REMAKE
@@ -156,7 +159,7 @@ def _lay_out(
     shape = check_sides(dims, where)
     slices = stack(frames, where)
     affine = slices.affine
-    # Scale slice by slice if slices differ, or if padding must stay 0.
+    # Values are scaled slice by slice if slices have different scalings, or if padding must stay 0.
     scalings = {frame.scaling for frame in frames}
     pads = any("PixelPaddingValue" in dataset for dataset in datasets)
     is_even = len(scalings) == 1 and not (pads and scalings != {_UNSCALED})
@@ -176,7 +179,7 @@ def _lay_out(
 
 
 def _stored_type(dataset: Dataset, where: Path) -> np.dtype[Any]:
-    """Return the type of a file's values; raise FormatError if they are not grey values."""
+    """Return the type of a file's stored values; raise FormatError if they are not grey values."""
     is_grey = dataset.get("SamplesPerPixel") == 1
     if not is_grey or dataset.PhotometricInterpretation != "MONOCHROME2":
         raise FormatError(
@@ -190,9 +193,10 @@ def _stored_type(dataset: Dataset, where: Path) -> np.dtype[Any]:
 
 
 class DicomFile(NamedTuple):
-    """File with a parsed header; `pixels_at` is the offset of the pixels in its bytes.
+    """DICOM file with its parsed header.
 
-    `raw` holds the whole file, so that no file stays open. `where` is for messages only.
+    `raw` are the bytes of the whole file, so that no file stays open; `pixels_at` is the offset of
+    the pixels in them. `where` is its path, for messages only.
     """
 
     where: Path
@@ -202,10 +206,10 @@ class DicomFile(NamedTuple):
 
 
 def _check_pixels(file: DicomFile) -> None:
-    """Check before decoding that the pixels are complete and can be decoded.
+    """Check, before decoding, that the pixels of a file are complete and can be decoded.
 
-    Raises FormatError for an unsupported way of storage, IntegrityError for a file that ends
-    early. The number of bytes of compressed pixels cannot be checked.
+    Raises FormatError for an unsupported storage of pixels, and IntegrityError for a file that ends
+    early. The length of compressed pixels cannot be checked.
     """
     where, dataset, raw, at = file
     if dataset.get("ModalityLUTSequence"):
@@ -232,7 +236,10 @@ def _check_pixels(file: DicomFile) -> None:
 
 
 def _require_decoder(syntax: Any, where: Path) -> None:
-    """Raise FormatError for a compression that no installed package decodes."""
+    """Raise FormatError if no installed package can decode a compression.
+
+    `syntax` is the transfer syntax of the file `where`.
+    """
     from pydicom.pixels.decoders.base import get_decoder
 
     try:
@@ -249,14 +256,15 @@ def _require_decoder(syntax: Any, where: Path) -> None:
 
 
 def decode(file: DicomFile) -> NDArray[Any]:
-    """Decode all frames of a file, (frame, row, column), as stored.
+    """Decode the pixels of all frames of a file, (frame, row, column), without scaling them.
 
     The file must have passed `_check_pixels`. Raises IntegrityError if it is damaged.
     """
     where, dataset, raw, at = file
     syntax = dataset.file_meta.TransferSyntaxUID
     order: Literal["little", "big"] = "little" if syntax.is_little_endian else "big"
-    # The pixels follow a tag, a length and, unless the syntax is implicit, a value representation.
+    # The pixel element begins with its tag and its length and, unless the syntax is implicit, its
+    # value representation.
     start = at + (8 if syntax.is_implicit_VR else 12)
     length = int.from_bytes(raw[start - 4 : start], order)
     is_undefined = length == _UNDEFINED_LENGTH
@@ -274,7 +282,7 @@ def decode(file: DicomFile) -> NDArray[Any]:
 
 
 def is_padding(dataset: Dataset, stored: NDArray[Any]) -> NDArray[np.bool_]:
-    """Return a mask of stored values that are padding, by PixelPaddingValue and its range limit.
+    """Return a mask of the padding in stored values, by PixelPaddingValue and its range limit.
 
     It has the shape of `stored`, and is False everywhere if the header defines no padding.
     """

@@ -46,11 +46,12 @@ if TYPE_CHECKING:
 
 # Largest table of contents of a zip: about 40,000 files.
 _MAX_CONTENTS = 4 * 2**20
-# The record that ends a zip, and the longest comment that may follow it.
+# Length of the record that ends a zip, with the longest comment that may follow it, and the first
+# bytes of this record in a zip and in a zip64.
 _ZIP_END_LENGTH = 22 + 2**16
 _ZIP_END = b"PK\5\6"
 _ZIP64_END = b"PK\6\7"
-# The last two are raised for encrypted zips and unknown kinds of compression.
+# Errors of damaged zips; the last two are raised for encrypted zips and unknown compression.
 _ZIP_DAMAGE = (
     zipfile.BadZipFile,
     zlib.error,
@@ -61,8 +62,8 @@ _ZIP_DAMAGE = (
     RuntimeError,
 )
 
-# Number of reasons that a message quotes for a folder.
-_NAMED = 5
+# Number of left-out series that a message about a folder names, each with its reason.
+_NAMED_REASONS = 5
 _NUMBER = re.compile("[0-9]{1,9}")
 
 _MR = "1.2.840.10008.5.1.4.1.1.4"
@@ -76,7 +77,7 @@ _PHASES = frozenset({"P", "PHASE", "PHASE MAP", "R", "REAL", "I", "IMAGINARY"})
 _DERIVED = frozenset({"DERIVED", "SECONDARY", "MPR", "PROJECTION IMAGE", "REFORMATTED"})
 # Words in descriptions, in lower case.
 _T1 = re.compile(r"t1|mp2?rage|spgr|bravo|tfe")
-# Only at the beginning of a word: "headcoil" contains "adc".
+# Match only at the beginning of a word: "headcoil" contains "adc".
 _OTHER_CONTRAST = re.compile("(?<![a-z])(t2|flair|ciss|fiesta)")
 _NO_ANATOMY = re.compile(
     "(?<![a-z])(swi|tof|angio|dwi|dti|diff|adc|bold|asl|perf|field|phase)"
@@ -85,10 +86,10 @@ _SCOUT = re.compile(r"locali[sz]er|scout|survey")
 
 
 class Container(NamedTuple):
-    """Open folder or zip.
+    """Open folder or zip, as a source of files.
 
-    `members` are the names of the files in a zip; empty for a folder. `read` returns the bytes
-    of a member up to a limit. `digest` is the SHA-256 of a zip.
+    `members` are the names of the files in a zip; empty for a folder. `read(name, limit)` returns
+    at most `limit` bytes of a file. `digest` is the SHA-256 of a zip; None for a folder.
     """
 
     members: Sequence[str]
@@ -97,10 +98,10 @@ class Container(NamedTuple):
 
 
 def is_dicom(path: Path) -> bool:
-    """Return True if a regular file begins like a DICOM file.
+    """Return True if a path is a regular file that begins like a DICOM file.
 
-    Only the first bytes are read. Returns False for a folder, a dangling link and an unreadable
-    file: nothing is raised.
+    Only the first bytes are read. Nothing is raised: the result is False for a folder, a dangling
+    link and an unreadable file.
     """
     try:
         with open_regular(path) as file:
@@ -110,16 +111,16 @@ def is_dicom(path: Path) -> bool:
 
 
 def holds_dicom(path: Path) -> bool:
-    """Return True for paths in which DICOM scans are searched: a folder, a zip, a DICOM file."""
+    """Return True if DICOM scans may be found in a path: a folder, a zip or a DICOM file."""
     return path.is_dir() or path.suffix.lower() == ".zip" or is_dicom(path)
 
 
 @contextmanager
 def opened(place: Path) -> Iterator[Container]:
-    """Open a folder or a zip for reading members.
+    """Open the folder or zip `place` for reading its files.
 
-    Raises FormatError without pydicom and for a zip that unpacks to too much, IntegrityError
-    for a damaged zip, also while its members are read.
+    Raises FormatError if pydicom is missing or a zip unpacks to too much. Raises IntegrityError for
+    a damaged zip, also while its files are read in the block.
     """
     try:
         import pydicom  # noqa: F401
@@ -130,7 +131,7 @@ def opened(place: Path) -> Iterator[Container]:
             remedy=extra_remedy("dicom"),
         ) from None
     if place.is_dir():
-        yield _folder(place)
+        yield _container_of_folder(place)
         return
     with open_regular(place) as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
@@ -138,7 +139,7 @@ def opened(place: Path) -> Iterator[Container]:
         _refuse_long_contents(file, size, place)
         try:
             with zipfile.ZipFile(file) as archive:
-                yield _zip(archive, size, digest, place)
+                yield _container_of_zip(archive, size, digest, place)
         except _ZIP_DAMAGE:
             raise IntegrityError(
                 "a damaged or encrypted zip",
@@ -148,10 +149,11 @@ def opened(place: Path) -> Iterator[Container]:
 
 
 class Series(NamedTuple):
-    """Series, or the files of a series that belong together.
+    """Series, or the part of its files that has one reason to be left out.
 
-    Its name consists of the series' number and part of its identifier's hash. `reason` says why
-    it is no scan. A `damaged` series is a single file that may belong to any series.
+    `name` consists of the series' number and a part of a hash of its identifier. `files` are names
+    in the folder or zip. `reason` says why the series is no scan; "" if it is one. A `damaged`
+    series is a single damaged file, which may belong to any series.
     """
 
     name: str
@@ -161,7 +163,7 @@ class Series(NamedTuple):
 
 
 class _Image(NamedTuple):
-    """File of a series: its name, the series' number and the number of images in it."""
+    """File of a series: its name, the number of its series, and the number of images in it."""
 
     name: str
     series_number: str
@@ -174,13 +176,12 @@ def find_series(
     *,
     any_contrast: bool = False,
 ) -> list[Series]:
-    """Find the series in a zip, or in the given files of a folder; scans come first.
+    """Find the series in a zip, or in the files `names` of a folder; scans come first.
 
-    Scans are T1-weighted and 3D, or with `any_contrast` any anatomical series. Files that are
-    not DICOM are skipped. A damaged file becomes a series of its own, with the damage as its
-    reason.
+    Scans are T1-weighted and 3D, or with `any_contrast` any anatomical series. Files that are not
+    DICOM are skipped. A damaged file becomes a series of its own, with the damage as its reason.
     """
-    # Files of a series with different reasons become different series.
+    # Images by series and by the reason to leave them out; each group becomes a Series.
     groups: dict[tuple[str, str], list[_Image]] = defaultdict(list)
     found = []
     with opened(place) as container:
@@ -220,9 +221,10 @@ def find_series(
 
 
 def only_scan(place: Path) -> tuple[Path, Sequence[str]]:
-    """Find the only T1-weighted series in `place`: return the folder or zip and its files.
+    """Find the only T1-weighted series in `place`; return a folder or zip, and its files' names.
 
-    `place` is a folder, a zip or a single file. Raises FormatError for none and for several.
+    `place` is a folder, a zip or a single file; a single file is returned unchecked. Raises
+    FormatError if there is no such series, or more than one.
     """
     if place.is_dir():
         files = [path for path in place.rglob("*") if is_dicom(path)]
@@ -236,19 +238,20 @@ def only_scan(place: Path) -> tuple[Path, Sequence[str]]:
         return place, scans[0].files
     problem = f"{len(scans) or 'no'} T1-weighted series in it"
     reasons = [f"{series.name}: {series.reason}" for series in found if series.reason]
-    if len(reasons) > _NAMED:
-        reasons[_NAMED:] = [f"and {len(reasons) - _NAMED} more"]
+    if len(reasons) > _NAMED_REASONS:
+        reasons[_NAMED_REASONS:] = [f"and {len(reasons) - _NAMED_REASONS} more"]
     if reasons:
         problem += f" ({'; '.join(reasons)})"
     raise FormatError(problem, where=place, remedy="give the files of one")
 
 
 def why_left_out(dataset: Dataset, *, any_contrast: bool = False) -> str:
-    """Return why an image is not part of a T1-weighted 3D scan, without quoting its header.
+    """Return the reason why an image is not part of a T1-weighted 3D scan, or "" if it may be.
 
-    With `any_contrast`, why it is not part of an anatomical scan, 3D or in slices. "" if it may
-    be part of one. Missing elements count in favour of the image, because headers of old and of
-    anonymous files have few elements. The first reason that applies is returned.
+    With `any_contrast`, the reason why it is not part of an anatomical scan, in 3D or 2D. Missing
+    elements count in favour of the image, because headers of old and of anonymous files have few
+    elements. The first reason that applies is returned. It does not quote the header, except for
+    the modality.
     """
     modality = str(dataset.get("Modality"))
     if modality != "MR" or dataset.get("SOPClassUID") not in _MR_CLASSES:
@@ -256,19 +259,22 @@ def why_left_out(dataset: Dataset, *, any_contrast: bool = False) -> str:
         if _MODALITY.fullmatch(modality):
             return f"no MR image ({modality})"
         return "no MR image"
-    reasons = _no_anatomy(dataset)
+    reasons = _reasons_against_anatomy(dataset)
     if not any_contrast:
-        reasons.update(_not_t1(dataset))
+        reasons.update(_reasons_against_t1(dataset))
     for reason, holds in reasons.items():
         if holds:
             return reason
     return ""
 
 
-def _no_anatomy(dataset: Dataset) -> dict[str, object]:
-    """Return reasons against an anatomical scan of any contrast, and whether each applies."""
+def _reasons_against_anatomy(dataset: Dataset) -> dict[str, object]:
+    """Return reasons against an anatomical scan of any contrast.
+
+    A true value means that the reason applies.
+    """
     kinds = [str(kind).upper() for kind in several(dataset.get("ImageType"))]
-    words = _words(dataset)
+    words = _descriptions(dataset)
     pulses = several(dataset.get("ScanningSequence"))
     echo_planar_pulse = dataset.get("EchoPlanarPulseSequence") == "YES"
     return {
@@ -284,9 +290,9 @@ def _no_anatomy(dataset: Dataset) -> dict[str, object]:
     }
 
 
-def _not_t1(dataset: Dataset) -> dict[str, object]:
-    """Return reasons against a T1-weighted 3D scan, and whether each applies."""
-    words = _words(dataset)
+def _reasons_against_t1(dataset: Dataset) -> dict[str, object]:
+    """Return reasons against a T1-weighted 3D scan; a true value means that the reason applies."""
+    words = _descriptions(dataset)
     contrast = dataset.get("AcquisitionContrast") or "UNKNOWN"
     echo_ms = dataset.get("EchoTime")
     if not echo_ms:
@@ -303,27 +309,32 @@ def _not_t1(dataset: Dataset) -> dict[str, object]:
     }
 
 
-def _words(dataset: Dataset) -> str:
-    """Return the descriptions of the series and its protocol, in lower case."""
+def _descriptions(dataset: Dataset) -> str:
+    """Return the descriptions of series and protocol as one text in lower case."""
     description = dataset.get("SeriesDescription")
     return f"{description} {dataset.get('ProtocolName')}".lower()
 
 
-def _folder(place: Path) -> Container:
-    """Return a folder as a container, which opens files one by one."""
+def _container_of_folder(place: Path) -> Container:
+    """Return the folder `place` as a container; each file is opened when it is read."""
 
     def read(name: str, limit: int) -> bytes:
         with open_regular(place / name) as file:
-            # Limited by the size of the file, because `read` allocates as many bytes as it is asked
-            # for.
+            # Limit the number of bytes by the size of the file, because `read` allocates all that
+            # it is asked for.
             size = os.fstat(file.fileno()).st_size
             return file.read(min(limit, size))
 
     return Container((), read, None)
 
 
-def _zip(archive: zipfile.ZipFile, size: int, digest: str, place: Path) -> Container:
-    """Return a zip of `size` bytes as a container; raise FormatError if it unpacks to far more."""
+def _container_of_zip(
+    archive: zipfile.ZipFile, size: int, digest: str, place: Path
+) -> Container:
+    """Return an opened zip as a container; raise FormatError if it unpacks to far more than `size`.
+
+    `size` is the number of bytes of the zip, and `digest` its SHA-256.
+    """
     members = [member for member in archive.infolist() if not member.is_dir()]
     refuse_bomb(sum(member.file_size for member in members), size, place)
 
@@ -336,11 +347,15 @@ def _zip(archive: zipfile.ZipFile, size: int, digest: str, place: Path) -> Conta
 
 
 def _refuse_long_contents(file: BinaryIO, size: int, place: Path) -> None:
-    """Raise FormatError if a zip's table of contents is too long, before zipfile reads it whole."""
+    """Raise FormatError if the table of contents of a zip of `size` bytes is too long.
+
+    This is checked first, because zipfile reads the whole table at once.
+    """
     file.seek(max(0, size - _ZIP_END_LENGTH))
     tail = file.read()
     is_long = _ZIP64_END in tail
-    # A match may be part of a comment, so none of the matches may announce too much.
+    # The signature may also occur in a comment, so every match must announce a length within the
+    # limit.
     for record in re.finditer(_ZIP_END, tail):
         length = tail[record.start() + 12 : record.start() + 16]
         if int.from_bytes(length, "little") > _MAX_CONTENTS:

@@ -40,20 +40,20 @@ __all__ = [
     "warn_of_licence",
 ]
 
-# Here and not in checkpoint.py, so that finding a model does not wait for torch.
+# Defined here and not in checkpoint.py, so that finding a model does not import torch.
 MODEL_FILE = "model.yaml"
-# In a model's folder, the folder of the model that divides its cortex into parcels.
+# Subfolder of a model with the model that divides its cortex into parcels.
 PARCELS_FOLDER = "parcels"
-# In a model's folder, the network that finds lesions of white matter.
+# File in a model's folder with the network that segments lesions of white matter.
 LESIONS_FILE = "lesions.safetensors"
-# The remedy for a file of a model that is damaged.
+# Remedy for a damaged file of a model.
 COPY_AGAIN = "copy or download the model again"
-_MAX_BYTES = 1 << 20  # of a model.yaml
+_MAX_BYTES = 1 << 20  # maximum size of a model.yaml
 
-# The licence of trinat itself: weights that have it need no word.
+# Licence of trinat itself; no notice is shown for weights with this licence.
 OWN_LICENCE = "Apache-2.0"
 
-# Known names without weights, and what there is of them.
+# Names of models without weights, and what exists of them.
 NOT_YET = {
     "quicknat": "the published architecture, as a recipe (trinat train quicknat) and an importer "
     "of its authors' weights (trinat import-weights)"
@@ -61,7 +61,7 @@ NOT_YET = {
 
 
 def shipped_models() -> dict[str, Path]:
-    """Return the folder of each installed model by name."""
+    """Return the folders of the models that come with trinat, by name."""
     here = Path(__file__).parent
     folders = [path.parent for path in sorted(here.glob(f"*/{MODEL_FILE}"))]
     return {folder.name: folder for folder in folders}
@@ -75,7 +75,7 @@ def default_model(devices: Iterable[str] = ("auto",)) -> str:
 
 
 def _is_gpu(device: str) -> bool:
-    """Return True if a device by name is a GPU; "auto" is a GPU if there is any."""
+    """Return True if a device, by its name, is a GPU; "auto" is one if the machine has any."""
     if device != "auto":
         return device.startswith("cuda")
     import torch
@@ -84,10 +84,10 @@ def _is_gpu(device: str) -> bool:
 
 
 def find_model(name_or_folder: str | Path) -> Path:
-    """Return the folder of a shipped model, or a user's folder that contains a model.
+    """Return the folder of a shipped model by its name, or a user's folder that has a model.
 
-    Raises ModelError if it is neither; for a model that is announced, the message says why it has
-    no weights. The weights are not read here.
+    Raises ModelError if it is neither. For a name in NOT_YET, the message says what exists of the
+    model. The weights are not read here.
     """
     if not isinstance(name_or_folder, str | os.PathLike):
         kind = type(name_or_folder).__name__
@@ -95,8 +95,8 @@ def find_model(name_or_folder: str | Path) -> Path:
             f"cannot use {kind} as a model: give a model's name or its folder"
         )
     shipped = shipped_models()
-    # A shipped name takes precedence over a folder of that name, so that it means the same
-    # everywhere.
+    # A shipped name takes precedence over a folder of that name, so that it means the same in every
+    # working directory.
     name = str(name_or_folder)
     if name in shipped:
         return shipped[name]
@@ -113,13 +113,13 @@ def find_model(name_or_folder: str | Path) -> Path:
 
 
 def parcels_folder_of(folder: Path) -> Path | None:
-    """Return the folder of the model of parcels in a model's folder, if there is one."""
+    """Return the folder of the parcels model in a model's folder, or None if there is none."""
     of_parcels = folder / PARCELS_FOLDER
     return of_parcels if (of_parcels / MODEL_FILE).is_file() else None
 
 
 def find_parcels_folder(folder: Path) -> Path:
-    """Return the folder of the parcels model of a model; raise ModelError without one."""
+    """Return the folder of the parcels model in a model's folder; raise ModelError without one."""
     of_parcels = parcels_folder_of(folder)
     if of_parcels is None:
         raise ModelError(
@@ -132,7 +132,10 @@ def find_parcels_folder(folder: Path) -> Path:
 
 
 def find_lesions_file(folder: Path) -> Path:
-    """Return the network for lesions in a model's folder; raise ModelError without one."""
+    """Return the file of the lesion network in a model's folder.
+
+    Raises ModelError if the model has none.
+    """
     path = folder / LESIONS_FILE
     if not path.is_file():
         raise ModelError(
@@ -144,7 +147,10 @@ def find_lesions_file(folder: Path) -> Path:
 
 
 def read_model_file(folder: Path) -> dict[str, Any]:
-    """Return a model's model.yaml as a dict, not validated; raise ModelError on failure."""
+    """Return the contents of a model's model.yaml without validating them.
+
+    Raises ModelError if the file is missing, too large or no mapping in YAML.
+    """
     path = folder / MODEL_FILE
     if not path.is_file():
         raise ModelError(
@@ -164,12 +170,12 @@ def read_model_file(folder: Path) -> dict[str, Any]:
 
 
 def read_scheme(folder: Path) -> LabelScheme:
-    """Return the label scheme of a model folder: its own table, or the shipped scheme it names.
+    """Return the label scheme of a model folder: its own table or a shipped scheme.
 
-    It is read without torch and not compared with the scheme of the model's training: `load_model`
-    does that.
+    torch is not imported, and the scheme is not compared with the scheme of the model's training,
+    as `load_model` does.
     """
-    # Imported here so that finding a model does not wait for numpy and scipy.
+    # Imported here so that finding a model does not import numpy and scipy.
     from trinat.segmentation.labels.scheme import load_scheme, parse_scheme
 
     name = read_model_file(folder).get("labels", DEFAULT_SCHEME)
@@ -194,18 +200,21 @@ def licence_of(folder: Path) -> str:
 
 
 def is_for_any_contrast(folder: Path) -> bool:
-    """Return True if a model is for scans of any contrast; the default is T1."""
+    """Return True if model.yaml says that a model is for scans of any contrast, not T1 only."""
     return _read_metadata(folder).get("contrast") == "any"
 
 
 def stripper_of(folder: Path) -> Path | None:
-    """Return the folder of the model that strips whole heads for a model, or None."""
+    """Return the folder of the model that strips whole heads for the model in `folder`, or None."""
     name = _read_metadata(folder).get("stripped_by")
     return None if name is None else find_stripper(str(name), folder)
 
 
 def find_stripper(name: str, folder: Path) -> Path:
-    """Return the folder of the shipped model that strips whole heads for the model in `folder`."""
+    """Return the folder of the shipped model `name`, which strips heads for the model in `folder`.
+
+    Raises ModelError, with the folder, if there is no such shipped model.
+    """
     shipped = shipped_models()
     if name not in shipped:
         raise ModelError(
@@ -217,7 +226,10 @@ def find_stripper(name: str, folder: Path) -> Path:
 
 
 def _read_metadata(folder: Path) -> dict[str, Any]:
-    """Return the contents of a model's model.yaml, not validated; empty if it cannot be read."""
+    """Return the contents of a model's model.yaml without validating them.
+
+    They are {} if the file cannot be read.
+    """
     try:
         return read_model_file(folder)
     except (TrinatError, OSError):
@@ -225,7 +237,10 @@ def _read_metadata(folder: Path) -> dict[str, Any]:
 
 
 def licence_notice(folder: Path) -> str:
-    """Return a line about the licence of a model if it is not trinat's own; else ""."""
+    """Return a line about the licence of a model's weights.
+
+    It is "" if the licence is unknown or trinat's own.
+    """
     licence = licence_of(folder)
     if licence in ("", OWN_LICENCE):
         return ""
@@ -234,7 +249,10 @@ def licence_notice(folder: Path) -> str:
 
 @cache
 def warn_of_licence(folder: Path) -> None:
-    """Warn once of a licence other than trinat's, in Python; the commands print it instead."""
+    """Issue a Python warning, once per model, if its licence is not trinat's own.
+
+    The commands print the line instead.
+    """
     notice = licence_notice(folder)
     if notice:
         warnings.warn(notice, stacklevel=3)
