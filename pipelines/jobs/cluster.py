@@ -170,7 +170,7 @@ class Cluster(Generic[Item, Answer]):
 
     @contextmanager
     def _client(self) -> Iterator[Client]:
-        """Yield a client of the scheduler; after the block, stop a cluster that was started here."""
+        """Yield a client of the scheduler; afterwards, stop a cluster that was started here."""
         import dask
         from distributed import Client
 
