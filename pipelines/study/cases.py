@@ -34,7 +34,8 @@ class Case:
     axes: str | None = None
     sha256: str = ""
     also: tuple[str, ...] = ()  # settings of additional outputs of this case
-    # DICOM files of the scan, in the folder or zip `path`.
+    # Names of the scan's DICOM files within `path`, which is a folder or a zip; empty for other
+    # scans.
     series: tuple[str, ...] = ()
     facts: Facts | None = (
         None  # facts about the participant, if a result depends on them
@@ -150,7 +151,8 @@ class Refusal:
     shown: str
     reason: str
     harmless: bool = False
-    case: str = ""  # id of the case that it would have been, and may have been in an earlier run
+    # Id that the case would have, under which an earlier run may have recorded it.
+    case: str = ""
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,7 @@ _COLUMNS = (
     "result_sha256",
 )
 _PATIENCE_S = 5.0
-# Age at which a temporary file of any process is a leftover: writing one takes seconds.
+# Temporary files older than this are leftovers of killed processes: writing one takes seconds.
 ABANDONED_S = 3600.0
 # Prefix and suffix of the folder in which a correction is prepared.
 _STAGED = (".trinat-correction-", ".tmp")
@@ -101,8 +101,8 @@ class _Stated(BaseModel):
 class Session(_Stated):
     """One saving of a correction.
 
-    `by` is the name of the rater, `at` the time (ISO 8601, UTC), `minutes` the time spent since the
-    previous saving.
+    `by` is the name of the rater, `at` the time (ISO 8601, UTC), `minutes` the duration of the work
+    that was saved.
     """
 
     by: str
@@ -282,7 +282,7 @@ def correction_of(result: Path) -> Correction | None:
     mask = mask_path(result)
     if sidecar is None:
         return Correction(path, result, None, is_whole=not mask.is_file())
-    # Deleting the mask declares the map to be that of another program.
+    # Without a mask, the map counts as one of another program.
     is_whole = not mask.is_file() or sha256_of(mask) == sidecar.mask_sha256
     is_ours = mask.is_file() and is_whole and sha256_of(path) == sidecar.sha256
     return Correction(
@@ -338,8 +338,8 @@ def save_correction(
         if earlier is not None:
             shown = earlier.read()
             shown_sha256 = sha256_of(earlier.path)
-        # An interrupted saving has left its map but not its JSON, so the same map may be saved
-        # again.
+        # If saving was interrupted after the map and before the JSON, the map on the disk is no
+        # longer `builds_on`. Saving the same map again is allowed then.
         is_same = np.array_equal(shown.data, corrected.data)
         if shown_sha256 != builds_on:
             if not is_same:
@@ -356,7 +356,8 @@ def save_correction(
             sessions = before.sessions
             is_ours = earlier is not None and earlier.sidecar is not None
             if before.result_sha256 != result_sha256 and is_ours:
-                # The result was replaced since then: only the mask knows what was changed in it.
+                # The result was replaced since the earlier correction, so comparing with it would
+                # not show what the rater changed: take that from the mask.
                 changed = Volume.read(mask_path(result), labels=True).data > 0
                 changed = changed | (corrected.data != shown.data)
                 result_sha256 = before.result_sha256

@@ -31,7 +31,7 @@ _LISTS = (".txt", ".list")
 _NOT_READ = (".nrrd", ".nhdr", ".mha", ".mhd", ".mnc", ".mif", ".mif.gz")
 # Space of results of T1w scans; the space of other results is named after their suffix.
 _SPACE_OF_T1W = "orig"
-# Folders of BIDS; an unreadable one may hide scans.
+# Folders of a BIDS dataset that may contain scans. Unreadable ones are reported.
 _BIDS_FOLDERS = ("sub-*", "sub-*/anat", "sub-*/ses-*", "sub-*/ses-*/anat")
 
 
@@ -253,7 +253,7 @@ def _expand_folder(
     def is_visible(file: Path) -> bool:
         return not file.name.startswith(".")
 
-    # A header stands for its pair of files.
+    # Of a pair of .hdr and .img, list only the header.
     every = list(walk(folder, exclude, note_closed, is_visible))
     headers = {file.with_suffix("") for file in every if _ends_with(file, ".hdr")}
     files = [
@@ -322,7 +322,7 @@ def _expand_glob(pattern: str, exclude: Path | None) -> tuple[Path, list[Path]]:
     if exclude:
         output = absolute(exclude)
         outside = [path for path in scans if not path.is_relative_to(output)]
-        # If all matches are in the output folder, keep them: names tell scans from results.
+        # If all matches are in the output folder, keep them; results are recognised by name later.
         if outside:
             scans = outside
     if not scans:
@@ -471,7 +471,7 @@ def find_bids(
             continue
         if wanted_sessions and facts.get("ses") not in wanted_sessions:
             continue
-        # Results have these two entities of their own.
+        # Names of results get their own values of these two entities.
         for added in ("space", "desc"):
             facts.pop(added, None)
         if suffix != T1W:

@@ -312,7 +312,8 @@ def _marked_label_maps(place: Path, word: str) -> list[Path]:
     marked = [path for path in walk(place) if stem_ends(path, ending)]
     if not marked:
         return []
-    # The folder also has the scans of the label maps, and entropies and probabilities of a run.
+    # The folder may also have the scans of the label maps, and other results of a run: leave these
+    # out.
     scans = {without_suffix(path).lower().removesuffix(ending) for path in marked}
     others = []
     for path in image_files(place, _READ).values():

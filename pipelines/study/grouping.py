@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 
 _NEEDED_COLUMNS = ("scan", "participant")
 _DAYS_OF_YEAR = 365.25
-# Start of the years that dates are converted to.
+# Date from which `_year_of_date` counts.
 _START = date(2000, 1, 1)
 # Columns of times, with the unit of their numbers.
 _UNIT_OF_COLUMN = {
@@ -50,7 +50,7 @@ _UNIT_OF_COLUMN = {
     "days": "days",
     "date (days)": "days",
 }
-# Words in other titles that users may expect to be read as times.
+# Words in titles of columns that users may expect to be read as times, but that are not.
 _LIKE_TIMES = re.compile(r"date|time|age\b|year|month|week|day")
 # Valid ranges: ages and years since a baseline, and calendar years.
 _YEARS = ((-120, 120), (1900, 2200))

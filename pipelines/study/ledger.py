@@ -125,8 +125,8 @@ class Ledger:
     def refuse(self, current: Mapping[str, str | None]) -> None:
         """Raise OutputError if a file belongs to the user: no run has written its bytes.
 
-        `current` maps the paths of existing files to their present SHA-256, None if it cannot be
-        read. With `overwrite` no file is refused.
+        `current` maps the paths of existing files to their present SHA-256, None if a path is not a
+        regular file. With `overwrite` no file is refused.
         """
         if self._overwrite:
             return
@@ -311,8 +311,8 @@ def _lines_of(path: Path) -> Iterator[Entry]:
                 continue
             try:
                 entry: Entry = _ENTRY.validate_python(json.loads(line))
-                # Check paths: a ledger may come from elsewhere, and the files that it lists are
-                # deleted.
+                # Check paths: a ledger may come from another machine, and trinat may delete the
+                # files that it lists.
                 for name in entry.outputs:
                     listed = PurePosixPath(name)
                     if listed.is_absolute() or ".." in listed.parts or not listed.parts:
@@ -334,7 +334,7 @@ def _is_later(entry: Entry, other: Entry, folder: Path) -> bool:
     """
     if entry.attempt != other.attempt:
         return entry.attempt > other.attempt
-    # A merged ledger has the same entries as its parts.
+    # Equal entries occur if a ledger was merged from others that are still in the folder.
     if entry == other:
         return False
     own_standing = _fit_to_files(entry, folder)

@@ -225,7 +225,7 @@ LAYERS = {
 CORRECTED = "_desc-corrected"
 # Table of all corrections in a folder of results.
 CORRECTIONS = "corrections.tsv"
-# Prefix of the reasons for leaving out files that are no scans, which is no failure.
+# Prefix of the reason of a refusal that is no failure, because the file is no scan to segment.
 LEFT_OUT = "left out: "
 # Endings of names of results that may be beside scans: our results, and masks of other programs.
 RESULT_ENDINGS = (

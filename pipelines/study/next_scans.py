@@ -22,7 +22,7 @@ from trinat.segmentation.errors import EvaluationError
 
 Values = NDArray[np.float64]
 
-# Number of scans, the most doubtful ones, that are compared beside those that were corrected.
+# Maximum number of uncorrected scans that are compared: the most doubtful ones.
 _MOST_COMPARED = 2000
 
 

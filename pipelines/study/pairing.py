@@ -187,7 +187,7 @@ class _Matching:
         `how` is the name of the rule, for `Pair.how`. Matches of two sessions or participants are
         ignored. For other files that are not paired, the reason is added to `doubts`.
         """
-        # Matches whose names do not say that they are of two scans or participants.
+        # Matches without those whose names show that the files are of two scans or participants.
         possible = []
         for truth, prediction in matches:
             if not _same_scan(truth, prediction):
@@ -431,7 +431,7 @@ def _common_beginning(names: Sequence[str]) -> str:
     next_letters = [name[length : length + 1] for name in names]
     if all(letter.isdigit() for letter in next_letters):
         return before_digits
-    # -1 without a separator, so that nothing is left.
+    # rfind returns -1 without a separator, so that the beginning is "".
     last_separator = max(before_digits.rfind(mark) for mark in _SEPARATORS)
     return before_digits[: last_separator + 1]
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 # Covariates that a linear model of groups may have beside group and site.
 COVARIATES = ("age", "sex", "icv")
-# Participants named in a message; the rest is counted.
+# Maximum number of participants that a message names; the rest is counted.
 _MOST_NAMED = 5
 
 
@@ -106,7 +106,7 @@ class ParticipantsTable:
             if exact:
                 rows[names] = exact[0]
         doubts = self._match_loosely(every, rows)
-        # A row that fits several participants may mean that they are one.
+        # Participants that share a row may be the same participant under several names.
         participants_of: dict[str, dict[str, None]] = defaultdict(dict)
         for (_, participant), row in rows.items():
             participants_of[row][participant] = None

@@ -44,7 +44,7 @@ _NAMES = {
 _AGE = re.compile(
     r"(?:age|alter|edad)(?: at (?:scan|mri|visit|session))?(?: in)?(?: (?P<unit>\w+))?"
 )
-# Words allowed in brackets, in contrast to age at onset or at death.
+# Words in brackets after "age" that are accepted, unlike "at onset" or "at death".
 _AT_THE_SCAN = ("at scan", "at mri", "at visit", "at session")
 _INTRACRANIAL = re.compile(
     r"(?:estimated ?total ?intra ?cranial ?vol|etiv|icv(?= ))(?: (?P<unit>\S+))?"

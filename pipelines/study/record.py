@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 GRADES = ("failed", "reject", "look", "ungraded", "pass")
 # Grades of structures that require a reason.
 DOUBTFUL = ("reject", "look")
-# Regions of lesions, and limits of the size classes that they are counted in.
+# Regions of lesions, and the limits between the classes of size in which they are counted.
 LESION_REGIONS = ("periventricular", "juxtacortical", "infratentorial", "deep")
 LESION_SIZES_MM3 = (10, 100, 1000)
-# Results of these grades enter no mean, test, norm, adjustment or change of a group.
+# Group statistics (means, tests, norms, adjustments, changes) leave out results of these grades.
 EXCLUDED_GRADES = ("reject",)
 
 

@@ -110,9 +110,9 @@ class Results:
         """Return the label maps that are no longer valid results of their scans, with the reasons.
 
         Keys are the paths of the results (`ScanFile.result`). A label map is unfit if its scan has
-        changed since or its run was not finished. A label map that the user has changed or added is
-        never unfit. A corrected label map is unfit if its correction was made on another scan, or
-        if `Correction.why_unfit` finds it wrong.
+        changed since, or if a later run has failed or was not finished. A label map that the user
+        has changed or added is never unfit. A corrected label map is unfit if its correction was
+        made on another scan, or if `Correction.why_unfit` finds it wrong.
         """
         with ThreadPoolExecutor(cpu_count()) as pool:
             reasons = list(pool.map(self._why_unfit, files))

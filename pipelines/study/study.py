@@ -180,7 +180,7 @@ class Study:
         """Structures of the label maps, without background."""
         structures = structures_in(self.folder)
         if not structures:
-            # Use FreeSurfer numbers, as in the files.
+            # Without a label table, the files have FreeSurfer's numbers.
             for label in load_scheme(self.labels).labels[1:]:
                 structures.append(
                     Structure(
