@@ -59,7 +59,7 @@ OUTPUTS = {
     "probabilities": "probabilities",
     "page": "page",
 }
-# The progress of a scan when a stage of the engine begins.
+# Progress of a scan, from 0 to 1, at the start of each stage of the engine.
 _PROGRESS = {"reading": 0.1, "networks": 0.3, "writing": 0.8}
 # The longest delay before an idle worker sees a new scan.
 _POLL_S = 0.05
