@@ -32,7 +32,7 @@ from trinat.segmentation.space.views import reoriented
 _BRIGHTEST_PERCENT = 99.8
 _BRIGHTEST_NATS = 2 * np.log(2)  # four equally likely structures
 _LABELS = ("labels", "predicted", "against", *LAYERS)
-# Kinds of surfaces, and the labels that they are made of.
+# Kinds of surfaces, with the kind of labels that each is made of.
 _SURFACES = {"surfaces": "labels"} | {f"{layer}-surfaces": layer for layer in LAYERS}
 KINDS = ("scan", "entropy", "mask", *_LABELS, *_SURFACES)
 # Larger boxes are meshed from every other voxel, so that the page can rotate the surface smoothly.
@@ -120,7 +120,7 @@ class Voxels:
         if kind == "scan":
             image = self._study.image(item)
             if image is None:
-                # Without an image: black, on the grid of the label map.
+                # Without an image, show black on the grid of the label map.
                 path = _required(item.labels, kind, item)
                 return _to_bytes(_read_ras(path, labels=True), np.inf)
             volume = self._whole(image, image.stat().st_mtime_ns)
