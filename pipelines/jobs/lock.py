@@ -191,7 +191,7 @@ def _refuse_living(path: Path, descriptor: int) -> None:
             probe.unlink()
     silent = now - os.fstat(descriptor).st_mtime
     if silent < 0:
-        # Dated in the future: reset it, so that only a live holder touches it from now on.
+        # The time is in the future: set it to now, so that it shows whether the holder is alive.
         os.utime(descriptor)
     if silent < _SILENT_S:
         raise _locked(path, holder)

@@ -82,8 +82,8 @@ class Pool(Generic[ItemT, Answer]):
     item that has crashed its process or exceeded the time limit; it gets the item and the reason.
 
     - `capacity` is the number of items that a process holds. If it is 1, the process works on the
-      item at once. After a crash, the item is first repeated while no other process works, so that
-      it has all of the memory.
+      item at once. After a crash, the item is repeated while no other process works, so that it has
+      all of the memory, before it is blamed.
     - `timeout_s` is the time limit for one item; there is none if it is 0 or None.
     - `poll_s` is the longest wait between two checks of the time limit and of `stop`.
     - `on_stage` is called with an item's id and its new stage, and with ("", "ready") when a
@@ -107,7 +107,8 @@ class Pool(Generic[ItemT, Answer]):
     # Items that may have crashed a process, and items that only shared a process with them.
     _suspects: deque[ItemT] = field(default_factory=deque, init=False)
     _again: deque[ItemT] = field(default_factory=deque, init=False)
-    # Workers are given items while they start, until one has died before it was ready.
+    # True if workers get items before they are ready. It becomes False once a worker has died while
+    # starting.
     _early: bool = field(default=True, init=False)
     _failed_starts: int = field(default=0, init=False)
 
@@ -170,7 +171,7 @@ class Pool(Generic[ItemT, Answer]):
             args=(self.target, theirs, *self.args, device),
             daemon=True,
         )
-        # Includes its imports, during which Python would print a traceback at Ctrl-C.
+        # Ctrl-C during the imports of the process would make Python print a traceback.
         with block_interrupts():
             process.start()
         theirs.close()
@@ -276,14 +277,14 @@ class Pool(Generic[ItemT, Answer]):
             self._again.extend(hand.item for hand in worker.in_hand.values())
             return
         at_work = [hand for hand in worker.in_hand.values() if hand.stage != WAITING]
-        # With `capacity` 1, items of other processes may have taken its memory: it is retried alone
-        # first.
+        # With `capacity` 1, items of other processes may have taken the memory that this item
+        # needed, so it is blamed only if it was the only item at work.
         if len(worker.in_hand) == 1 and at_work and (worker.alone or self.capacity > 1):
             (hand,) = at_work
             reason = f"its process died while {hand.stage} ({worker.describe_exit()})"
             yield self.failed(hand.item, reason)
             return
-        # One of the items at work crashed the process; those that waited are innocent.
+        # One of the items at work has crashed the process. Items that only waited are not suspects.
         self._suspects.extend(hand.item for hand in at_work)
         self._again.extend(
             hand.item for hand in worker.in_hand.values() if hand.stage == WAITING

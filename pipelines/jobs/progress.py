@@ -75,7 +75,7 @@ class Progress:
         if self._bar:
             self._bar(text, done, total)
         with self._lock:
-            # The pending stage may be over; the caller knows the current one.
+            # The stage whose line `enter` has delayed may be over.
             self._forget()
             is_soon = now - self._said_at < every_s
             if is_soon and done != total:
