@@ -82,7 +82,7 @@ def compare_with_results(
         try:
             joints.append(_count_pairs(each, each.item.labels, scheme, mapping))
         except (TrinatError, OSError):
-            # Segmenting reads it again, and reports the reason.
+            # Segmentation reads the label map again later, and reports the reason then.
             continue
     changed = set()
     for joint in joints:
@@ -156,8 +156,9 @@ def learning_seconds(
     """Estimate the duration of `trinat learn` in seconds; None if it cannot be estimated.
 
     Segmentation of a scan is expected to take the time that the ledger has for it. If the networks
-    are trained (`trains`) on a CPU, the time for their slices is measured here; on a GPU, the
-    duration is not known before the first steps of training.
+    are trained (`trains`), `settings.seconds` is the duration of the training. Without it, the time
+    for the slices is measured here on a CPU; on a GPU the duration is not known before the first
+    steps of training.
     """
     timed = [
         sum(each.item.entry.timings_s.values())
@@ -170,7 +171,7 @@ def learning_seconds(
     seconds = len(corrected) * scan_s
     if not trains:
         return seconds
-    # About every fifth scan is left out, and judges each candidate.
+    # About every fifth scan is held out, and is segmented by each candidate.
     judged = max(1, len(corrected) // 5)
     seconds += _CANDIDATES * judged * scan_s
     if settings.seconds is not None:

@@ -185,7 +185,7 @@ def _prepare_material(study: Study, settings: LearnSettings) -> _Material:
     corrected, failures = find_corrected(study)
     require_scans(corrected, failures, settings.results, _SEE)
     model = load_model(settings.model or _find_source_model(corrected))
-    # A name that no model can have is refused before anything is done.
+    # Raises for an invalid name of the model before any work is done.
     description_of(model, settings.out)
     mapping = Mappings()
     if settings.numbering is not None:
@@ -278,7 +278,7 @@ def _save_factors(
     """Write a model with the old networks and the new factors of structures."""
     changed: dict[str, Any] = {
         "fusion": found.fusions[FITTED],
-        # Other figures were measured with other factors.
+        # The other metrics of the model were measured with its old factors, so they are dropped.
         "metrics": {"class_odds": found.figures(FITTED)},
     }
     description = description_of(material.model, settings.out)

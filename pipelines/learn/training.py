@@ -81,7 +81,7 @@ def train_on(
     """
     work = settings.out.with_name(f"{settings.out.name}-training")
     work.mkdir(parents=True, exist_ok=True)
-    # Long names of two scans of a participant must not become one.
+    # `safe_component` keeps long names apart, so that two scans of a participant stay two subjects.
     subjects = {safe_component(each.item.name): each for each in corrected}
     _write_table(work, subjects)
     store = work / "store"
@@ -100,7 +100,8 @@ def train_on(
         "trained on %d scans, judged by %d", len(split.train), len(split.validation)
     )
 
-    # Other corrections, another recipe or another model are another run.
+    # Name the run after corrections, model and recipe, so that it is resumed only if all are the
+    # same.
     identity = Store(store).fingerprint.encode() + read_bytes(path)
     identity += read_bytes(model.folder / MODEL_FILE)
     identity += json.dumps([settings.recipe, str(model.folder)]).encode()
