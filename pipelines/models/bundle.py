@@ -53,7 +53,7 @@ def bundle(
     - `given` are the paths of the sources; the label scheme and other common facts are those of the
       first.
     - `name` is the model's name; by default that of the folder `out`.
-    - With `ensemble`, networks of several sources for the same view are averaged.
+    - With `ensemble`, networks of several sources for the same view become members of one ensemble.
     - Views are weighted as in the sources, or with `default_weights` as in a new model.
     - `licence` is the licence of the weights of sources that state none.
     - `label_maps` is a folder of label maps to make an anatomical prior from; by default the model
@@ -65,7 +65,7 @@ def bundle(
     sources = [load_model(find_source(place)) for place in given]
     first = sources[0]
     members = _members_by_view(sources, ensemble)
-    # All have one label scheme and working grid; architectures may differ by view.
+    # All sources must have the same label scheme and working grid; networks may differ by view.
     expected = _common_facts(first)
     for source in sources[1:]:
         for what, found in _common_facts(source).items():
@@ -78,13 +78,13 @@ def bundle(
     fusion = Fusion()
     if not default_weights:
         fusion = _common_fusion(sources)
-    # Weights that are all 0 are refused before anything is made.
+    # Raises if all weights are 0, before anything is written.
     normalised_weights(fusion.weights, list(members), first.folder)
 
     template = first.template
     prior = first.info.prior
     if label_maps is not None:
-        # The fluid all around the brain is CSF of the template only for models that predict CSF.
+        # In the template, all fluid around the brain is CSF only for models that predict CSF.
         template = build_template(
             load_heads(label_maps), first.scheme, learn_fluid=_predicts_csf(first)
         )
@@ -100,7 +100,7 @@ def bundle(
         description = check(Description, content, "--name")
 
     networks = {view: _join_network(of_view, view) for view, of_view in members.items()}
-    # Half precision where all sources are stored in it: so no weight is rounded here.
+    # Use half precision only if all sources are stored in it, so that no weight is rounded.
     precision: Precision = "float32"
     if all(source.info.precision == "float16" for source in sources):
         precision = "float16"
@@ -178,7 +178,7 @@ def _join_content(
     """
     first = sources[0]
     origins = {view: _join_origin(found, view) for view, found in members.items()}
-    # The grid is common to all; slices are a view's own, as its own model cuts them.
+    # The grid is the same in all sources, but each view keeps the slicing of its own source.
     slices = {}
     for view, found in members.items():
         preprocessing = found[0].info.preprocessing

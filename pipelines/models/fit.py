@@ -42,7 +42,7 @@ from trinat.segmentation.models.zoo import shipped_models
 _log = logging.getLogger(__name__)
 
 _STEPS: tuple[Step, ...] = get_args(Step)
-# For each step that is fitted to scans: its functions, and its entry under `metrics`.
+# Steps that need scans: the functions that fit and describe, and the key under `metrics`.
 _FITTED_TO_SCANS = {
     "weights": (fit_view_weights, describe_weights, "fusion_weights"),
     "odds": (fit_structure_odds, describe_odds, "class_odds"),
@@ -98,7 +98,7 @@ def fit(settings: FitSettings) -> Fitted:
             continue
         fusion = found.fusions[found.chosen]
         metrics[entry] = found.figures(found.chosen)
-        # Other figures were measured with another fusion.
+        # The model's other metrics were measured with another fusion, so they are dropped.
         model = _with_info(model, fusion=fusion, metrics=metrics)
         lines.append(f"{step}: {describe(fusion)}")
 
@@ -109,7 +109,7 @@ def fit(settings: FitSettings) -> Fitted:
         try:
             quality, found_limits = fit_limits(model, device=settings.device)
         except EvaluationError as error:
-            # Weights and odds were fitted all the same.
+            # Weights and odds that were fitted before are written all the same.
             lines.append(f"limits: not found, {error}")
         else:
             model = _with_info(model, quality=quality)
@@ -169,7 +169,7 @@ def _reason_to_keep_limits(settings: FitSettings, start: Model, model: Model) ->
     after = model.info.fusion
     if (before.mean, before.weights) != (after.mean, after.weights):
         return ""
-    # Odds change the agreement between views of no structure.
+    # Odds do not change the agreement between views, which the limits apply to.
     return "those of the model hold, as the weights are the same"
 
 

@@ -28,12 +28,16 @@ from trinat.segmentation.synthetic.phantom import phantom
 
 _log = logging.getLogger(__name__)
 
-DOUBTFUL = 0.7  # Dice
-SENSITIVITY = 0.9  # share of the doubtful structures that is below the first limit
-MOST_ALARMED = 0.2  # at most this share of the others is, even if fewer are caught
+DOUBTFUL = 0.7  # Dice below which a structure is doubtful
+SENSITIVITY = 0.9  # share of the doubtful structures that the first limit must catch
+MOST_ALARMED = (
+    0.2  # maximum share of other structures below it, even if fewer are caught
+)
 # Limits to try: 0.00 to 1.01. The last one is above any agreement.
 _LIMITS = [number / 100 for number in range(102)]
-PRECISION = 0.9  # share of the structures below the second limit that is doubtful
+PRECISION = (
+    0.9  # minimum share of doubtful structures among those below the second limit
+)
 # Field around the thalamus, in mm. It has parts of all structures, in a sixth of the time.
 _FIELD_MM = (96, 112, 96)
 _OFFSET_MM = (0, -8, -8)
@@ -99,9 +103,9 @@ def thick(image: Floats, _: np.random.Generator, slices_mm: int) -> Floats:
 
 
 def cut(image: Floats, _: np.random.Generator, share: float) -> Floats:
-    """Set the last part of the first axis to 0, as if the field of view had been planned badly.
+    """Set the right part of the field to 0, as if the field of view had been planned badly.
 
-    `share` is the part that is lost, 0 to 1.
+    `share` is the part of the field that is lost, 0 to 1.
     """
     damaged = image.copy()
     first_lost = round(image.shape[0] * (1 - share))
@@ -171,7 +175,7 @@ def find_limits(points: Sequence[Point]) -> tuple[float, float]:
     catching = [
         limit for limit, (caught, _) in all_rates.items() if caught >= SENSITIVITY
     ]
-    # The share of no structures is not a number, and tolerable.
+    # The share is NaN if there are no other structures; any limit is tolerable then.
     tolerable = [
         limit for limit, (_, alarmed) in all_rates.items() if not alarmed > MOST_ALARMED
     ]
@@ -181,7 +185,7 @@ def find_limits(points: Sequence[Point]) -> tuple[float, float]:
     for limit in _LIMITS:
         caught, _ = all_rates[limit]
         below = [point.dice < DOUBTFUL for point in points if point.agreement < limit]
-        # The lowest of the limits that catch as many.
+        # Of limits that catch equally many, this takes the lowest.
         if limit <= look and caught > most_caught and np.mean(below) >= PRECISION:
             reject = limit
             most_caught = caught

@@ -30,7 +30,7 @@ from trinat.segmentation.space.conform import Conformed, conform
 # one with left and right exchanged less than 0.3. With the right truth, the lowest Dice of `fast`
 # is 0.7 (docs/models.md).
 _SAME_HEAD_DICE = 0.5
-# The remedy that helps most often if truths cannot be used.
+# Most frequent remedy if truths cannot be used.
 NUMBERS = "if the truths do not have FreeSurfer's numbers, add --numbering or --mapping"
 
 Result = TypeVar("Result")
