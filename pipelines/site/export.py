@@ -270,7 +270,7 @@ def _export_view(model: Model, view: View, fusion: ViewAggregator, path: Path) -
         results=("after", "classes", "background", "likelihood"),
         sizes=({0: number, 2: rows, 3: columns}, {0: number, 1: rows, 2: columns}),
     )
-    # Another number and size of slices than in tracing.
+    # Check with another number and size of slices than in tracing.
     _check(graph, inputs(3, 2 * _SIDE, _SIDE), path, ("slices", "before"))
 
 
