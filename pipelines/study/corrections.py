@@ -223,7 +223,10 @@ def corrected_path(result: Path) -> Path:
 
 
 def structures_beside(path: Path) -> Path | None:
-    """Return the label map of structures beside a map of parcels; None if there is none."""
+    """Return the label map of structures that belongs to a map of parcels; None if there is none.
+
+    `path` is the map of parcels. Both are in the same folder.
+    """
     stem = without_suffix(path)
     for parcels in _PARCELS:
         if stem.endswith(parcels):
@@ -253,7 +256,10 @@ def is_correction(path: Path) -> bool:
 
 
 def result_of(path: Path) -> Path | None:
-    """Return the label map that a correction belongs to by its name; None if it does not exist."""
+    """Return the label map that a correction corrects, found by its name; None if it is missing.
+
+    `path` is the correction.
+    """
     return _label_map(path, without_suffix(path)[: -len(f"{CORRECTED}{_LABELS}")])
 
 
@@ -500,7 +506,10 @@ def _read_sidecar(path: Path) -> Sidecar | None:
 
 
 def _overtaken(result: Path, earlier: Correction | None) -> OvertakenError:
-    """Return the error for a correction that does not build on the last correction."""
+    """Return the error for a correction that does not build on the map that is current now.
+
+    `earlier` is the correction that was saved meanwhile; None if the result itself has changed.
+    """
     what = "its result has changed since it was shown"
     if earlier is not None:
         what = "another correction was saved meanwhile"

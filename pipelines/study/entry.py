@@ -102,7 +102,7 @@ class Entry:
 
     @classmethod
     def failed(cls, case: Work, run: Run, reason: str) -> Entry:
-        """Return the entry of a case that gave no result, with the reason."""
+        """Return the entry of a case that has failed, with the reason."""
         return cls.of(case, run, "failed", reason)
 
     @property
@@ -117,7 +117,11 @@ class Entry:
 
     @property
     def doubt(self) -> tuple[int, float, object]:
-        """Sort key of scans, the most doubtful first: grade, agreement of views, name."""
+        """Key that sorts entries by doubt, the most doubtful first.
+
+        It consists of the urgency of the grade, the mean agreement of the views (low values first)
+        and the name in natural order.
+        """
         urgency = GRADES.index(self.grade if self.grade in GRADES else "ungraded")
         agreement = self.result.mean_agreement
         return (
@@ -128,7 +132,7 @@ class Entry:
 
     @property
     def is_refusal(self) -> bool:
-        """True if its input was refused before any model was loaded."""
+        """True if the input was refused before any model was loaded."""
         return not self.model
 
     @property
@@ -160,13 +164,13 @@ class Entry:
         return digest_of(*case.files) == self.input_sha256
 
     def is_written(self, folder: Path) -> bool:
-        """Return True if its outputs are in `folder`, unchanged since they were written."""
+        """Return True if all output files are in `folder`, unchanged since they were written."""
         return all(
             digest_of(folder / path) == digest for path, digest in self.outputs.items()
         )
 
     def digest_of_scan(self, folder: Path) -> str | None:
-        """Return the SHA-256 of the scan as it is now; None if it is missing or has many files.
+        """Return the SHA-256 of the scan as it is now; None if it is missing or a DICOM folder.
 
         The path of the scan is relative to `folder`, the output folder.
         """
@@ -177,7 +181,10 @@ class Entry:
 
 
 def digest_of(*paths: Path) -> str | None:
-    """Return the SHA-256 of the bytes of files; None if one is missing or not a regular file."""
+    """Return the SHA-256 of the concatenated bytes of files.
+
+    None if a file is missing or not a regular file.
+    """
     try:
         return sha256_of(*paths)
     except (InputError, OSError):
@@ -185,9 +192,9 @@ def digest_of(*paths: Path) -> str | None:
 
 
 def digests_of(folder: Path, names: Iterable[str]) -> dict[str, str | None]:
-    """Return the SHA-256 of the named files in a folder; None for entries that are not files.
+    """Return the SHA-256 of the named files in a folder, by name; None if it is no regular file.
 
-    Names that do not exist are left out.
+    Names that do not exist are omitted.
     """
     digests = {}
     for name in names:

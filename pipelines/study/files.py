@@ -271,9 +271,9 @@ def _of_one_kind(files: Sequence[ScanFile], kinds: Sequence[str]) -> list[ScanFi
 
 
 def _is_plain(labels: Path) -> bool:
-    """Return True for a BIDS label map in the space of its scan, not in that of a template.
+    """Return True for a BIDS label map of structures in the space of its own scan.
 
-    Label maps that repeat the same structures with parcels are not plain.
+    False for maps in the space of a template, and for maps in which parcels replace the cortex.
     """
     space = entities(without_suffix(labels)).get("space")
     is_on_scan = space in OWN_SPACES or f"_{space}".lower() in _SCANS
@@ -435,7 +435,10 @@ def two_maps_of_a_scan(files: Iterable[ScanFile]) -> str:
 
 
 def _identify_by_name(path: Path) -> ScanFile:
-    """Identify a file by its name alone: by its BIDS entities, or by the name itself."""
+    """Return a file with the subject, session and entities that its name contains.
+
+    A name that is not in BIDS' style is the subject itself.
+    """
     name = without_suffix(path)
     facts: dict[str, str] = {}
     if name.startswith("sub-"):

@@ -395,7 +395,10 @@ class _Times:
         return number
 
     def check(self, rows: Iterable[_ScanRow]) -> None:
-        """Raise ConfigError if the times of a participant are too far apart to be years."""
+        """Raise ConfigError if two scans of a participant are more than 60 years apart.
+
+        Numbers of days have then been read as years.
+        """
         years: dict[str, list[float]] = defaultdict(list)
         for row in rows:
             if row.year is not None:

@@ -133,7 +133,7 @@ def doubts_of(items: Sequence[Item]) -> Values:
 
 
 def likeness(features: Values) -> Values:
-    """Return the similarity of scans, (N, N) from 0 to 1, from their features (N, F).
+    """Return the similarity of each pair of N scans, (N, N) from 0 to 1, from features (N, F).
 
     Features have equal weight: each is standardised, and unknown values (NaN) count as average. Two
     scans at the median distance have the similarity 0.61.

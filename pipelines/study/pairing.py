@@ -217,7 +217,10 @@ class _Matching:
                 self.pairs.append(Pair(truth, prediction, how, guessed))
 
     def take_by_one_ending(self) -> None:
-        """Pair `case_1` with `case_1_seg`, if all names of one side have the same ending."""
+        """Pair `case_1` with `case_1_seg` if all names of truths or of predictions end in `_seg`.
+
+        Any ending that all names of one side share is used in this way.
+        """
         ending = _common_ending([file.name for file in self.predictions])
         if ending:
             matches = self.alike(_name, _name_without(ending))

@@ -43,9 +43,9 @@ def report_table(
     *,
     strict: bool = False,
 ) -> None:
-    """Log how a table was read and what was not understood, in five lines at most.
+    """Log `notes` on how a table was read, and `doubts` about it, in five lines at most.
 
-    With `strict`, doubts raise a DatasetError.
+    With `strict`, a DatasetError is raised if there are doubts.
     """
     if strict and doubts:
         raise _error_of_doubts(table, doubts, "mend the table, or leave out --strict")

@@ -176,7 +176,7 @@ def _sidecar(table: Path) -> dict[str, dict[str, Any]]:
 
 
 class _Reader:
-    """Reader of one table, which collects notes, doubts and problems."""
+    """Reader of one table, which collects notes, doubts and problems as messages."""
 
     def __init__(
         self, path: Path, table: Table, sidecar: Mapping[str, Mapping[str, Any]]

@@ -50,7 +50,7 @@ _JUDGED = ("scan", "structure", "sha256")
 
 
 def read_ratings(path: Path) -> list[Rating]:
-    """Read all ratings; return none if the file does not exist.
+    """Read all ratings in a table; return an empty list if the file does not exist.
 
     Raises DatasetError for a file without one of the columns, or with an unknown verdict.
     """

@@ -79,9 +79,9 @@ class ParcelResult(_Record):
 
 
 class FurtherResult(_Record):
-    """Result of an output beside the segmentation, with a grade of its own.
+    """Result of an output beside the segmentation, such as cortical thickness.
 
-    `title` is the heading of its section in reports.
+    It has a grade of its own, with reasons. `title` is the heading of its section in reports.
     """
 
     title: ClassVar[str]
@@ -112,7 +112,10 @@ class FurtherResult(_Record):
 
 
 def unit_of(column: str) -> str:
-    """Return the unit of a column of a further output; "" if the name has none."""
+    """Return the unit (mm, mm2 or mm3) of a column of a further output, by the column's name.
+
+    "" if the name has none.
+    """
     if column.endswith("_thickness"):
         return "mm"
     unit = column.rpartition("_")[2]
@@ -227,7 +230,7 @@ class LesionResult(_Record):
 
 
 class LesionsResult(FurtherResult):
-    """Lesions of white matter, the largest first."""
+    """Lesions of white matter; `lesions` are sorted by volume, the largest first."""
 
     title = "Lesions of white matter"
 
@@ -235,7 +238,7 @@ class LesionsResult(FurtherResult):
 
     @property
     def mm3(self) -> float:
-        """Volume of all lesions."""
+        """Volume of all lesions together, in mm³."""
         return round(sum(lesion.mm3 for lesion in self.lesions), 3)
 
     def columns(self, left_out: Collection[str] = ()) -> dict[str, float | None]:
@@ -275,12 +278,14 @@ FURTHER: dict[str, type[FurtherResult]] = {
 
 
 class TimePoint(_Record):
-    """Data of a scan in the joint segmentation of several scans of a participant.
+    """Data of a scan that was segmented together with other scans of the same participant.
 
-    - `year` is the time of the scan in years from any start; None if it is not known.
+    - `participant` is the name, and `group` the group of the participant; "" if it is not known.
+    - `year` is the time of the scan in years from an arbitrary start; None if it is not known.
     - `scans` maps the cases that were segmented together to the SHA-256 of their scans.
-    - `volumes_mm3` are the volumes that changes are computed from.
-    - `stretch_percent` is the difference in size of the head along one axis from most of the scans.
+    - `volumes_mm3` are the volumes that changes are computed from, by structure.
+    - `stretch_percent` is how much larger the head is in this scan, along one axis, than in most of
+      the participant's scans; 0 for an equal size.
     - `views` are the views that were requested; empty for all views of the model.
     """
 
@@ -329,11 +334,11 @@ class ScanResult(_Record):
     longitudinal: TimePoint | None = None
 
     def as_json(self) -> dict[str, JsonValue]:
-        """Return the content for the ledger and the pages."""
+        """Return all fields that were set as JSON values, for the ledger and the pages."""
         return self.model_dump(mode="json")
 
     def quality_columns(self) -> dict[str, str | float | None]:
-        """Return the columns of qc.tsv that have one value per scan."""
+        """Return the columns of qc.tsv that have one value per scan, by name."""
         return {
             "grade": self.grade or None,
             "mean_agreement": self.mean_agreement,
@@ -342,7 +347,10 @@ class ScanResult(_Record):
         }
 
     def structure_measures(self) -> dict[str, Mapping[str, float | None]]:
-        """Return the measures of qc.tsv that have one value per structure."""
+        """Return the measures of qc.tsv that have one value per structure.
+
+        Keys are names of measures; each value maps structures to numbers, None if not measured.
+        """
         return {
             "agreement": self.agreement,
             "iou": self.iou,
@@ -385,7 +393,7 @@ class ScanResult(_Record):
         return [*self.reasons, *self.notes]
 
     def corrected(self) -> ScanResult:
-        """Return the result without grades, for a label map that was corrected by hand since."""
+        """Return a copy without grades, for a scan whose label map was corrected by hand."""
         result = self.model_copy()
         result.grade = ""
         result.reasons = []

@@ -100,7 +100,10 @@ class Results:
 
     @property
     def csf(self) -> Csf | None:
-        """The models' meaning of CSF: all fluid if any model means that, None if unknown."""
+        """Meaning of CSF in the results: "intracranial" (all fluid) if any model means that.
+
+        Otherwise "region", or None if no entry says it.
+        """
         meanings = {entry.result.csf for entry in self.entries} - {None}
         if "intracranial" in meanings:
             return "intracranial"
@@ -123,7 +126,7 @@ class Results:
         }
 
     def _why_unfit(self, file: ScanFile) -> str:
-        """Return why a label map is unfit; "" if it is the result of its scan."""
+        """Return why a label map is unfit (see `unfit`); "" if it is not."""
         scan = ""
         for folder, contents in self._ledgers.items():
             name = os.path.relpath(file.result, folder)

@@ -60,7 +60,7 @@ _COLOR = re.compile(r"#[0-9A-Fa-f]{6}")
 
 @dataclass(frozen=True)
 class Structure:
-    """Row of a label table."""
+    """Row of a label table: number, name and colour of a structure."""
 
     number: int  # in label maps
     name: str
@@ -202,7 +202,7 @@ class Study:
         return self.items[number]
 
     def image(self, item: Item) -> Path | None:
-        """Return the path of the scan, as it was read or in `images`; None if it is missing."""
+        """Return the path of a scan, as read by the run or found in `images`; None if missing."""
         if self.images is None:
             path = item.folder / item.entry.scan
         elif item.entry.input:
@@ -215,15 +215,15 @@ class Study:
         return self._images.get(item.name)
 
     def other(self, item: Item) -> Path | None:
-        """Return the label map of the same scan in the folder to compare with."""
+        """Return the label map of the same scan in `against`; None if there is none."""
         return self._others.get(item.name)
 
     def entropy(self, item: Item) -> Path | None:
-        """Return the entropy map, if it was written."""
+        """Return the path of the entropy map; None if it was not written."""
         return _output(item.folder, item.entry, Product.ENTROPY)
 
     def mask(self, item: Item) -> Path | None:
-        """Return the brain mask, if it was written."""
+        """Return the path of the brain mask; None if it was not written."""
         return _output(item.folder, item.entry, Product.BRAIN_MASK)
 
     def overview(self) -> dict[str, Any]:
@@ -364,7 +364,7 @@ class Study:
 
     @cached_property
     def _images(self) -> Mapping[str, Path]:
-        """Scans in `images`, by name."""
+        """Paths of the scans in `images`, by the name of the item."""
         if self.images is None:
             return {}
         label_maps = [item.labels for item in self.items if item.labels is not None]
@@ -372,7 +372,7 @@ class Study:
 
     @cached_property
     def _others(self) -> Mapping[str, Path]:
-        """Label maps in `against`, by the name of their scan."""
+        """Paths of the label maps in `against`, by the name of the item."""
         if self.against is None:
             return {}
         return _files_of_items(self.items, find_files(self.against))
@@ -394,9 +394,9 @@ def _with_participants(items: Sequence[Item]) -> list[Item]:
 
 
 def _output(folder: Path, entry: Entry, product: Product) -> Path | None:
-    """Return an output file of a scan, by its ledger; None if there is none.
+    """Return the path of an output file of a scan; None if its ledger entry does not list it.
 
-    A path that leads out of the folder is ignored, whatever the ledger says.
+    A path that leads out of the folder is ignored, because a ledger may come from elsewhere.
     """
     name = product.among(entry.outputs)
     if name is None or not (folder / name).resolve().is_relative_to(folder.resolve()):
