@@ -149,7 +149,7 @@ class Submission(Segmentation):
 
 
 class FullError(Exception):
-    """The queue accepts no more scans for now."""
+    """Raised if the queue accepts no scan, or no learning job, for now."""
 
 
 class Queue:
@@ -276,11 +276,11 @@ class Queue:
 
     @property
     def submissions(self) -> list[Submission]:
-        """Return all scans, in the order of acceptance."""
+        """All scans in the queue, in the order of acceptance."""
         return self._select()
 
     def find(self, id: str = "", number: int = 0) -> Submission | None:
-        """Return the scan with this id or number, or None if there is none."""
+        """Return the scan with this id or with this number; None if there is none."""
         found = self._select("WHERE id = :id OR number = :number", id=id, number=number)
         return found[0] if found else None
 
@@ -535,7 +535,7 @@ class EngineThread(threading.Thread):
         self._stopping = threading.Event()
 
     def run(self) -> None:
-        """Run the engine; if it ends by itself, stop the server."""
+        """Run the engine until `stop`; if it ends by itself, stop the whole server."""
         try:
             for entry in self._engine.run(self._cases(), self._leave_if_stopping):
                 submission = self.queue.finish(entry)

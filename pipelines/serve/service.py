@@ -208,7 +208,7 @@ def _not_requested(output: str) -> str:
 
 @dataclass(frozen=True)
 class Service:
-    """State shared by the routes; `make_app` puts it into the application's state."""
+    """State shared by the routes; `make_app` stores it in the application's state."""
 
     queue: Queue
     engine: EngineThread
