@@ -177,7 +177,7 @@ class Corrections:
         self._draft_path(self._study[number], tab).unlink(missing_ok=True)
 
     def save(self, number: int, painted: Painted) -> None:
-        """Write the corrected label map next to the result and delete the drafts that it includes.
+        """Write the corrected label map next to the result; delete the drafts that it includes.
 
         Raises InputError if nothing was changed or the map cannot be corrected here, and
         OvertakenError if the changes are not based on the latest map.
@@ -240,7 +240,7 @@ class Corrections:
         return reoriented(replace(ras, data=data), shown.axcodes)
 
     def _names(self) -> list[str]:
-        """Return the names of structures in the order of the study's table."""
+        """Return the names of the study's structures, in the order of its table."""
         return [structure.name for structure in self._study.structures]
 
     def _numbers(self, item: Item) -> NDArray[np.int32]:

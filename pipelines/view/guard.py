@@ -168,7 +168,10 @@ class Guard:
                 await answer.refuse(HTTPException(500, f"a fault of trinat at {place}"))
 
     def _check(self, scope: Scope) -> None:
-        """Raise HTTPException if a request must be refused."""
+        """Raise HTTPException unless a request has an allowed host and origin, and the token.
+
+        Requests with too long a head are refused, too. /healthz needs no token.
+        """
         headers = Headers(scope=scope)
         # uvicorn's own limit only applies to heads that arrive in several pieces.
         if sum(len(name) + len(value) for name, value in headers.raw) > MAX_HEAD:

@@ -174,7 +174,7 @@ class _Protocol(H11Protocol):
 
 
 class _IsolatedFiles(StaticFiles):
-    """Static files with the headers that browsers require for threads."""
+    """Static files, with the headers that browsers require for threads with shared memory."""
 
     async def get_response(self, path: str, scope: Scope) -> Response:
         """Return a file, or the page itself for the folder."""

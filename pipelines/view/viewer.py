@@ -39,7 +39,8 @@ _MOST_NEXT = 50
 class _Judgement(BaseModel):
     """A rating sent by the page.
 
-    `structure` is empty for the whole scan; an empty `rating` withdraws an earlier one.
+    `structure` is "" for the whole scan; a `rating` of "" withdraws an earlier one. `sha256` is the
+    hash of the label map that was shown.
     """
 
     structure: str
@@ -155,7 +156,7 @@ class _Answers:
         return JSONResponse(await run_in_threadpool(self._detail, number))
 
     def draft(self, request: Request) -> Response:
-        """Return the changes of a draft."""
+        """Return the changes in the draft of a tab, as bytes."""
         number = request.path_params["number"]
         content = self._corrections.draft(
             number, _checked_tab(request.path_params["tab"])
@@ -170,7 +171,7 @@ class _Answers:
         return Response(status_code=204)
 
     def drop(self, request: Request) -> Response:
-        """Delete a draft."""
+        """Delete the draft of a tab."""
         number = request.path_params["number"]
         self._corrections.drop(number, _checked_tab(request.path_params["tab"]))
         return Response(status_code=204)
