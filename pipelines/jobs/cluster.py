@@ -78,7 +78,12 @@ class Cluster(Generic[Item, Answer]):
     def run(
         self, items: Iterable[Item | None], stop: Callable[[], bool]
     ) -> Iterator[Answer]:
-        """Process the items, as `Pool.run` does."""
+        """Yield one answer for each item that was begun, in any order.
+
+        `items` may yield None if no item is available yet; it is asked again later. Once `stop`
+        returns True, running items are finished and no more are begun. InterruptedRunError is
+        raised if the scheduler is lost.
+        """
         from distributed import wait
 
         waiting = iter(items)

@@ -92,7 +92,7 @@ def run_lock(path: Path, *, patience_s: float = 0.0) -> Iterator[None]:
 
 
 def _remove_empty(*folders: Path) -> None:
-    """Remove folders that are empty, so that a refused run leaves none behind."""
+    """Remove folders if they are empty; stop at the first that is not."""
     with contextlib.suppress(OSError):
         for folder in dict.fromkeys(folders):
             folder.rmdir()
@@ -223,7 +223,7 @@ def _read_patiently(descriptor: int) -> _Holder | None:
 
 
 def _myself() -> _Holder:
-    """Return this process as a holder."""
+    """Return this process as the holder of a lock."""
     try:
         namespace = str(Path("/proc/self/ns/pid").readlink())
     except OSError:
@@ -232,7 +232,7 @@ def _myself() -> _Holder:
 
 
 def _locked(path: Path, holder: _Holder | None) -> LockedError:
-    """Return the error for a lock that is taken, with its holder if known."""
+    """Return the error for a lock that another process holds; `holder` is None if unknown."""
     who = "another process"
     if holder:
         who = f"process {holder.pid} on {holder.host}"

@@ -58,7 +58,7 @@ Given = TypeVar("Given")
 
 @dataclass(frozen=True)
 class Done(Generic[Answer]):
-    """Message of a process that has finished an item."""
+    """Message of a process that has finished an item, with the item's id and the answer."""
 
     id: str
     answer: Answer
@@ -331,7 +331,7 @@ class _InHand(Generic[ItemT]):
     spent_s: float = 0.0
 
     def enter(self, stage: str) -> None:
-        """Begin another stage; waiting time does not count."""
+        """Begin another stage; the time in the stage `WAITING` is not working time."""
         self.spent_s = self.seconds
         self.since = time.monotonic()
         self.stage = stage

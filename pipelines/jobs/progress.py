@@ -139,7 +139,10 @@ class Progress:
     def _text(
         self, head: str, now: float, done: float, total: float | None, failed: int
     ) -> str:
-        """Return a line of progress, with the time left at the recent pace if it is known."""
+        """Return a line of progress: head, number of failures, and remaining time if it is known.
+
+        The remaining time follows from the pace of the last steps. `now` is the time by the clock.
+        """
         text = head
         if failed:
             text += f", {failed} failed"
