@@ -128,10 +128,10 @@ def classes_without_odds(
     scans: Sequence[DoubtfulVoxels],
     counted: Sequence[int] | None = None,
 ) -> list[int]:
-    """List the classes that keep odds of 1 and are left out of the mean Dice.
+    """Return the classes (indices) that keep odds of 1 and are left out of the mean Dice.
 
-    These are the classes that `without_odds` lists, the classes that no reference label map
-    contains, and, if `counted` is given, the classes that it does not name.
+    These are the classes that `without_odds` returns, the classes that no reference label map
+    contains, and, if `counted` is given, the classes that it does not contain.
     """
     fixed = {*without_odds(model), *without_truth(scans)}
     if counted is not None:

@@ -144,5 +144,5 @@ def dice_lines(
 
 
 def name_of(pair: Pair) -> str:
-    """Return the name of a scan in tables."""
+    """Return the name of a pair's scan in tables: participant and session."""
     return f"{pair.truth.participant} {pair.truth.table_session}".strip()

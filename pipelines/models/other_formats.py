@@ -317,7 +317,7 @@ def _licence(model: Model) -> str:
 
 
 def _data_licence(model: Model) -> str:
-    """Describe the training data of the model, and the licence of the weights if it is stated."""
+    """Return a text on the training data, and on the licence of the weights if it is stated."""
     training = model.info.training
     lines = [f"Training data: {training.data or 'not stated'}"]
     if training.pseudo_labels:
