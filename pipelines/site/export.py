@@ -135,7 +135,7 @@ def _write_site(models: Sequence[Model], folder: Path) -> None:
 
 
 def _copy_tree(source: Traversable, target: Path) -> None:
-    """Copy a folder of the installed package, which may be inside an archive."""
+    """Copy a folder of the installed package, without Python files; it may be in an archive."""
     target.mkdir(parents=True)
     for entry in source.iterdir():
         if entry.is_dir():
