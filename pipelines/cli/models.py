@@ -123,7 +123,7 @@ def _print_models(
 
 
 def _describe_as_json(name: str, folder: Path, info: ModelInfo) -> dict[str, Any]:
-    """Return the JSON description of a model."""
+    """Return the description of a model as JSON values; `folder` is the model's folder."""
     from trinat.segmentation.models.model_info import PRIOR_FILE, weights_file
 
     files = [weights_file(view) for view in info.architectures]

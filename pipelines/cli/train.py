@@ -99,7 +99,10 @@ def train(
 def _refuse_contradictions(
     scans: options.OfStore, asked: TrainSettings, *, timings: bool
 ) -> None:
-    """Raise ConfigError for --timings with several processes, and for folds given twice."""
+    """Raise ConfigError for options that contradict each other.
+
+    These are --timings with several processes, folds given twice, and folds without --store.
+    """
     several = ""
     if asked.processes > 1:
         several = f"--nproc {asked.processes}"
