@@ -147,7 +147,7 @@ class Sidecar(_Stated):
 class Correction:
     """A corrected label map (`path`) and the result beside it (`result`).
 
-    `sidecar` is None if there is no JSON sidecar, or if its hashes are not those of the map and the
+    `sidecar` is None if there is no JSON sidecar, or if it lists other hashes than those of map and
     mask. `scan_sha256` is the hash of the scan that was corrected; "" if it is not known.
     `is_whole` is False if saving was interrupted, so that the mask does not match the sidecar.
     """
@@ -264,9 +264,10 @@ def result_of(path: Path) -> Path | None:
 
 
 def _label_map(beside: Path, stem: str) -> Path | None:
-    """Return the label map of structures in the folder of the file `beside`; None if there is none.
+    """Return a scan's label map of structures, in the folder of the file `beside`; None if missing.
 
-    `stem` is the beginning of its name. The file format may be another than that of `beside`.
+    `stem` is the beginning of the name of the label map. The file format may differ from that of
+    `beside`.
     """
     for name in (f"{stem}{_TRINAT}{_LABELS}", f"{stem}{_LABELS}", stem):
         for ending in _endings(beside):

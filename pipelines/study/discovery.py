@@ -1,10 +1,10 @@
 """Discovery of scans: a file, a folder, a glob, a list, a BIDS dataset, a SUBJECTS_DIR.
 
-No input is lost: whatever cannot become a case is returned with the reason. Directory walks and the
-recognition of files by name are here too, for the discovery of label maps.
+No input is lost: an input that cannot become a case is returned with the reason. Directory walks
+and the recognition of files by name are here too, for the discovery of label maps.
 
-`os.path` replaces `Path` in places: its functions return False where those of `Path` raise, for
-lack of permission or because a name is too long.
+Some functions use `os.path` instead of `Path`, because it returns False where `Path` raises: if
+permissions are missing or a name is too long.
 """
 
 from __future__ import annotations
@@ -213,9 +213,9 @@ def _without_results(
     paths: list[Path],
     refusals: list[Refusal],
 ) -> list[Path]:
-    """Return the paths without those that have the name of a result; these are added to `refusals`.
+    """Return the paths without files that have the name of a result; add these to `refusals`.
 
-    Results that the user named in `inputs` stay, and so do all paths if there are only results.
+    Results that the user named in `inputs` stay. If there are only results, all paths stay.
     """
     named = {absolute(given) for given in inputs}
     results = {path for path in paths if path not in named and is_result(path)}

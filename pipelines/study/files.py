@@ -113,9 +113,10 @@ class ScanFile:
 
     @property
     def scan(self) -> str:
-        """Name of the scan among those of its participant, such as "ses-1_run-2"; "" without one.
+        """Name that distinguishes the scan from others of its participant, such as "ses-1_run-2".
 
-        It consists of the BIDS entities without `sub`; without entities it is the session.
+        It consists of the BIDS entities without `sub`; without entities it is the session. "" if
+        the file name has neither.
         """
         rest = dict(self.identity)
         rest.pop("sub", None)
@@ -189,7 +190,11 @@ def find_images(place: Path, label_maps: Iterable[Path]) -> list[ScanFile]:
 
 
 def _files_below(place: Path, suffix: str, *, parcels: bool) -> list[ScanFile]:
-    """Return the label maps or images of a folder, in the first layout of which it has files."""
+    """Return the label maps or images in a folder.
+
+    Layouts are tried one after the other (BIDS, SUBJECTS_DIR, files called *_dseg, any files); the
+    first layout with any files is used.
+    """
     of_labels = suffix == Product.LABELS.suffix
     bids = [_identify_by_name(path) for path in anat_files(place, suffix)]
     if bids:
@@ -252,10 +257,10 @@ def _with_corrections(files: Sequence[ScanFile], *, corrected: bool) -> list[Sca
 
 
 def _of_one_kind(files: Sequence[ScanFile], kinds: Sequence[str]) -> list[ScanFile]:
-    """Return the label maps of a BIDS dataset, of each scan only those of one kind.
+    """Select one kind of label map for each scan of a BIDS dataset.
 
     `kinds` are values of `kind_of_labels` in the order of preference; the first kind that a scan
-    has is used. The label maps of a scan are in one folder and have the same identity.
+    has is used. Label maps belong to one scan if they are in one folder and have the same identity.
     """
     of_scan: dict[object, list[ScanFile]] = defaultdict(list)
     for file in files:
@@ -420,7 +425,7 @@ def corrected_among(files: Sequence[ScanFile]) -> str:
 def two_maps_of_a_scan(files: Iterable[ScanFile]) -> str:
     """Return a sentence that names two label maps of the same scan; "" if there are none.
 
-    Both maps are counted in that case.
+    It is a warning: both label maps are used, as if they were of two scans.
     """
     seen: dict[tuple[str, str], ScanFile] = {}
     for file in files:

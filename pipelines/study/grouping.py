@@ -203,9 +203,9 @@ def _from_bids(
 
 
 def _in_several_groups(rows: Iterable[_ScanRow]) -> dict[str, list[str]]:
-    """Return the participants whose scans are in several groups, each with these groups.
+    """Return the groups of each participant whose scans are in more than one group.
 
-    Groups are in the order in which they were first seen.
+    Groups are in the order of their first scans.
     """
     groups_of: dict[str, list[str]] = defaultdict(list)
     for row in rows:

@@ -468,9 +468,9 @@ def _distinct_parts(files: Sequence[ScanFile]) -> dict[Path, str]:
 def _longest_beginning(
     name: str, files_by_name: Mapping[str, list[ScanFile]]
 ) -> list[ScanFile]:
-    """Return the files whose name is the longest beginning of `name`, up to a separator.
+    """Return the files whose name is a beginning of `name` that ends before a separator.
 
-    The whole name does not count as a beginning of itself. The list is empty if there is none.
+    If there are several such names, the longest is used. The list is empty without any.
     """
     for end in range(len(name) - 1, 0, -1):
         beginning = name[:end]

@@ -40,11 +40,11 @@ Named = tuple[str, str]
 class Matched:
     """Result of matching scans to the rows of a participants table.
 
-    `rows` maps a scan (its name and that of its participant) to the name of its row, and `facts`
-    maps it to the facts in that row. Scans without a row are in neither. `participants` is the
-    number of participants of all scans; `absent` names those without a row. `notes` are the notes
-    of the table. `doubts` are the doubts about the table, followed by messages about ambiguous
-    names.
+    Keys of `rows` and `facts` are pairs of the scan's name and its participant's name. `rows` has
+    the name of the row that belongs to the scan, `facts` the facts in that row. Scans without a row
+    are in neither. `participants` is the number of participants of all scans; `absent` names the
+    participants without a row. `notes` are the notes of the table. `doubts` are the doubts about
+    the table, followed by messages about ambiguous names.
     """
 
     rows: Mapping[Named, str]

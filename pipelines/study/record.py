@@ -62,7 +62,12 @@ class _Record(BaseModel):
 
 
 class ParcelResult(_Record):
-    """Measurements of one parcel of the cortex; its fields are the columns of parcels.tsv."""
+    """Measurements of one parcel of the cortex; its fields are the columns of parcels.tsv.
+
+    `freesurfer` is its number. `share` is its part of the cortex of its side. `asymmetry` is left
+    minus right, divided by their mean. `agreement` is the mean Dice between the views. Unknown
+    values are None.
+    """
 
     freesurfer: int
     side: Side
