@@ -156,9 +156,10 @@ class Queue:
     """Accepted scans in a table on disk, used by the server's threads and by that of the engine.
 
     `ended` counts the scans that have ended since the start of the server, by state. `busy_s` is
-    the total processing time of those that are done. `forget` is called after a scan was deleted,
-    so that others can drop its data from memory. `has_norms` is True if pages compare scans with
-    norms: only then are age and sex accepted. `staging` is the folder for unfinished files.
+    the total processing time of the scans that are done, in seconds. `forget` is called after a
+    scan was deleted, so that others can drop its data from memory. `has_norms` is True if pages
+    compare scans with norms: only then are age and sex accepted. `staging` is the folder for
+    unfinished files.
     """
 
     def __init__(
@@ -202,15 +203,15 @@ class Queue:
             self._file, isolation_level=None, check_same_thread=False
         )
         self._database.row_factory = sqlite3.Row
-        # Overwrite what is deleted: age and sex must not outlive their scan.
+        # Overwrite deleted rows on the disk: age and sex must not outlive their scan.
         self._execute("PRAGMA secure_delete = ON")
         self._execute(_TABLE)
         self._resume()
 
     def _resume(self) -> None:
-        """Bring table and folders in order after a restart.
+        """Make table and folders consistent after a restart.
 
-        Interrupted scans are queued again; those that were started `MAX_STARTS` times fail. Rows
+        Interrupted scans are queued again; scans that were started `MAX_STARTS` times fail. Rows
         without a folder and folders without a row are removed.
         """
         self._execute("UPDATE jobs SET state = 'queued', stage = '' WHERE NOT ended")
@@ -375,7 +376,7 @@ class Queue:
     def enter(self, id: str, stage: str) -> None:
         """Record that a stage of the work on a scan begins; unknown stages are ignored.
 
-        `id` is that of the scan. The first stage also counts as a start, so that a scan that ends
+        `id` is the id of the scan. The first stage also counts as a start, so that a scan that ends
         the server again and again is given up.
         """
         if stage not in _PROGRESS:
@@ -478,7 +479,7 @@ class Queue:
         return self._folder_of(submission.id) / f"scan{submission.ending}"
 
     def result(self, submission: Submission) -> Path:
-        """Return the folder of the results; it exists once the state is done."""
+        """Return the folder of a scan's results; it exists once the scan is done."""
         return self._folder_of(submission.id) / "result"
 
     def drafts(self, submission: Submission) -> Path:

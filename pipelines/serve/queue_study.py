@@ -25,8 +25,8 @@ def study_of(
 ) -> QueueStudy:
     """Return the queue as a study; write the label tables of the page into the queue's folder.
 
-    `scheme` explains the numbers of label maps. `parcels` explains those of parcel maps; None if
-    the service makes none.
+    `scheme` explains the numbers of label maps, `parcels` the numbers of parcel maps; it is None if
+    the service makes no parcel maps.
     """
     write_label_table(queue.folder / PLAIN_LABEL_TABLE, scheme, by_index=False)
     table = queue.folder / PLAIN_PARCEL_TABLE
