@@ -1,9 +1,10 @@
 """Corrections sent by the page: changed voxels, drafts that survive their tab, and saving.
 
-Changes are relative to the label map that was shown. They consist of two arrays, little-endian: the
-indices of n changed voxels as uint32, for RAS axes with the first axis fastest; and the new
-structure of each voxel as uint8: its position in the study's table of structures, from 1. Voxels
-that were not edited keep their number, even if it is not in the table.
+Changes are relative to the label map that was shown. They consist of two little-endian arrays. The
+first has the indices of n changed voxels as uint32, for RAS axes with the first axis fastest. The
+second has the new structure of each voxel as uint8: its position in the study's table of
+structures, from 1; 0 for none. Voxels that were not edited keep their number, even if it is not in
+the table.
 
 Drafts are stored on the server rather than in the browser. Browser storage is bound to the address
 of the page, whose port changes with each start of `trinat view`. Each tab has its own draft, so

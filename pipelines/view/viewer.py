@@ -32,7 +32,7 @@ for _file in _PAGE.iterdir():
         _FILES[f"/{_file.name}"] = _file.name
 
 _TAB = re.compile("[0-9a-f]{16}")
-# Maximum number of scans in the list of those to correct next.
+# Maximum number of scans in the list of scans to correct next.
 _MOST_NEXT = 50
 
 
