@@ -1,10 +1,11 @@
 """Locks on output folders, also across machines that share a disk; and marks of ownership.
 
-On one machine the kernel's file lock decides: it ends with its process, whatever the cause. Between
-machines, where such locks often have no effect, the holder touches the file periodically.
+On one machine the kernel's file lock decides: it is released when its process ends, for whatever
+reason. Between machines, where such locks often have no effect, the holder touches the file
+periodically.
 
-A folder whose files a command replaces on every run carries a mark, so that no other folder is
-overwritten.
+If a command replaces the files of its output folder on every run, it marks the folder with a file,
+so that it never overwrites another folder.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Pool of worker processes, in which an item that crashes its process costs that item only.
 
-`Pool` feeds processes, watches them, and replaces those that die. It alone decides which item is
-to blame. `run_isolated` is a function over items in such processes.
+`Pool` sends items to processes, watches them, and replaces processes that die. It alone decides
+which item is to blame. `run_isolated` applies a function to items in such processes.
 """
 
 from __future__ import annotations
@@ -400,7 +400,8 @@ def _run_target(
     target: Callable[..., None], connection: Connection, *args: Any
 ) -> None:
     """Run `target` and exit; entry point of the processes of a pool."""
-    # The parent handles a signal to the whole group; this process follows its own.
+    # A signal to the whole process group is handled by the parent. A SIGTERM to this process ends
+    # it.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     follow_parent()
     target(connection, *args)
@@ -411,8 +412,8 @@ def _run_target(
 def follow_parent() -> None:
     """Leave Ctrl-C to the parent process, and exit when it exits.
 
-    Ctrl-C reaches every process of a terminal: the parent alone decides what to do. A process must
-    not outlive a killed parent and write where another run is at work.
+    Ctrl-C reaches every process of a terminal: the parent alone decides what to do. If the parent
+    is killed, this process must not go on and write to a folder that another run uses by then.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
