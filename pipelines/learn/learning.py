@@ -122,8 +122,9 @@ class _Material:
     """Corrected scans, segmented with the model that is to be improved.
 
     `corrected`, `pairs` and `scans` have an entry for each usable scan. `scans` are the voxels
-    whose class depends on factors of structures. `counted` are the classes (indices) in mean Dice
-    scores. `failed` is the number of scans that could not be used.
+    whose class depends on factors of structures. `reader` has read the label maps. `counted` are
+    the classes (indices) that enter mean Dice scores. `failed` is the number of scans that could
+    not be used.
     """
 
     corrected: Sequence[Corrected]
