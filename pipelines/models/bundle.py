@@ -299,10 +299,10 @@ def _join_texts(texts: Sequence[str]) -> str:
 
 
 def _join_training(origins: Mapping[View, Origin], licence: str) -> Training:
-    """Combine the notes on the training of all views.
+    """Combine the notes on the training of all views into one.
 
-    `licence` is the licence of views that state none. A fact that is not known for all views is
-    stated only for those that have it; `slices_seen` is None then.
+    `licence` is the licence of views that state none. Data, licence and recipe are listed by view
+    if they differ. `slices_seen` is the sum over all runs; None if any run lacks it.
     """
     notes = {view: origin.training for view, origin in origins.items()}
     # Views of one run share its notes, and its count of slices.

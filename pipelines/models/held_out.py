@@ -25,11 +25,11 @@ Scan = TypeVar("Scan")
 class FittedFusion:
     """Candidates for the fusion of a model, with the Dice of each scan.
 
-    `participants` and `scans` have the participant and the name of each scan. `dice` maps the name
-    of a candidate to the mean Dice over structures of each scan; `fusions` maps it to the fusion.
-    The first candidate (`BEFORE`) is the model's own fusion; those that change more come later.
-    `fusions` were fitted to all scans, but `dice` was measured with fits to the scans of other
-    participants. With a single participant, `held_out` is False: the same scans are used for both.
+    `participants` and `scans` have the participant and the name of each scan. Keys of `dice` and
+    `fusions` are the names of candidates. The first candidate (`BEFORE`) is the model's own fusion;
+    candidates that change more come later. `fusions` were fitted to all scans. `dice` has the mean
+    Dice over structures of each scan, measured with fits to the scans of other participants. With a
+    single participant, `held_out` is False: the same scans are used for both.
     """
 
     participants: tuple[str, ...]
@@ -70,13 +70,13 @@ def fit_held_out(
     pairs
         Scans and their label maps, with the participant of each.
     scans
-        Data of each pair's scan for `fit` and `score`.
+        Data of each pair's scan, passed to `fit` and `score`.
     own
         The model's own fusion.
     fit
-        Fit all candidates to some scans, by name.
+        Function that fits all candidates to some scans, and returns them by name.
     score
-        Return the mean Dice over structures of a scan with a fusion.
+        Function that returns the mean Dice over structures of a scan with a fusion.
     """
     participants = [pair.truth.participant for pair in pairs]
     fold_of_participant = folds_of(participants)

@@ -145,7 +145,7 @@ def require_scans(
 def refuse_another_head(
     joints: Sequence[NDArray[np.int64]], model: Model, where: Path
 ) -> None:
-    """Raise EvaluationError if a truth disagrees with the model's labels as if of another head.
+    """Raise EvaluationError if a truth agrees so little with a model that it is of another head.
 
     Each of `joints` (K, K) counts voxels by true class and found class; the one with the highest
     Dice is used. `where` is the path of the truth. If left and right are exchanged, the error says
@@ -176,9 +176,9 @@ def refuse_another_head(
 
 
 def _mean_dice(joint: NDArray[np.int64], without: Sequence[int]) -> float:
-    """Return the mean Dice of the classes that are in the truth, except those in `without`.
+    """Return the mean Dice of the classes that are in the truth, without the classes `without`.
 
-    `joint` (K, K) counts voxels by true class and found class. The mean is 0 without any class.
+    `joint` (K, K) counts voxels by true class and found class. The mean is 0 if no class is left.
     """
     is_there = joint.sum(1) > 0
     is_there[list(without)] = False
