@@ -265,7 +265,7 @@ class Group(TyperGroup):
 
     # Typer keeps the classes of contexts and formatters private.
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Print the help if there are no arguments, and exit as after a wrong one."""
+        """Parse a command line; without any arguments print the help and exit with status 2."""
         if not args and not ctx.resilient_parsing:
             typer.echo(ctx.get_help())
             raise typer.Exit(Exit.USAGE)
@@ -312,7 +312,10 @@ class ListOptions(Command):
 
     # Typer keeps the class of `ctx` private.
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Repeat the name of a list option before each further value, and parse that."""
+        """Parse a command line in which the values of a list option follow its name in a row.
+
+        The name of the option is repeated before each further value, as typer requires it.
+        """
         several: set[str] = set()
         for parameter in self.params:
             if getattr(parameter, "multiple", False):
