@@ -153,9 +153,10 @@ def run(app: typer.Typer) -> NoReturn:
 
 
 def _split_log_level(words: list[str]) -> tuple[list[str], str]:
-    """Return the words of a line without --log-level and --debug, and the log level they ask for.
+    """Return the words of a command line without --log-level and --debug, and the log level.
 
-    These options may appear anywhere: usually they are appended to a line that was just typed.
+    The level is "quiet", "normal" or "debug". The options may appear anywhere: usually they are
+    appended to a line that was just typed.
     """
     kept = []
     level = "normal"
@@ -175,7 +176,7 @@ def _split_log_level(words: list[str]) -> tuple[list[str], str]:
 
 
 def _quiet_defaults(command: Any) -> dict[str, Any]:
-    """Return defaults for a command and its subcommands in which every --quiet is on."""
+    """Return a `default_map` for a command and its subcommands that turns on every --quiet."""
     defaults: dict[str, Any] = {"quiet": True}
     for name, below in getattr(command, "commands", {}).items():
         defaults[name] = _quiet_defaults(below)
@@ -183,9 +184,9 @@ def _quiet_defaults(command: Any) -> dict[str, Any]:
 
 
 def _open_closed_streams() -> None:
-    """Open closed standard streams, so that messages do not go into the first opened file.
+    """Open standard streams that are closed, for example by `2>&-`.
 
-    Streams are closed by `2>&-`, for example.
+    Otherwise messages would go into the first file that is opened.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:

@@ -197,12 +197,15 @@ def prepare(
         f"{summary.failed} failed, {summary.skipped} skipped"
     )
     if not quiet:
-        _say_split(out, settings.source)
+        _print_next_split(out, settings.source)
     return summary.exit
 
 
-def _say_split(store: Path, source: str) -> None:
-    """Print the command that splits a store of this source, if there are enough participants."""
+def _print_next_split(store: Path, source: str) -> None:
+    """Print the command that splits a store, if it has at least three participants.
+
+    `source` is the name of the dataset that the store was made from.
+    """
     from trinat.segmentation.data.sources.registry import SOURCES
     from trinat.segmentation.data.store import Store
 

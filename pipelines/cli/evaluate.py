@@ -177,5 +177,5 @@ def participants(
 
 
 def _command() -> str:
-    """Return the command line that was typed, for the pages that it makes."""
+    """Return the command line that was typed, for the pages that the command makes."""
     return shlex.join(["trinat", *sys.argv[1:]])

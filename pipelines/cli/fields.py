@@ -16,11 +16,11 @@ _T = TypeVar("_T")
 
 
 class Only:
-    """Selection of the fields of a settings class that a command has.
+    """Annotation of a command's parameter: only some fields of a settings class become options.
 
-    `Only(PredictRequest, "suffix", threads=("--n_cpus",))` selects two, one of them under another
-    name; `Only(PredictRequest)` selects all that are options. The command receives a function that
-    takes the remaining fields and makes the settings.
+    `Only(PredictRequest, "suffix", threads=("--n_cpus",))` selects two fields, of which `threads`
+    gets another option name. `Only(PredictRequest)` selects all fields that are options. The
+    command receives a function that takes the remaining fields and returns the settings.
     """
 
     def __init__(self, kind: type, *fields: str, **renamed: tuple[str, ...]) -> None:
@@ -32,15 +32,16 @@ class Only:
 
 
 class Typed:
-    """Selection of the options of a settings model that the user typed.
+    """Annotation of a command's parameter: the options of a settings model that the user typed.
 
-    The command receives a mapping of all options of the model; those that were not typed are None.
+    The command receives a mapping of all options of the model `kind`; options that were not typed
+    are None.
     """
 
     def __init__(self, kind: type) -> None:
         self.options: dict[str, tuple[Any, Option]] = {}
         for name, hint in get_type_hints(kind, include_extras=True).items():
-            option = _remark(hint, Option)
+            option = _metadata_of(hint, Option)
             if option is not None:
                 self.options[name] = (get_args(hint)[0] | None, option)
 
@@ -50,26 +51,26 @@ class Typed:
             yield _parameter(name, typed, None, option)
 
     def take(self, typed: dict[str, Any]) -> dict[str, Any]:
-        """Remove the options from `typed`, and return them."""
+        """Remove the options from `typed`, and return them; both map names to values."""
         return {name: typed.pop(name) for name in self.options}
 
 
 def with_fields(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Turn a command's parameters of settings classes into options, one for each of their fields.
+    """Turn each parameter of a command that is a settings class into options, one for each field.
 
     The command is called with settings made from the options. A field without an `Option` is no
-    option:
-    it keeps its default unless the command replaces it. A parameter may also be an `Option` itself.
+    option: it keeps its default unless the command replaces it. A parameter may also be an `Option`
+    itself.
     """
     hints = get_type_hints(command, include_extras=True)
     makers: dict[str, Callable[[dict[str, Any]], Any]] = {}
     parameters: list[inspect.Parameter] = []
     for parameter in inspect.signature(command).parameters.values():
         hint = hints[parameter.name]
-        only = _remark(hint, Only)
+        only = _metadata_of(hint, Only)
         kind = hint if only is None else only.kind
-        option = _remark(hint, Option)
-        of_model = _remark(hint, Typed)
+        option = _metadata_of(hint, Option)
+        of_model = _metadata_of(hint, Typed)
         if of_model is not None:
             makers[parameter.name] = of_model.take
             parameters += of_model.parameters()
@@ -96,8 +97,8 @@ def with_fields(command: Callable[..., Any]) -> Callable[..., Any]:
     return flat
 
 
-def _remark(hint: Any, kind: type[_T]) -> _T | None:
-    """Return the metadata of one kind in an annotated type; None if there is none."""
+def _metadata_of(hint: Any, kind: type[_T]) -> _T | None:
+    """Return the metadata of the type `kind` in an annotated type hint; None if there is none."""
     if get_origin(hint) is not Annotated:
         return None
     return next((each for each in get_args(hint) if isinstance(each, kind)), None)
@@ -106,15 +107,16 @@ def _remark(hint: Any, kind: type[_T]) -> _T | None:
 def _declared_fields(
     kind: Any, only: Only | None
 ) -> Iterator[tuple[Field[Any], Any, Option | None]]:
-    """Yield a command's fields of a settings class, with type and option; None for nested settings.
+    """Yield the fields of a settings class that a command has, each with its type and option.
 
-    The class's own fields come before those of its base classes.
+    `only` selects fields; None for all. For a field that is a nested settings class, the option is
+    None. The class's own fields come before those of its base classes.
     """
     hints = get_type_hints(kind, include_extras=True)
     own = kind.__annotations__
     for field in sorted(fields(kind), key=lambda field: field.name not in own):
         hint = hints[field.name]
-        option = _remark(hint, Option)
+        option = _metadata_of(hint, Option)
         if is_dataclass(hint):
             yield field, hint, None
             continue
@@ -124,7 +126,7 @@ def _declared_fields(
 
 
 def _parameters_of(kind: Any, only: Only | None) -> Iterator[inspect.Parameter]:
-    """Yield the options of a settings class, and of the settings nested in it."""
+    """Yield the options of a settings class, and of the settings nested in it, for typer."""
     for field, typed, option in _declared_fields(kind, only):
         if option is None:
             yield from _parameters_of(typed, only)
@@ -141,7 +143,7 @@ def _parameter(
     option: Option,
     names: tuple[str, ...] = (),
 ) -> inspect.Parameter:
-    """Return an option or argument for typer; `names` take precedence over those of the option."""
+    """Return an option or argument for typer; `names` take precedence over `option.names`."""
     if option.typed is not None:
         typed = option.typed
         default = option.default
@@ -170,7 +172,10 @@ def _parameter(
 
 
 def _build_settings(kind: Any, only: Only | None, typed: dict[str, Any]) -> Any:
-    """Return settings made from the options, which are removed from `typed`."""
+    """Return settings made from the options, which are removed from `typed`.
+
+    With `only`, return a function that takes the remaining fields and returns the settings.
+    """
     values: dict[str, Any] = {}
     for field, hint, option in _declared_fields(kind, only):
         if option is None:

@@ -69,7 +69,7 @@ def models(
 
 
 def _show_model(name: str, json_: bool) -> None:
-    """Print a model's description, and the calls that trained it."""
+    """Print a model's description, and the calls that trained it; with `json_` as JSON."""
     from trinat.pipelines.train.provenance import origins, read_provenance
     from trinat.segmentation.models.checkpoint import read_info
     from trinat.segmentation.models.zoo import find_model
@@ -91,7 +91,10 @@ def _show_model(name: str, json_: bool) -> None:
 def _print_models(
     found: Sequence[Mapping[str, Any]], missing: Mapping[str, str]
 ) -> None:
-    """Print models as returned by `_describe_as_json`, and why others have no weights."""
+    """Print a table of models, and a message for each model without weights.
+
+    `found` are from `_describe_as_json`; `missing` maps names to reasons.
+    """
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -120,7 +123,7 @@ def _print_models(
 
 
 def _describe_as_json(name: str, folder: Path, info: ModelInfo) -> dict[str, Any]:
-    """Return the JSON description of a model."""
+    """Return the description of a model as JSON values; `folder` is the model's folder."""
     from trinat.segmentation.models.model_info import PRIOR_FILE, weights_file
 
     files = [weights_file(view) for view in info.architectures]
@@ -138,7 +141,7 @@ def _describe_as_json(name: str, folder: Path, info: ModelInfo) -> dict[str, Any
 
 
 def _short(value: Any) -> str:
-    """Return a metric on one line; metrics with parts are for --json only."""
+    """Return a metric as text on one line; a metric with several values is shown by --json only."""
     if isinstance(value, float):
         return f"{value:.3g}"
     if isinstance(value, dict | list):

@@ -84,7 +84,7 @@ Overwrite = Annotated[
 
 @dataclass(frozen=True)
 class OfStore:
-    """Scans of a slice store, in place of files."""
+    """Options that select scans of a slice store, in place of files."""
 
     store: Annotated[
         Path | None,
@@ -104,7 +104,7 @@ class OfStore:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Results that are excluded from the figures of a group, by their grade."""
+    """Options that exclude results from the statistics of a group, by their grade."""
 
     include_rejected: Annotated[
         bool,
@@ -119,7 +119,7 @@ class LeftOut:
     ] = None
 
     def grades(self) -> tuple[str, ...]:
-        """Return the excluded grades; raise ConfigError if both options are given."""
+        """Return the grades to exclude; raise ConfigError if both options are given."""
         from trinat.pipelines.study.record import EXCLUDED_GRADES
 
         if self.include_rejected and self.exclude is not None:
@@ -136,7 +136,7 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class OnCluster:
-    """Cluster for segmentation, in place of processes on this machine."""
+    """Options for segmentation on a cluster, in place of processes on this machine."""
 
     cluster: Annotated[
         str | None,
@@ -154,7 +154,7 @@ class OnCluster:
     ] = None
 
     def apply_to(self, request: PredictRequest) -> PredictRequest:
-        """Return the request, with an engine on the cluster if one is given.
+        """Return the request with an engine on the cluster; unchanged if no cluster is given.
 
         Raises ConfigError for options that the cluster determines, and if its packages are missing.
         """
@@ -194,7 +194,7 @@ class OnCluster:
 
 @dataclass(frozen=True)
 class ComparedWith:
-    """Reference values for the volumes on the pages of scans, if any."""
+    """Option for reference values that volumes are compared with on the pages of scans."""
 
     reference: Annotated[
         Path | None,
@@ -207,11 +207,10 @@ class ComparedWith:
     ] = None
 
     def apply_to(self, request: PredictRequest) -> PredictRequest:
-        """Return the request with the norms of the table, or its ranges that hold for everyone.
+        """Return the request with the reference values of the table; unchanged without a table.
 
-        Raises ConfigError for norms of another model, and for tables without a range for everyone:
-        only
-        norms take age and sex of a participant.
+        Raises ConfigError for norms of another model, and for a table of ranges that do not hold
+        for everyone: only norms take age and sex of a participant into account.
         """
         if self.reference is None:
             return request
@@ -243,7 +242,7 @@ def say_next(*words: str | Path) -> None:
 
 
 def program_name() -> str:
-    """Return how to call `trinat` in this shell: its path, if the shell does not find its name."""
+    """Return how to call `trinat` in this shell: its name, or its path if the name is not found."""
     own = Path(sys.argv[0])
     found = shutil.which("trinat")
     if own.name != "trinat" or not own.is_file():
@@ -266,7 +265,7 @@ class Group(TyperGroup):
 
     # Typer keeps the classes of contexts and formatters private.
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Print the help if there are no arguments, and exit as after a wrong one."""
+        """Parse a command line; without any arguments print the help and exit with status 2."""
         if not args and not ctx.resilient_parsing:
             typer.echo(ctx.get_help())
             raise typer.Exit(Exit.USAGE)
@@ -313,7 +312,10 @@ class ListOptions(Command):
 
     # Typer keeps the class of `ctx` private.
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Repeat the name of a list option before each further value, and parse that."""
+        """Parse a command line in which the values of a list option follow its name in a row.
+
+        The name of the option is repeated before each further value, as typer requires it.
+        """
         several: set[str] = set()
         for parameter in self.params:
             if getattr(parameter, "multiple", False):

@@ -150,10 +150,10 @@ def _open(
     policy: str | None = None,
     max_body: int | None = None,
 ) -> None:
-    """Answer requests until a signal, and open the browser at the address unless disabled.
+    """Serve an application until a signal, and open its address in the browser unless disabled.
 
-    `policy` is the content policy of the pages and `max_body` the maximum size of a request in
-    bytes, if they differ from the defaults.
+    `policy` is the Content-Security-Policy of the pages and `max_body` the maximum size of a
+    request in bytes, if they differ from the defaults.
     """
     import webbrowser
 

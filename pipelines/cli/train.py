@@ -99,7 +99,10 @@ def train(
 def _refuse_contradictions(
     scans: options.OfStore, asked: TrainSettings, *, timings: bool
 ) -> None:
-    """Raise ConfigError for --timings with several processes, and for folds given twice."""
+    """Raise ConfigError for options that contradict each other.
+
+    These are --timings with several processes, folds given twice, and folds without --store.
+    """
     several = ""
     if asked.processes > 1:
         several = f"--nproc {asked.processes}"
@@ -125,10 +128,11 @@ def _refuse_contradictions(
 def _splits_of_runs(
     out: Path, store: Path, *, folds: bool, fold: int | None
 ) -> dict[Path, Path]:
-    """Return a run folder for each split of a store, with the split's file.
+    """Return the folder of each run, with the path of the split that it trains on.
 
-    Without folds this is `out` itself; with `fold` that of this fold only. Raises ConfigError for a
-    fold that the store does not have.
+    Without `folds` and `fold` there is one run, in `out` itself. With `folds` there is a run for
+    each fold of the store, with `fold` only for that fold. Raises ConfigError if the store does not
+    have this fold.
     """
     from trinat.segmentation.data.store import SPLIT, Store
 

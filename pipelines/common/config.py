@@ -18,7 +18,7 @@ Checked = TypeVar("Checked", bound=BaseModel)
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Read a YAML file that holds a mapping; anything else is a ConfigError with the file's name.
+    """Read a YAML file that contains a mapping; raise ConfigError for anything else.
 
     YAML tags that would create objects other than strings, numbers, lists and mappings are refused.
     """
@@ -36,10 +36,11 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def find_recipe(name_or_path: str | Path, folder: str) -> Path:
-    """Return the path of a YAML file, or of a shipped one by name.
+    """Return the path of a YAML file, given by its path or, if it is shipped, by its name.
 
-    `fast` is configs/train/fast.yaml. A file takes precedence. `folder` is a folder of
-    configs/. Raises ConfigError, with the existing names, if there is neither.
+    `folder` is the folder of configs/ to search: in "train", the name `fast` is
+    configs/train/fast.yaml. An existing file takes precedence over a name. Raises ConfigError, with
+    the names that exist, if there is neither.
     """
     path = Path(name_or_path)
     if path.is_file():
@@ -56,10 +57,10 @@ def find_recipe(name_or_path: str | Path, folder: str) -> Path:
 def with_settings(
     content: Mapping[str, Any], settings: Sequence[str]
 ) -> dict[str, Any]:
-    """Return a copy of `content` with each `key.in.it=value` set; values are in YAML syntax.
+    """Return a copy of nested settings with values from `--set`.
 
-    `key.0` is the first item of a list. Raises ConfigError for a malformed setting, or a key that
-    does not exist.
+    Each of `settings` is a text `key.in.it=value`, with the value in YAML syntax; `key.0` is the
+    first item of a list. Raises ConfigError for a malformed text, or a key that cannot be set.
     """
     dumped = yaml.safe_dump(dict(content))
     result: dict[str, Any] = yaml.safe_load(dumped)
@@ -71,7 +72,7 @@ def with_settings(
             value = parse_yaml(text)
         except ValueError as error:
             raise ConfigError(f"--set {key}: {text!r} is no value") from error
-        _put(result, key.strip().split("."), value, setting)
+        _set_value(result, key.strip().split("."), value, setting)
     return result
 
 
@@ -82,9 +83,9 @@ def check(
     *,
     typed: Collection[str] = (),
 ) -> Checked:
-    """Validate `content` as a `model`; raise ConfigError with the first bad key and its source.
+    """Validate `content` as a `model`; raise ConfigError for the first invalid key.
 
-    The source is the file `where`, or the command line if the key is among those `typed` there.
+    The error names the source: the file `where`, or the command line if the key is in `typed`.
     """
     try:
         return model.model_validate(content)
@@ -97,14 +98,15 @@ def check(
         raise ConfigError(message, where=where) from error
 
 
-def _put(content: Any, keys: list[str], value: Any, setting: str) -> None:
+def _set_value(content: Any, keys: list[str], value: Any, setting: str) -> None:
     """Set a value in nested mappings and lists; missing mappings are created.
 
-    `setting` is the typed text, for the ConfigError if a key does not exist.
+    `keys` are the parts of the key. `setting` is the text that the user typed, for the ConfigError
+    if the key does not exist.
     """
     *path, last = keys
     for key in path:
-        if _is_place(content, key):
+        if _is_list_index(content, key):
             content = content[int(key)]
         elif isinstance(content, dict):
             # A bare `key:` means an empty mapping.
@@ -113,7 +115,7 @@ def _put(content: Any, keys: list[str], value: Any, setting: str) -> None:
             content = content[key]
         else:
             raise ConfigError(f"--set {setting}: there is no {key} to set something in")
-    if _is_place(content, last):
+    if _is_list_index(content, last):
         content[int(last)] = value
     elif isinstance(content, dict):
         content[last] = value
@@ -121,8 +123,8 @@ def _put(content: Any, keys: list[str], value: Any, setting: str) -> None:
         raise ConfigError(f"--set {setting}: there is no {last}")
 
 
-def _is_place(content: Any, key: str) -> bool:
-    """Return True if a key is the number of an item in a list."""
+def _is_list_index(content: Any, key: str) -> bool:
+    """Return True if `content` is a list and `key` the number of one of its items."""
     if not isinstance(content, list) or not key.isdigit():
         return False
     return int(key) < len(content)

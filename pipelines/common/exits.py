@@ -40,9 +40,9 @@ def exit_code(error: errors.TrinatError) -> Exit:
 
 
 def batch_exit(*, done: int, failed: int) -> Exit:
-    """Return the exit status of a batch, in which skipped inputs count as done.
+    """Return the exit status of a batch from the numbers of inputs done and failed.
 
-    An empty batch is OK, too.
+    Skipped inputs count as done. An empty batch is OK.
     """
     if not failed:
         return Exit.OK

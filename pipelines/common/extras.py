@@ -8,7 +8,7 @@ from trinat.segmentation.errors import ConfigError, extra_remedy
 
 
 def require_extra(extra: str, *packages: str, what: str = "") -> None:
-    """Raise ConfigError, with the command to install, if packages of an extra are missing.
+    """Raise ConfigError, with the command to install them, if packages of an extra are missing.
 
     `what` is the error's text; by default it names the first missing package.
     """

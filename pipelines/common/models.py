@@ -43,7 +43,7 @@ def check_out(out: Path, overwrite: bool) -> None:
 
 
 def find_source(given: Path) -> Path:
-    """Return the model folder of a training run; any other folder is returned unchanged.
+    """Return the model folder of a training run; return any other folder unchanged.
 
     Raises ModelError if the path is not a folder.
     """
@@ -59,7 +59,7 @@ def find_source(given: Path) -> Path:
 
 
 def description_of(model: Model, out: Path) -> Description:
-    """Return the description of a model under the name of the folder `out`.
+    """Return the description of a model, with the name of the folder `out` as its name.
 
     Raises ConfigError if this is not a valid name for a model.
     """
@@ -71,7 +71,10 @@ def description_of(model: Model, out: Path) -> Description:
 
 
 def print_licences(models: Iterable[str]) -> None:
-    """Print the licence of each model that differs from trinat's: once each, also if quiet."""
+    """Print the licence of each model that differs from trinat's, each licence once.
+
+    It is printed to stderr, even with --quiet.
+    """
     notices = [licence_notice(find_model(model)) for model in models]
     for notice in dict.fromkeys(notices):
         if notice:

@@ -23,11 +23,13 @@ _DEVICE = re.compile(r"auto|cpu|mps|cuda(:[0-9]+)?")
 class Option:
     """Command-line form of a field.
 
-    - `names` are the option's names; by default the field's own name and, for a switch that is on,
-      its opposite. With `is_argument` it is a positional argument.
+    - `help` is the help text.
+    - `names` are the option's names; by default the field's own name and, for a switch that is on
+      by default, its opposite. With `is_argument` it is a positional argument.
     - `typed` is the type on the command line if it differs from the field's, and `default` the
-      value if the option is absent; `parse` converts to the field's value.
-    - `min` to `is_file` restrict the input. `panel` is the section of the help text.
+      value if the option is absent. `parse` converts what was typed to the field's value.
+    - `min`, `max` and `is_file` restrict the input. `metavar` is the placeholder in the help text,
+      `envvar` an environment variable for the default, and `panel` the section of the help text.
     """
 
     help: str

@@ -1,5 +1,6 @@
-"""Job execution: processes that work on many items, clusters, locks, progress.
+"""Job execution: worker processes, clusters, locks, progress.
 
-`process` sets up one process and its signals, `pool` runs several processes, `cluster` those of
-other machines. `lock` keeps two runs apart, `progress` reports how far a run is.
+`process` sets up one process and its signals. `pool` runs several processes on this machine,
+`cluster` on others. `lock` prevents two runs from using the same folder. `progress` reports how far
+a run is.
 """

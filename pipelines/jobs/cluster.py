@@ -38,12 +38,15 @@ _QUEUES = {
 
 
 def is_cluster(text: str) -> bool:
-    """Return True if `text` is a valid `where` of `Cluster`."""
+    """Return True if `text` is a valid value of `Cluster.where`, such as "slurm" or "local:2"."""
     return text in _QUEUES or text.startswith(("local:", "tcp://", "tls://"))
 
 
 def local_workers(where: str) -> int:
-    """Return the N of local:N, or 0 for any other cluster."""
+    """Return the number N of workers in local:N; 0 for any other cluster.
+
+    Raises ConfigError if N is missing or 0.
+    """
     if not where.startswith("local:"):
         return 0
     count = where.removeprefix("local:")
@@ -59,12 +62,12 @@ def local_workers(where: str) -> int:
 class Cluster(Generic[Item, Answer]):
     """Runs items as Dask tasks.
 
-    - `where` is local:N, tcp://scheduler:8786, or slurm, pbs, sge, lsf with a `config` file. The
-      file holds `jobs`, the number of workers to request, and the arguments of dask-jobqueue's
+    - `where` is local:N, tcp://scheduler:8786, or slurm, pbs, sge, lsf with a `config` file. This
+      YAML file has `jobs`, the number of workers to request, and the arguments of dask-jobqueue's
       class.
-    - `task` processes an item on a worker.
-    - `failed` makes the answer for an item whose task has raised, or has killed its workers, with
-      the reason.
+    - `task` processes an item on a worker, and returns its answer.
+    - `failed` returns the answer for an item whose task has raised an error or killed its workers;
+      it gets the item and the reason.
     """
 
     where: str
@@ -75,7 +78,12 @@ class Cluster(Generic[Item, Answer]):
     def run(
         self, items: Iterable[Item | None], stop: Callable[[], bool]
     ) -> Iterator[Answer]:
-        """Process the items, as `Pool.run` does."""
+        """Yield one answer for each item that was begun, in any order.
+
+        `items` may yield None if no item is available yet; it is asked again later. Once `stop`
+        returns True, running items are finished and no more are begun. InterruptedRunError is
+        raised if the scheduler is lost.
+        """
         from distributed import wait
 
         waiting = iter(items)
@@ -85,7 +93,9 @@ class Cluster(Generic[Item, Answer]):
             while True:
                 # Asked in every round: workers of a batch queue may start later.
                 with self._interrupted_if_lost():
-                    workers = list(client.sync(_ask, client)["workers"].values())
+                    workers = list(
+                        client.sync(_scheduler_state, client)["workers"].values()
+                    )
                 if not is_exhausted:
                     is_exhausted = self._submit(client, waiting, running, workers, stop)
                 if is_exhausted and not running:
@@ -115,7 +125,11 @@ class Cluster(Generic[Item, Answer]):
         workers: Sequence[Mapping[str, Any]],
         stop: Callable[[], bool],
     ) -> bool:
-        """Add to `running` until each worker has an item; return True if no items are left."""
+        """Submit items until each worker has one; return True if no items are left.
+
+        `waiting` yields the items, or None if none is available yet. `running` maps each task to
+        its item, and is extended. `workers` are the scheduler's descriptions of its workers.
+        """
         needs = None
         if any("GPU" in worker["resources"] for worker in workers):
             needs = {"GPU": 1}
@@ -131,7 +145,7 @@ class Cluster(Generic[Item, Answer]):
         return False
 
     def _answer_of(self, future: Any, item: Item) -> Answer:
-        """Return the result of a task, or the answer for a failed item if the task has raised."""
+        """Return the result of a task; if the task has raised an error, the answer of `failed`."""
         error = future.exception()
         if error is None:
             answer: Answer = future.result()
@@ -161,7 +175,7 @@ class Cluster(Generic[Item, Answer]):
 
     @contextmanager
     def _client(self) -> Iterator[Client]:
-        """Yield a client of the scheduler; a cluster that is started for it ends with the block."""
+        """Yield a client of the scheduler; afterwards, stop a cluster that was started here."""
         import dask
         from distributed import Client
 
@@ -186,7 +200,7 @@ class Cluster(Generic[Item, Answer]):
                     cluster.close()
 
     def _cluster(self) -> Any:
-        """Return the cluster to start, or None if one is already running."""
+        """Start the cluster and return it; None for a scheduler that is already running."""
         count = local_workers(self.where)
         if count:
             from distributed import LocalCluster
@@ -217,8 +231,11 @@ class Cluster(Generic[Item, Answer]):
         return cluster
 
 
-async def _ask(client: Client) -> dict[str, Any]:
-    """Return the scheduler's state; raise ConnectionError as soon as the client has lost it."""
+async def _scheduler_state(client: Client) -> dict[str, Any]:
+    """Return the scheduler's description of itself and its workers.
+
+    Raises ConnectionError as soon as the connection to the scheduler is lost.
+    """
     if client.scheduler is None:
         raise ConnectionError
     # On its own, this call would look for a lost scheduler for half a minute.

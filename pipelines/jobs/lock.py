@@ -1,10 +1,11 @@
 """Locks on output folders, also across machines that share a disk; and marks of ownership.
 
-On one machine the kernel's file lock decides: it ends with its process, whatever the cause. Between
-machines, where such locks often have no effect, the holder touches the file periodically.
+On one machine the kernel's file lock decides: it is released when its process ends, for whatever
+reason. Between machines, where such locks often have no effect, the holder touches the file
+periodically.
 
-A folder whose files a command replaces on every run carries a mark, so that no other folder is
-overwritten.
+If a command replaces the files of its output folder on every run, it marks the folder with a file,
+so that it never overwrites another folder.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _TEXT = "Files of this folder are replaced when the command runs again.\n"
 
 @dataclass(frozen=True)
 class _Holder:
-    """Holder of a lock, as written in the lock file."""
+    """Process that holds a lock, as written in the lock file."""
 
     host: str
     pid: int
@@ -52,10 +53,11 @@ class _Holder:
 
 @contextmanager
 def run_lock(path: Path, *, patience_s: float = 0.0) -> Iterator[None]:
-    """Hold the lock `path` while the block runs.
+    """Hold the lock file `path` while the block runs.
 
-    Raises LockedError, with the holder, if it is taken; a taken lock is retried for
-    `patience_s`. Folders created for the lock are removed afterwards if they are empty.
+    If another process holds it, this tries again for `patience_s` seconds, then raises LockedError,
+    which names the holder. Folders that were created for the lock are removed afterwards if they
+    are empty.
     """
     made = [folder for folder in path.parents if not folder.exists()]
     try:
@@ -73,7 +75,7 @@ def run_lock(path: Path, *, patience_s: float = 0.0) -> Iterator[None]:
         raise
     stop = threading.Event()
     beat = threading.Thread(
-        target=_beat,
+        target=_touch_periodically,
         args=(descriptor, stop),
         daemon=True,
         name="lock",
@@ -91,14 +93,14 @@ def run_lock(path: Path, *, patience_s: float = 0.0) -> Iterator[None]:
 
 
 def _remove_empty(*folders: Path) -> None:
-    """Remove folders that are empty, so that a refused run leaves none behind."""
+    """Remove folders if they are empty; stop at the first that is not."""
     with contextlib.suppress(OSError):
         for folder in dict.fromkeys(folders):
             folder.rmdir()
 
 
 def _acquire(path: Path) -> int:
-    """Acquire the lock and return its open file, with our name in it; or raise LockedError."""
+    """Acquire the lock and return the descriptor of its file; raise LockedError if it is held."""
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -112,7 +114,7 @@ def _acquire(path: Path) -> int:
             what = "is a symbolic link"
             raise OutputError(what, where=path, remedy="remove it") from None
         try:
-            if _take(path, descriptor):
+            if _lock_and_sign(path, descriptor):
                 return descriptor
         except BaseException:
             with contextlib.suppress(OSError):
@@ -121,8 +123,12 @@ def _acquire(path: Path) -> int:
         os.close(descriptor)
 
 
-def _take(path: Path, descriptor: int) -> bool:
-    """Lock an open file and write our name into it; return False if it is no longer at its path."""
+def _lock_and_sign(path: Path, descriptor: int) -> bool:
+    """Lock an open file and write this process into it as the holder.
+
+    Returns False if the file is no longer at `path`, because the previous holder has removed it.
+    Raises LockedError if another process holds it.
+    """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -147,10 +153,10 @@ def _take(path: Path, descriptor: int) -> bool:
 
 
 def refuse_held(path: Path) -> None:
-    """Raise LockedError, with the holder, if `path` is locked now; the lock is not acquired.
+    """Raise LockedError, which names the holder, if `path` is locked now; do not acquire it.
 
-    A file that does not exist is not locked. A lock whose holder on another machine is still alive
-    is refused, too.
+    A file that does not exist is not locked. A lock counts as held, too, if its holder on another
+    machine is still alive.
     """
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
@@ -166,8 +172,11 @@ def refuse_held(path: Path) -> None:
 
 
 def _refuse_living(path: Path, descriptor: int) -> None:
-    """Raise LockedError if a machine without our kernel's locks has touched the file."""
-    holder = _read(descriptor)
+    """Raise LockedError if a process on another machine holds the lock and has touched it lately.
+
+    The kernel's locks do not reach other machines, nor some containers.
+    """
+    holder = _read_holder(descriptor)
     if holder is None:
         return
     me = _myself()
@@ -183,21 +192,21 @@ def _refuse_living(path: Path, descriptor: int) -> None:
             probe.unlink()
     silent = now - os.fstat(descriptor).st_mtime
     if silent < 0:
-        # Dated in the future: reset it, so that only a live holder touches it from now on.
+        # The time is in the future: set it to now, so that it shows whether the holder is alive.
         os.utime(descriptor)
     if silent < _SILENT_S:
         raise _locked(path, holder)
 
 
-def _beat(descriptor: int, stop: threading.Event) -> None:
+def _touch_periodically(descriptor: int, stop: threading.Event) -> None:
     """Touch the lock periodically until `stop` is set."""
     while not stop.wait(_BEAT_S):
         with contextlib.suppress(OSError):
             os.utime(descriptor)
 
 
-def _read(descriptor: int) -> _Holder | None:
-    """Return the holder written in the lock file; None if there is none or it is incomplete."""
+def _read_holder(descriptor: int) -> _Holder | None:
+    """Return the holder written in the lock file; None if it is missing or incomplete."""
     try:
         return _Holder(**json.loads(os.pread(descriptor, 4096, 0)))
     except (ValueError, TypeError):
@@ -205,9 +214,9 @@ def _read(descriptor: int) -> _Holder | None:
 
 
 def _read_patiently(descriptor: int) -> _Holder | None:
-    """Read the holder of a lock, with retries: it may be about to write its name."""
+    """Return the holder written in the lock file, waiting 0.4 s if it is not yet there."""
     for _ in range(20):
-        holder = _read(descriptor)
+        holder = _read_holder(descriptor)
         if holder:
             return holder
         time.sleep(0.02)
@@ -215,7 +224,7 @@ def _read_patiently(descriptor: int) -> _Holder | None:
 
 
 def _myself() -> _Holder:
-    """Return this process as a holder."""
+    """Return this process as the holder of a lock."""
     try:
         namespace = str(Path("/proc/self/ns/pid").readlink())
     except OSError:
@@ -224,7 +233,7 @@ def _myself() -> _Holder:
 
 
 def _locked(path: Path, holder: _Holder | None) -> LockedError:
-    """Return the error for a lock that is taken, with its holder if known."""
+    """Return the error for a lock that another process holds; `holder` is None if unknown."""
     who = "another process"
     if holder:
         who = f"process {holder.pid} on {holder.host}"
@@ -235,7 +244,7 @@ def _locked(path: Path, holder: _Holder | None) -> LockedError:
 
 
 def keep_only(folder: Path, names: Iterable[str], written: Collection[str]) -> None:
-    """Remove files and folders of these `names` from earlier runs, except for the `written`."""
+    """Remove files and folders from earlier runs: all of `names` in `folder`, except `written`."""
     for name in set(names) - set(written):
         path = folder / name
         if path.is_dir():
@@ -245,10 +254,10 @@ def keep_only(folder: Path, names: Iterable[str], written: Collection[str]) -> N
 
 
 def refuse_foreign(folder: Path, names: Iterable[str]) -> None:
-    """Raise OutputError for a folder that has files of these names but no mark of a command.
+    """Raise OutputError if a folder has any files of these names but was not made by a command.
 
-    This prevents a command from replacing files of other origin. An empty or missing folder is
-    accepted; a path that is not a folder is refused.
+    The mark of a command is the file .trinat. This prevents a command from replacing files of other
+    origin. An empty or missing folder is accepted; a path that is not a folder is refused.
     """
     if folder.exists() and not folder.is_dir():
         raise OutputError("is no folder", where=folder, remedy="give another --out")
@@ -257,7 +266,7 @@ def refuse_foreign(folder: Path, names: Iterable[str]) -> None:
 
 
 def refuse_existing(folder: Path, names: Iterable[str]) -> None:
-    """Raise OutputError for a folder that has files of these names, marked or not."""
+    """Raise OutputError if a folder has any files of these names, whatever their origin."""
     for name in names:
         if os.path.lexists(folder / name):
             what = "was not written by this command, so it is not replaced"
@@ -278,9 +287,9 @@ def claimed(
 ) -> Iterator[None]:
     """Lock a folder whose files this command replaces, and mark it before the first write.
 
-    The mark lets a killed run be repeated; its unfinished files, also in the folders `within`,
-    are removed. A folder without a mark that has files of these `names` is refused
-    (OutputError).
+    `names` are the files that the command writes. OutputError is raised if the folder has any of
+    them but no mark. Because of the mark, a run that was killed can be repeated; its unfinished
+    files, in the folder and in its subfolders `within`, are removed.
     """
     refuse_foreign(folder, names)
     with run_lock(folder / ".lock"):

@@ -1,7 +1,7 @@
 """Pool of worker processes, in which an item that crashes its process costs that item only.
 
-`Pool` feeds processes, watches them, and replaces those that die. It alone decides which item is
-to blame. `run_isolated` is a function over items in such processes.
+`Pool` sends items to processes, watches them, and replaces processes that die. It alone decides
+which item is to blame. `run_isolated` applies a function to items in such processes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from trinat.segmentation.timing import stage
 
 # Message of a process that is ready to work.
 READY = "ready"
-# Stage of an item that waits for its turn: its clock is stopped.
+# Stage of an item that waits in its process: this time does not count for the time limit.
 WAITING = "waiting"
 POLL_S = 0.5
 # Maximum number of processes that may die before they are ready.
@@ -47,7 +47,7 @@ class Item(Protocol):
 
     @property
     def work(self) -> int:
-        """Amount of work, relative to a usual item; scales the time limit."""
+        """Expected duration as a multiple of that of a usual item; scales the time limit."""
         ...
 
 
@@ -58,7 +58,7 @@ Given = TypeVar("Given")
 
 @dataclass(frozen=True)
 class Done(Generic[Answer]):
-    """Message of a process that has finished an item."""
+    """Message of a process that has finished an item, with the item's id and the answer."""
 
     id: str
     answer: Answer
@@ -72,19 +72,20 @@ def ignore_stage(item: str, stage: str) -> None:
 class Pool(Generic[ItemT, Answer]):
     """Worker processes that run `target`, one for each of `devices`.
 
-    For two processes on the CPU, `devices` has cpu twice. `target` gets its end of a
-    connection, then `args`, then its device. It receives items, and None when there are no
-    more. It sends READY, (item id, stage) as a stage of an item begins, `Done`, or an
-    exception, which ends the pool.
+    For two processes on the CPU, `devices` has cpu twice. `target` is called with its end of a
+    connection, followed by `args` and its device. Through the connection it receives items, and
+    None when there are no more. It sends READY once, (item id, stage) whenever a stage of an item
+    begins, `Done` for a finished item, or an exception, which ends the pool.
 
-    When a process dies with several items at work, each of them is repeated in a process of its
-    own: only an item that crashes that process, too, is to blame. `failed` makes the answer for
-    an item that has crashed its process or exceeded the time limit, with the reason.
+    If a process dies while it works on several items, each of them is repeated alone in a process:
+    only an item that crashes that process, too, is to blame. `failed` returns the answer for an
+    item that has crashed its process or exceeded the time limit; it gets the item and the reason.
 
-    - `capacity` is the number of items a process holds. If it is 1, the item is at work at once;
-      after a crash it is retried while no other is at work, so that it has all of the memory,
-      before it is blamed.
-    - `timeout_s` is the limit for one item; 0 or None: none.
+    - `capacity` is the number of items that a process holds. If it is 1, the process works on the
+      item at once. After a crash, the item is repeated while no other process works, so that it has
+      all of the memory, before it is blamed.
+    - `timeout_s` is the time limit for one item; there is none if it is 0 or None.
+    - `poll_s` is the longest wait between two checks of the time limit and of `stop`.
     - `on_stage` is called with an item's id and its new stage, and with ("", "ready") when a
       process is ready.
     - `context` starts the processes. It is not fork, because threads of torch and OpenMP do not
@@ -103,10 +104,11 @@ class Pool(Generic[ItemT, Answer]):
     context: SpawnContext | ForkServerContext = field(
         default_factory=lambda: multiprocessing.get_context("spawn")
     )
-    # Items that may have crashed a process, and innocent items to be repeated.
+    # Items that may have crashed a process, and items that only shared a process with them.
     _suspects: deque[ItemT] = field(default_factory=deque, init=False)
     _again: deque[ItemT] = field(default_factory=deque, init=False)
-    # Workers are given items while they start, until one has died before it was ready.
+    # True if workers get items before they are ready. It becomes False once a worker has died while
+    # starting.
     _early: bool = field(default=True, init=False)
     _failed_starts: int = field(default=0, init=False)
 
@@ -115,9 +117,9 @@ class Pool(Generic[ItemT, Answer]):
     ) -> Iterator[Answer]:
         """Yield one answer for each item that was begun, in any order.
 
-        `stop` is polled; once it is true, running items are finished and no more are begun. None
-        among the items means that none is available yet; the iterator is asked again. No process is
-        left when this iterator ends or is closed.
+        `items` may yield None if no item is available yet; it is asked again later. `stop` is
+        called repeatedly; once it returns True, running items are finished and no more are begun.
+        No process is left when this iterator ends or is closed.
         """
         waiting = iter(items)
         workers = [self._start(device) for device in self.devices]
@@ -144,7 +146,7 @@ class Pool(Generic[ItemT, Answer]):
                         # A batch queue ends all processes of a job with one signal: the items of
                         # this process are not to blame, and are left for the next run.
                         continue
-                    yield from self._bury(worker)
+                    yield from self._settle_items_of_dead(worker)
                     if not worker.finishing:
                         workers.append(self._start(worker.device))
                 for worker in list(workers):
@@ -169,7 +171,7 @@ class Pool(Generic[ItemT, Answer]):
             args=(self.target, theirs, *self.args, device),
             daemon=True,
         )
-        # Includes its imports, during which Python would print a traceback at Ctrl-C.
+        # Ctrl-C during the imports of the process would make Python print a traceback.
         with block_interrupts():
             process.start()
         theirs.close()
@@ -178,9 +180,9 @@ class Pool(Generic[ItemT, Answer]):
     def _leaves_room_for_suspect(
         self, worker: _Worker[ItemT], workers: Sequence[_Worker[ItemT]]
     ) -> bool:
-        """Return True if a worker must stay idle while a suspect is tried alone.
+        """Return True if a worker must stay idle because an item that may crash is tried alone.
 
-        A waiting suspect is handed out once the other workers are idle.
+        Such an item is handed out once all other workers are idle.
         """
         if self.capacity > 1:
             return False
@@ -195,7 +197,10 @@ class Pool(Generic[ItemT, Answer]):
         waiting: Iterator[ItemT | None],
         stop: Callable[[], bool],
     ) -> None:
-        """Give a worker the items that it may have now; let it finish if there are no more."""
+        """Send a worker as many items as it may have now; tell it to end if there are no more.
+
+        `waiting` yields the items, or None if none is available yet.
+        """
         may_begin = worker.ready or self._early
         if worker.finishing or not may_begin:
             return
@@ -230,7 +235,7 @@ class Pool(Generic[ItemT, Answer]):
                 return
 
     def _receive(self, worker: _Worker[ItemT]) -> tuple[list[Answer], bool]:
-        """Return the answers that a worker has sent, and whether the worker is alive."""
+        """Return the answers that a worker has sent, and True if its process is alive."""
         answers: list[Answer] = []
         try:
             while worker.connection.poll():
@@ -253,11 +258,11 @@ class Pool(Generic[ItemT, Answer]):
             return answers, False
         return answers, True
 
-    def _bury(self, worker: _Worker[ItemT]) -> Iterator[Answer]:
-        """Decide about the items of a dead worker.
+    def _settle_items_of_dead(self, worker: _Worker[ItemT]) -> Iterator[Answer]:
+        """Decide what happens to the items of a worker whose process has died.
 
-        Yields the answer for the item that is to blame, if any. Raises DeviceError if processes
-        keep dying at their start.
+        Yields the answer for the item that is to blame, if one is. The others are repeated. Raises
+        DeviceError if processes keep dying at their start.
         """
         if worker.finishing and worker.process.exitcode == 0:
             return
@@ -272,21 +277,24 @@ class Pool(Generic[ItemT, Answer]):
             self._again.extend(hand.item for hand in worker.in_hand.values())
             return
         at_work = [hand for hand in worker.in_hand.values() if hand.stage != WAITING]
-        # With `capacity` 1, items of other processes may have taken its memory: it is retried alone
-        # first.
+        # With `capacity` 1, items of other processes may have taken the memory that this item
+        # needed, so it is blamed only if it was the only item at work.
         if len(worker.in_hand) == 1 and at_work and (worker.alone or self.capacity > 1):
             (hand,) = at_work
             reason = f"its process died while {hand.stage} ({worker.describe_exit()})"
             yield self.failed(hand.item, reason)
             return
-        # One of the items at work crashed the process; those that waited are innocent.
+        # One of the items at work has crashed the process. Items that only waited are not suspects.
         self._suspects.extend(hand.item for hand in at_work)
         self._again.extend(
             hand.item for hand in worker.in_hand.values() if hand.stage == WAITING
         )
 
     def _late_item(self, worker: _Worker[ItemT]) -> _InHand[ItemT] | None:
-        """Return an item that has exceeded its limit; raise DeviceError for a slow start."""
+        """Return an item that has exceeded its time limit; None if there is none.
+
+        Raises DeviceError if the process has not become ready within the limit.
+        """
         if not self.timeout_s:
             return None
         if not worker.ready and time.monotonic() - worker.started > self.timeout_s:
@@ -300,7 +308,7 @@ class Pool(Generic[ItemT, Answer]):
         return None
 
     def _answer_for_late(self, worker: _Worker[ItemT], late: _InHand[ItemT]) -> Answer:
-        """Return the answer for a late item; the other items of its process are repeated."""
+        """Return the answer for an item that took too long; repeat its process's other items."""
         for hand in worker.in_hand.values():
             if hand is not late:
                 self._again.append(hand.item)
@@ -311,9 +319,10 @@ class Pool(Generic[ItemT, Answer]):
 
 @dataclass
 class _InHand(Generic[ItemT]):
-    """Item held by a process, with its stage and its working time.
+    """Item that a process holds, with its stage and its working time.
 
-    Times are in seconds; `since` is the start of the stage by `time.monotonic`.
+    `since` is the start of the stage in seconds of `time.monotonic`; `spent_s` is the working time
+    in earlier stages.
     """
 
     item: ItemT
@@ -322,14 +331,14 @@ class _InHand(Generic[ItemT]):
     spent_s: float = 0.0
 
     def enter(self, stage: str) -> None:
-        """Begin another stage; waiting time does not count."""
+        """Begin another stage; the time in the stage `WAITING` is not working time."""
         self.spent_s = self.seconds
         self.since = time.monotonic()
         self.stage = stage
 
     @property
     def seconds(self) -> float:
-        """Working time of the item until now."""
+        """Working time of the item until now, without waiting, in seconds."""
         if self.stage == WAITING:
             return self.spent_s
         return self.spent_s + time.monotonic() - self.since
@@ -339,8 +348,9 @@ class _InHand(Generic[ItemT]):
 class _Worker(Generic[ItemT]):
     """Worker process on one device, as seen by its parent.
 
-    It is `ready` once it has sent READY, and `finishing` when it gets no more items. A worker that
-    is `alone` has a single item, which may have crashed another process.
+    `ready` is True once it has sent READY, and `finishing` once it has been told to end. `alone` is
+    True if it works on a single item, which may have crashed another process. `in_hand` maps the
+    ids of its items to these.
     """
 
     process: BaseProcess
@@ -353,7 +363,10 @@ class _Worker(Generic[ItemT]):
     in_hand: dict[str, _InHand[ItemT]] = field(default_factory=dict)
 
     def give(self, item: ItemT, entered: str) -> bool:
-        """Send an item; return False if the process is gone, which its connection will report."""
+        """Send an item; return False if the process is gone.
+
+        `entered` is the first stage of the item.
+        """
         try:
             self.connection.send(item)
         except OSError:
@@ -362,7 +375,7 @@ class _Worker(Generic[ItemT]):
         return True
 
     def finish(self) -> None:
-        """Let the process end after its current items."""
+        """Tell the process to end after its current items."""
         self.finishing = True
         with suppress(OSError):
             self.connection.send(None)
@@ -386,8 +399,9 @@ class _Worker(Generic[ItemT]):
 def _run_target(
     target: Callable[..., None], connection: Connection, *args: Any
 ) -> None:
-    """Run `target`; entry point of a process of a pool."""
-    # The parent handles a signal to the whole group; this process follows its own.
+    """Run `target` and exit; entry point of the processes of a pool."""
+    # A signal to the whole process group is handled by the parent. A SIGTERM to this process ends
+    # it.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     follow_parent()
     target(connection, *args)
@@ -398,8 +412,8 @@ def _run_target(
 def follow_parent() -> None:
     """Leave Ctrl-C to the parent process, and exit when it exits.
 
-    Ctrl-C reaches every process of a terminal: the parent alone decides what to do. A process must
-    not outlive a killed parent and write where another run is at work.
+    Ctrl-C reaches every process of a terminal: the parent alone decides what to do. If the parent
+    is killed, this process must not go on and write to a folder that another run uses by then.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
@@ -414,7 +428,7 @@ def follow_parent() -> None:
 
 @dataclass(frozen=True)
 class _Numbered(Generic[Given]):
-    """Item of `run_isolated` with its number."""
+    """Item of `run_isolated`; `id` is its position as text."""
 
     id: str
     given: Given
@@ -437,12 +451,15 @@ def run_isolated(
     finished: Callable[[Answer, int, int], object] = lambda answer, done, total: None,
     torch_threads: int | None = 1,
 ) -> list[Answer]:
-    """Return the answers in the order of items; `killed` makes the answer for a dead process.
+    """Call `work` with each item in separate processes; return the answers in the order of items.
 
-    `finished(answer, done, total)` is called after each item. With one job, all work is done in
-    this process. Without a number of threads, torch is not configured, so that work that seldom
-    needs torch does not wait for its import. The first error of the work is raised once the
-    running items are finished.
+    - `jobs` is the number of processes. With one, all work is done in this process.
+    - `killed` returns the answer for an item whose process has died.
+    - `finished(answer, done, total)` is called after each item.
+    - `torch_threads` is the number of threads of torch in each process. If it is None, torch is not
+      configured, so that work that seldom needs torch does not wait for its import.
+
+    The first error that `work` raises is raised again once the running items are finished.
     """
     processes = min(jobs, len(items))
     answers: dict[int, Answer] = {}
@@ -477,7 +494,7 @@ def _work_in_turn(
     torch_threads: int | None,
     device: str,
 ) -> None:
-    """Process one item after another; entry point of a process of `run_isolated`."""
+    """Process one item after another; `target` of the pool in `run_isolated`."""
     prepare_process(torch_threads)
     connection.send(READY)
     # EOF means that the parent is gone.
@@ -492,7 +509,10 @@ def _work_in_turn(
 
 
 def pickle_error(error: Exception) -> bytes:
-    """Pickle an error with its traceback, for --debug; as text if it cannot be unpickled."""
+    """Pickle an error with its traceback, for --debug.
+
+    An error that cannot be unpickled is replaced by a RuntimeError with its text.
+    """
     error.add_note(traceback.format_exc())
     try:
         content = pickle.dumps(error)
@@ -506,7 +526,7 @@ def pickle_error(error: Exception) -> bytes:
 
 
 def worker_pool(processes: int, module: str) -> ProcessPoolExecutor:
-    """Return an executor whose processes have imported the module of their work.
+    """Return an executor whose processes have imported `module`, which defines their work.
 
     The processes end with this one. If one dies, all calls fail. Torch has one thread in each.
     """
@@ -521,7 +541,7 @@ def _start_worker() -> None:
 
 
 def _forked_from_clean(module: str) -> ForkServerContext:
-    """Return a context that forks from one clean process that has imported this module once."""
+    """Return a context that forks its processes from a clean process that has imported `module`."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([module])
     return context

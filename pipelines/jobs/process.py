@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-# glibc defines these as macros in malloc.h.
+# Parameters of mallopt, which glibc defines as macros in malloc.h.
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 
@@ -29,7 +29,7 @@ GRACE_S = 60.0
 
 
 def prepare_process(threads: int | None = None) -> None:
-    """Set up memory and, if a number is given, torch's threads.
+    """Tune memory allocation and, if `threads` is given, set the number of torch's threads.
 
     Call it once, at the start of every command that computes.
     """
@@ -78,7 +78,7 @@ def prepare_training(device: torch.device, *, deterministic: bool = False) -> No
 def cpu_count() -> int:
     """Return the number of processors that this process may use.
 
-    It is the share of a job, not that of the machine.
+    In a job of a batch queue, it is the share of the job.
     """
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
@@ -87,7 +87,7 @@ def cpu_count() -> int:
 
 @contextmanager
 def block_interrupts() -> Iterator[None]:
-    """Block Ctrl-C in processes started in this block, and later by threads started in it.
+    """Block Ctrl-C in processes that are started within the block, and in their threads.
 
     Ctrl-C reaches all processes of a terminal, but this process alone decides what to do; it
     receives the signal when the block ends.
@@ -103,10 +103,10 @@ def block_interrupts() -> Iterator[None]:
 
 @contextmanager
 def stop_signals(stop: Callable[[], object]) -> Iterator[None]:
-    """Call `stop` at SIGTERM, SIGUSR1, Ctrl-C or an alarm; only in the main thread.
+    """Call `stop` on SIGTERM, SIGUSR1, SIGINT (Ctrl-C) or SIGALRM within the block.
 
-    The previous handlers are restored at the end of the block. Other threads are left alone, since
-    Python allows signal handlers in the main thread only.
+    The previous handlers are restored at the end of the block. In other threads than the main
+    thread this does nothing, since Python allows signal handlers in the main thread only.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -125,16 +125,16 @@ def stop_signals(stop: Callable[[], object]) -> Iterator[None]:
 
 
 class _OverdueError(BaseException):
-    """Leaves the block at once; the running items are left for the next run."""
+    """Raised to leave a block at once; the running items are left for the next run."""
 
 
 @contextmanager
 def stop_on_signal(on_stop: Callable[[], object]) -> Iterator[Callable[[], bool]]:
-    """Turn the first signal into a flag, which the yielded function returns.
+    """Yield a function that returns True after a signal, so that running items can be finished.
 
-    This lets running items finish. A second signal, or the end of the grace period, leaves the
-    block at once, wherever it is. `on_stop` is called when the flag is first seen rather than by
-    the signal handler, which may interrupt the printing of a line.
+    `on_stop` is called when that function first returns True. The signal handler does not call it,
+    because it may interrupt the printing of a line. A second signal, or the end of the grace period
+    (`GRACE_S`), leaves the block at once, wherever it is.
     """
     is_asked = False
     is_told = False

@@ -25,14 +25,15 @@ from trinat.segmentation.timing import report_stages_to
 MINUTE_S = 60.0
 LINE_S = 3.0  # minimum interval between lines of a log file
 STAGE_S = 10.0  # silence in a log file before a line names the current stage
-_REMEMBERED = 11  # Points from which the pace is measured: the last ten intervals.
+_REMEMBERED = 11  # points that the pace is measured from: the last ten intervals
 
 
 class Progress:
     """Progress reporter that keeps log files short.
 
-    `say` prints a line. `bar`, on a terminal, is called at every step with the text, the amount
-    done and the total, and progress lines are then left out. `clock` returns seconds.
+    `say` prints a line. `bar` draws a bar on a terminal: it is called at every step with the text,
+    the amount done and the total, and no lines are printed. It is None for a log file. `clock`
+    returns seconds.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class Progress:
         self.begin()
 
     def begin(self, done: float = 0) -> None:
-        """Measure the pace from here, starting at this amount."""
+        """Restart the measurement of the pace, at the amount `done`."""
         self._past = deque([(self._clock(), done)], maxlen=_REMEMBERED)
 
     def show(
@@ -63,18 +64,18 @@ class Progress:
         failed: int = 0,
         every_s: float = LINE_S,
     ) -> bool:
-        """Show `head`; return True if it is due in the log.
+        """Show progress with the text `head`; return True if it was due for a line in a log file.
 
-        It is due at the end, and `every_s` after the last line. `done` and `total` may have any
-        common unit. `total` is None if it is unknown; no remaining time is then shown. A bar is
-        drawn at every call.
+        A line is due at the end, and `every_s` seconds after the last one. `done` and `total` may
+        have any common unit. `total` is None if it is unknown; no remaining time is then shown.
+        `failed` is the number of failures so far. A bar is drawn at every call.
         """
         now = self._clock()
         text = self._text(head, now, done, total, failed)
         if self._bar:
             self._bar(text, done, total)
         with self._lock:
-            # The pending stage may be over; the caller knows the current one.
+            # The stage whose line `enter` has delayed may be over.
             self._forget()
             is_soon = now - self._said_at < every_s
             if is_soon and done != total:
@@ -94,10 +95,11 @@ class Progress:
         failed: int = 0,
         every_s: float = STAGE_S,
     ) -> None:
-        """Show the current stage; as a line once none was printed for `every_s` seconds.
+        """Show that a stage begins; in a log file only if no other line is printed for a while.
 
-        If another line comes first, this one is dropped. It does not affect the pace, since no more
-        is done.
+        The line is printed `every_s` seconds after the last one, unless another line comes first.
+        The pace is not affected, since a stage that begins adds nothing to `done`. The other
+        parameters are those of `show`.
         """
         now = self._clock()
         text = self._text(head, now, done, total, failed)
@@ -116,12 +118,12 @@ class Progress:
                 self.say(text)
 
     def end(self) -> None:
-        """Stop reporting: cancel the line that `enter` has delayed, if there is one."""
+        """Stop reporting: cancel a line that `enter` has delayed."""
         with self._lock:
             self._forget()
 
     def _say_later(self, text: str) -> None:
-        """Print the pending stage, unless a line was printed or another stage begun since."""
+        """Print the line that `enter` has delayed, unless it was cancelled or replaced."""
         with self._lock:
             if self._later is threading.current_thread():
                 self._forget()
@@ -137,7 +139,10 @@ class Progress:
     def _text(
         self, head: str, now: float, done: float, total: float | None, failed: int
     ) -> str:
-        """Return a line of progress, with the time left at the recent pace if it is known."""
+        """Return a line of progress: head, number of failures, and remaining time if it is known.
+
+        The remaining time follows from the pace of the last steps. `now` is the time by the clock.
+        """
         text = head
         if failed:
             text += f", {failed} failed"
@@ -156,9 +161,10 @@ def progress(
     terminal: bool | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[Progress]:
-    """Yield progress on stderr, as a bar on a `terminal`; with `quiet` nothing is printed.
+    """Yield a progress reporter for stderr: a bar on a terminal, otherwise lines.
 
-    With `terminal` None, stderr is examined. `clock` returns seconds.
+    With `quiet` nothing is printed. `terminal` says whether stderr is a terminal; if it is None,
+    this is detected. `clock` returns seconds.
     """
     if terminal is None:
         terminal = not quiet and sys.stderr.isatty()
@@ -188,7 +194,7 @@ class _Stderr(logging.Handler):
 def log_lines(quiet: bool) -> Iterator[None]:
     """Print trinat's log to stderr within the block; with `quiet` only warnings.
 
-    A nested block has no effect, so that no line is printed twice.
+    Nested blocks add nothing, so that no line is printed twice.
     """
     logger = logging.getLogger("trinat")
     if any(isinstance(each, _Stderr | logging.NullHandler) for each in logger.handlers):
@@ -207,7 +213,10 @@ def log_lines(quiet: bool) -> Iterator[None]:
 
 @contextmanager
 def _bar(clock: Callable[[], float]) -> Iterator[Progress]:
-    """Yield progress as a bar on the terminal, removed after the block; lines appear above it."""
+    """Yield a progress reporter with a bar on the terminal, removed after the block.
+
+    Lines appear above the bar.
+    """
     from rich.console import Console
     from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bar
@@ -242,9 +251,10 @@ class OfSubject(Protocol):
 
 @contextmanager
 def batch_progress(quiet: bool) -> Iterator[Callable[[OfSubject, int, int], None]]:
-    """Show the numbers of subjects done, in total and failed.
+    """Show how many subjects are done and how many have failed.
 
-    Yields a function to call after each subject with its outcome, the number done and the total.
+    Yields a function to call after each subject: with its outcome, the number of subjects done, and
+    the total number.
     """
     failed = 0
     with progress(quiet) as shown:
@@ -262,9 +272,10 @@ def batch_progress(quiet: bool) -> Iterator[Callable[[OfSubject, int, int], None
 def byte_progress(
     name: str, quiet: bool
 ) -> Iterator[Callable[[int, int | None], None]]:
-    """Show the progress of a download; yield a function for the bytes so far and the total.
+    """Show the progress of a download called `name`.
 
-    The total is None if the server does not report it.
+    Yields a function to call with the number of bytes so far and the total number of bytes, None if
+    the server does not report it.
     """
     with progress(quiet) as shown:
 
@@ -277,7 +288,7 @@ def byte_progress(
 
 @contextmanager
 def stage_progress(name: str, quiet: bool) -> Iterator[None]:
-    """Show the stages that begin in the block, as a bar or a line each; `name` is the item."""
+    """Show each stage that begins within the block, as a bar or a line; `name` is the item."""
     with progress(quiet) as shown:
 
         def begun(stage: str) -> None:

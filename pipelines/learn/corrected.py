@@ -18,9 +18,11 @@ _CORRECT = "correct one with `trinat view`, or give --labels"
 
 @dataclass(frozen=True)
 class Corrected:
-    """A scan of the list of results, and its corrected label map.
+    """A scan in the results, with its corrected label map.
 
-    `structures` are those in which a participant has painted; None for an imported label map.
+    `scan` is the path of the image and `labels` that of the corrected label map. `structures` are
+    the names of the structures that a rater has changed; None for an imported label map, in which
+    every voxel counts.
     """
 
     item: Item
@@ -30,7 +32,7 @@ class Corrected:
 
     @property
     def pair(self) -> Pair:
-        """Return the label map as truth, paired with the scan in place of a prediction."""
+        """Pair of the corrected label map, as truth, and the scan, in place of a prediction."""
         name = self.item.name
         truth = ScanFile(name, self.labels, name, participant=self.item.participant)
         scan = ScanFile(name, self.scan, name, participant=self.item.participant)
@@ -38,10 +40,10 @@ class Corrected:
 
 
 def find_corrected(study: Study) -> tuple[list[Corrected], list[str]]:
-    """Return the corrected scans of a study, and a line for each label map that cannot be used.
+    """Return the corrected scans of a study, and a message for each that cannot be used.
 
-    If the study is compared with other label maps (`against`), those are the corrected ones.
-    Raises EvaluationError if nothing was corrected.
+    If the study has other label maps to compare with (`against`), those are the corrected label
+    maps. Raises EvaluationError if nothing was corrected.
     """
     found = []
     failures = []
@@ -91,7 +93,7 @@ def find_corrected(study: Study) -> tuple[list[Corrected], list[str]]:
 
 
 def next_scans(settings: NextSettings) -> tuple[list[Next], int]:
-    """Return the scans to correct next, and the number of scans that are corrected already.
+    """Return the scans to correct next, and the number of scans that are already corrected.
 
     Raises EvaluationError if no scan has a result.
     """

@@ -1,4 +1,4 @@
-"""Forecast of a learning: what it can gain, and how long it takes, before anything is segmented."""
+"""Forecast of `trinat learn`: the expected gain and duration, before any scan is segmented."""
 
 from __future__ import annotations
 
@@ -25,15 +25,16 @@ from trinat.segmentation.metrics.common_grid import on_grid_of
 from trinat.segmentation.metrics.overlap import Counts, dice, joint_histogram
 from trinat.segmentation.models.checkpoint import Model
 
-# Label maps are read at a second or two a scan, and the forecast is to be there in half a minute.
+# Maximum number of scans whose label maps are read, at a second or two each: the forecast should
+# take half a minute at most.
 _MOST_READ = 10
-# A painted correction moves the borders of its neighbours, too. A structure of which less than
-# this share was changed is a neighbour: a new model is not judged by it.
+# Painting a structure also moves the borders of its neighbours. Structures of which less than this
+# share of voxels was changed count as such neighbours: a new model is not judged by them.
 _CHANGED_SHARE = 0.02
 # Factors gain this share of the size gap: 0.016 of 0.10 on the labelling challenge
 # (docs/notes/learning.md).
 _GAIN_OF_SIZE_GAP = 1 / 6
-# Models that are judged after a training, beside the one before: averaged and trained.
+# Number of new models that are judged after a training: averaged and trained.
 _CANDIDATES = 2
 
 
@@ -41,9 +42,10 @@ _CANDIDATES = 2
 class Agreement:
     """Agreement of the results with the corrections.
 
-    `changed` are the classes of which a correction changed a substantial share. `dice` is the mean
-    Dice over the compared classes, `size_gap` the part of the missing Dice that follows from sizes
-    that differ in the same way in all scans, which factors of structures mend in part.
+    `scans` is the number of scans read. `changed` are the classes (indices) that are compared.
+    `dice` is the mean Dice over these classes and scans. `size_gap` is the part of the missing Dice
+    that is due to structures being too large or too small over all scans together, which factors of
+    structures correct in part.
     """
 
     scans: int
@@ -67,19 +69,20 @@ def compare_with_results(
     counted: Sequence[int],
     mapping: Mappings,
 ) -> Agreement | None:
-    """Compare corrections with the results they correct; None if none can be compared.
+    """Compare corrected label maps with the results that they correct; None if none is readable.
 
-    `counted` are the classes that the corrections speak of. Of painted corrections only the
-    structures that were changed substantially are compared, with their other sides.
+    `counted` are the classes (indices) to compare. If all corrections were painted, only the
+    structures of which a substantial share was changed are compared, on both sides. `mapping`
+    translates the label numbers of imported label maps. Ten scans at most are read.
     """
     joints = []
-    for each in _spread(corrected, _MOST_READ):
+    for each in _evenly_spaced(corrected, _MOST_READ):
         if each.item.labels is None:
             continue
         try:
             joints.append(_count_pairs(each, each.item.labels, scheme, mapping))
         except (TrinatError, OSError):
-            # Segmenting reads it again, and reports the reason.
+            # Segmentation reads the label map again later, and reports the reason then.
             continue
     changed = set()
     for joint in joints:
@@ -107,7 +110,7 @@ def compare_with_results(
 def _count_pairs(
     corrected: Corrected, result: Path, scheme: LabelScheme, mapping: Mappings
 ) -> Counts:
-    """Count the voxels of a scan by corrected and resulting class, (K, K)."""
+    """Count the voxels of a scan by class in the correction and class in the result, (K, K)."""
     labels = Volume.read(corrected.labels, labels=True)
     found, _ = on_grid_of(Volume.read(result, labels=True), labels)
     truth = scheme.from_freesurfer(
@@ -124,9 +127,11 @@ def _count_pairs(
 
 
 def _size_gap(joints: Sequence[Counts], compared: Sequence[int]) -> float:
-    """Return the mean Dice that classes lose at least, as their sizes differ over all scans.
+    """Return the part of the missing mean Dice that follows from the sizes of structures alone.
 
-    Sets of a and b voxels have a Dice of 2 min(a, b) / (a + b) at most.
+    `joints` has (K, K) counts for each scan, which are summed. Two sets of a and b voxels have a
+    Dice of at most 2 min(a, b) / (a + b); the gap of a class is 1 minus this bound. The mean is
+    over the classes in `compared`.
     """
     summed = np.sum(joints, axis=0)
     true: NDArray[np.int64] = summed.sum(1)[compared]
@@ -135,8 +140,8 @@ def _size_gap(joints: Sequence[Counts], compared: Sequence[int]) -> float:
     return float(gaps[true > 0].mean()) if (true > 0).any() else 0.0
 
 
-def _spread(corrected: Sequence[Corrected], most: int) -> list[Corrected]:
-    """Choose at most so many, evenly over the list."""
+def _evenly_spaced(corrected: Sequence[Corrected], most: int) -> list[Corrected]:
+    """Choose at most `most` scans, evenly spaced in the list."""
     places = np.linspace(0, len(corrected) - 1, min(most, len(corrected)))
     return [corrected[round(place)] for place in places]
 
@@ -148,10 +153,12 @@ def learning_seconds(
     *,
     trains: bool,
 ) -> float | None:
-    """Estimate the seconds that a learning takes; None where nothing is known.
+    """Estimate the duration of `trinat learn` in seconds; None if it cannot be estimated.
 
-    Scans take as long as the ledger says they took. A training on a processor takes the time of
-    its slices, measured here; on a GPU it is not known before its first steps.
+    Segmentation of a scan is expected to take the time that the ledger has for it. If the networks
+    are trained (`trains`), `settings.seconds` is the duration of the training. Without it, the time
+    for the slices is measured here on a CPU; on a GPU the duration is not known before the first
+    steps of training.
     """
     timed = [
         sum(each.item.entry.timings_s.values())
@@ -164,7 +171,7 @@ def learning_seconds(
     seconds = len(corrected) * scan_s
     if not trains:
         return seconds
-    # About every fifth scan is left out, and judges each candidate.
+    # About every fifth scan is held out, and is segmented by each candidate.
     judged = max(1, len(corrected) // 5)
     seconds += _CANDIDATES * judged * scan_s
     if settings.seconds is not None:

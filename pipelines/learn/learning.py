@@ -1,8 +1,8 @@
-"""`trinat learn`: the best model that some corrected label maps allow.
+"""`trinat learn`: the best model that the available corrected label maps allow.
 
-From few participants factors of structures are fitted; from more, networks are trained, too. What
-is better is decided by participants that the new model has not seen. A model that is no better is
-not written.
+With few participants, only factors of structures are fitted; with more, networks are trained, too.
+Participants that were held out decide which model is better. A model that is no better than the one
+before is not written.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ from trinat.segmentation.training.odds_fit import (
 
 _log = logging.getLogger(__name__)
 
-# With two, one would be left to learn from: factors use both.
+# Fewest participants to train with. Of two, one would be held out and only one left to learn from;
+# factors of structures use both.
 _FEWEST_TO_TRAIN = 3
 _FACTORS = "factors"
 _SEE = "see what is wrong with it"
@@ -71,9 +72,10 @@ _SEE = "see what is wrong with it"
 
 @dataclass(frozen=True)
 class Judged:
-    """Mean Dice over structures of scans, before and after, by participants.
+    """Mean Dice over structures of each scan, with the model before and with the new one.
 
-    With `held_out` the participants were not seen; else there was but one, who was.
+    `participants` has the participant of each scan. `held_out` is True if the new model has not
+    seen the participants; it is False if there was a single participant, to whom it was fitted.
     """
 
     participants: tuple[str, ...]
@@ -83,7 +85,7 @@ class Judged:
 
     @property
     def gain(self) -> float:
-        """The gain of the mean over scans."""
+        """Difference of the mean Dice over all scans, after minus before."""
         return float(np.mean(self.after)) - float(np.mean(self.before))
 
     def __str__(self) -> str:
@@ -109,7 +111,7 @@ class Judged:
 
 @dataclass(frozen=True)
 class Learnt:
-    """Outcome of a learning: `lines` tell people what was done, why, and all figures."""
+    """Outcome of `learn`: messages on what was done, why, and with which Dice; exit status."""
 
     lines: tuple[str, ...]
     exit: Exit
@@ -117,7 +119,13 @@ class Learnt:
 
 @dataclass(frozen=True)
 class _Material:
-    """Corrected scans as the model to improve sees them; `counted` are the classes of the means."""
+    """Corrected scans, segmented with the model that is to be improved.
+
+    `corrected`, `pairs` and `scans` have an entry for each usable scan. `scans` are the voxels
+    whose class depends on factors of structures. `reader` has read the label maps. `counted` are
+    the classes (indices) that enter mean Dice scores. `failed` is the number of scans that could
+    not be used.
+    """
 
     corrected: Sequence[Corrected]
     model: Model
@@ -129,7 +137,7 @@ class _Material:
 
     @property
     def participants(self) -> list[str]:
-        """The participant of each pair."""
+        """Participant of each pair."""
         return [pair.truth.participant for pair in self.pairs]
 
 
@@ -139,21 +147,22 @@ def learn(
     progress: bool = False,
     study: Study | None = None,
 ) -> Learnt:
-    """Fit a model to corrected scans; write it if held-out participants gain by it.
+    """Fit a model to corrected scans; write it if the Dice of held-out participants rises.
 
-    They are those of `study`; by default of the results that the settings name.
-    Scans that cannot be used are logged, and count as failed. EvaluationError if none can be used,
-    or if the model is no better: then none is written. `progress` of a training is shown on stderr.
+    The scans are those of `study`; by default of the results in the settings. Scans that cannot be
+    used are logged, and count as failed. EvaluationError is raised if none can be used, or if the
+    new model is no better; then no model is written. With `progress`, the progress of a training is
+    shown on stderr.
     """
     check_out(settings.out, settings.overwrite)
     if study is None:
         study = Study(
             settings.results, rater="", images=settings.images, against=settings.labels
         )
-    material = _material(study, settings)
+    material = _prepare_material(study, settings)
     participants = len(set(material.participants))
     what = f"{count(len(material.scans), 'corrected scan')} of {count(participants, 'participant')}"
-    if not _trains(settings, participants):
+    if not _trains_networks(settings, participants):
         why = f"{what}: factors of structures are fitted, the networks stay as they are"
         return _fit_factors(material, settings, why)
     if participants < 2:
@@ -172,12 +181,12 @@ def learn(
     return _choose_training(material, trained, settings, what)
 
 
-def _material(study: Study, settings: LearnSettings) -> _Material:
-    """Find the corrected scans, and segment them with the model to improve."""
+def _prepare_material(study: Study, settings: LearnSettings) -> _Material:
+    """Find the corrected scans and segment them with the model that is to be improved."""
     corrected, failures = find_corrected(study)
     require_scans(corrected, failures, settings.results, _SEE)
     model = load_model(settings.model or _find_source_model(corrected))
-    # A name that no model can have is refused before anything is done.
+    # Raises for an invalid name of the model before any work is done.
     description_of(model, settings.out)
     mapping = Mappings()
     if settings.numbering is not None:
@@ -187,7 +196,7 @@ def _material(study: Study, settings: LearnSettings) -> _Material:
     agreement = compare_with_results(corrected, model.scheme, counted, mapping)
     if agreement is not None:
         counted = sorted(agreement.changed)
-        _say_expectation(corrected, model, agreement, settings)
+        _log_expectation(corrected, model, agreement, settings)
     pairs, scans, failed = segment_all(
         model,
         [each.pair for each in corrected],
@@ -205,20 +214,23 @@ def _material(study: Study, settings: LearnSettings) -> _Material:
     )
 
 
-def _trains(settings: LearnSettings, participants: int) -> bool:
-    """Return True if networks are trained, False if factors of structures are enough."""
+def _trains_networks(settings: LearnSettings, participants: int) -> bool:
+    """Return True if networks are trained, False if only factors of structures are fitted.
+
+    `participants` is the number of participants with a corrected scan.
+    """
     if settings.method == "auto":
         return participants >= _FEWEST_TO_TRAIN
     return settings.method == "training"
 
 
-def _say_expectation(
+def _log_expectation(
     corrected: Sequence[Corrected],
     model: Model,
     agreement: Agreement,
     settings: LearnSettings,
 ) -> None:
-    """Report what can be gained and how long it takes; EvaluationError if nothing can be gained.
+    """Log the expected gain and duration; raise EvaluationError if nothing can be gained.
 
     The gain is known only if the model to improve is the one that made the results.
     """
@@ -232,14 +244,18 @@ def _say_expectation(
             )
         _log.info("%s", agreement)
     participants = len({each.item.participant for each in corrected})
-    trains = _trains(settings, participants)
+    trains = _trains_networks(settings, participants)
     seconds = learning_seconds(corrected, model, settings, trains=trains)
     if seconds is not None:
         _log.info("learning will take about %d min", max(1, round(seconds / 60)))
 
 
 def _fit_factors(material: _Material, settings: LearnSettings, why: str) -> Learnt:
-    """Fit factors to all scans, judged by factors that have not seen a scan's participant."""
+    """Fit factors of structures to all scans and write the model if its Dice is better.
+
+    Each scan is scored with factors that were fitted to other participants. `why` is a message on
+    the choice of method.
+    """
     found = _factors_of(material)
     before = tuple(found.dice[BEFORE])
     after = tuple(found.dice[FITTED])
@@ -253,17 +269,17 @@ def _fit_factors(material: _Material, settings: LearnSettings, why: str) -> Lear
 
 
 def _factors_of(material: _Material) -> FittedFusion:
-    """Fit factors to all scans."""
+    """Fit factors of structures to all scans."""
     return find_odds(material.model, material.pairs, material.scans, material.counted)
 
 
 def _save_factors(
     material: _Material, found: FittedFusion, settings: LearnSettings
 ) -> None:
-    """Write the model with its networks and the factors."""
+    """Write a model with the old networks and the new factors of structures."""
     changed: dict[str, Any] = {
         "fusion": found.fusions[FITTED],
-        # Other figures were measured with other factors.
+        # The other metrics of the model were measured with its old factors, so they are dropped.
         "metrics": {"class_odds": found.figures(FITTED)},
     }
     description = description_of(material.model, settings.out)
@@ -282,7 +298,10 @@ def _choose_training(
     settings: LearnSettings,
     what: str,
 ) -> Learnt:
-    """Choose between factors and what was trained by the scans that were left out."""
+    """Choose between the old model, factors of structures and trained networks; write the best.
+
+    The held-out scans decide. `what` is a message on the number of scans.
+    """
     left_out = []
     rest = []
     for pair, scan in zip(material.pairs, material.scans, strict=True):
@@ -322,7 +341,10 @@ def _scores_of_factors(
     left_out: Sequence[DoubtfulVoxels],
     rest: Sequence[DoubtfulVoxels],
 ) -> dict[str, list[float]]:
-    """Score each held-out scan, before and with factors of the rest."""
+    """Return the mean Dice of each scan in `left_out`, with the old and with new factors.
+
+    Keys are `BEFORE` and `_FACTORS`. The new factors are fitted to the other scans, `rest`.
+    """
     model = material.model
     fixed = classes_without_odds(model, material.scans, material.counted)
     odds = {
@@ -342,7 +364,7 @@ def _scores_of_trained(
     left_out: Sequence[Pair],
     settings: LearnSettings,
 ) -> dict[str, list[float]]:
-    """Score each held-out scan with each model that was trained."""
+    """Return the mean Dice of each held-out scan with each trained model, by the model's name."""
     scheme = material.model.scheme
     fixed = classes_without_odds(material.model, material.scans, material.counted)
     scores = {}
@@ -359,12 +381,13 @@ def _scores_of_trained(
         dice_of = {}
         for pair, scan in zip(used, found, strict=True):
             dice_of[pair.truth.name] = scan.mean_dice(own, fixed)
-        # Refused is what agrees so little that it might be another head: that is a bad model here.
+        # `segment_all` refuses scans that agree so little with the truth that they might show
+        # another head. Here the truth is known to fit, so the model is bad: the Dice is 0.
         scores[name] = [dice_of.get(pair.truth.name, 0.0) for pair in left_out]
     return scores
 
 
-# In words, what was chosen of what was tried.
+# Message for each candidate that may be chosen.
 _WHY = {
     _FACTORS: "factors of structures do as well as training, so the networks stay as they are",
     "averaged": "the networks are the mean of those before and after training",
@@ -379,10 +402,10 @@ def _save_trained(
     judged: Judged,
     settings: LearnSettings,
 ) -> None:
-    """Write a trained model as the new one, with its figures and how it was trained.
+    """Write a trained model as the new model, with its scores and the provenance of its training.
 
-    Where all corrections were painted, nothing was learnt of structures that nobody touched: what
-    the model before says of CSF and of structures that it does not predict still holds.
+    If all corrections were painted, structures that nobody changed were not learnt: the old model's
+    facts on CSF and on structures that it does not predict still hold.
     """
     model = load_model(trained.models[chosen])
     figures: dict[str, JsonValue] = {
@@ -409,8 +432,8 @@ def _save_trained(
 
 
 def _refuse_if_no_better(judged: Judged, out: Path) -> None:
-    """Raise EvaluationError if a model is not worth having."""
-    # Not where it is not a number, as of corrections that change nothing.
+    """Raise EvaluationError if the Dice of a new model has not risen by `WORTHWHILE`."""
+    # Written so that NaN is refused, too: the gain is NaN if the corrections change nothing.
     if not judged.gain >= WORTHWHILE:
         raise EvaluationError(
             f"no model is written, as it would be no better: {judged}",
@@ -422,10 +445,9 @@ def _refuse_if_no_better(judged: Judged, out: Path) -> None:
 def structures_corrected(
     corrected: Sequence[Corrected], scheme: LabelScheme
 ) -> list[int]:
-    """Return the classes that corrections speak of, with their other sides.
+    """Return the classes (indices) that corrections have changed, on both sides.
 
-    Those that people have changed in any scan; all of them as soon as a label map is from
-    elsewhere.
+    If any label map is an imported one, these are all classes.
     """
     names: set[str] = set()
     for each in corrected:
@@ -440,7 +462,10 @@ def structures_corrected(
 
 
 def _find_source_model(corrected: Sequence[Corrected]) -> str:
-    """Return the shipped model that made the results; ConfigError if it is another one."""
+    """Return the name of the shipped model that made the results.
+
+    ConfigError is raised if another model, or more than one, made them.
+    """
     hashes = {each.item.entry.model for each in corrected}
     for name, folder in shipped_models().items():
         if hashes == {sha256_of(folder / MODEL_FILE)}:

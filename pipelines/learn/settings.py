@@ -32,9 +32,9 @@ _Images = Annotated[
 class LearnSettings:
     """Settings of `trinat learn`.
 
-    `labels` are imported label maps, with the `numbering` of a folding table or FreeSurfer's. The
-    default of `model` is the shipped one that made the results. `recipe` and `seconds` apply to the
-    training, if there is one.
+    `labels` is a folder of imported label maps, with numbers of the folding table `numbering`, or
+    of FreeSurfer by default. `model` defaults to the shipped model that made the results. `recipe`
+    and `seconds` apply only if networks are trained.
     """
 
     results: Annotated[
@@ -82,7 +82,7 @@ class LearnSettings:
 
 @dataclass(frozen=True)
 class NextSettings:
-    """Settings of `trinat next`; scans with a label map in `labels` were corrected."""
+    """Settings of `trinat next`; scans with a label map in `labels` count as corrected."""
 
     results: Annotated[Path, Option("Results of trinat predict.", is_argument=True)]
     labels: Annotated[

@@ -1,7 +1,7 @@
 """Training of networks on corrected scans, by `trinat prepare`, `split` and `train`.
 
-Beside the new model there is a folder with the store, its split and the run: the same command goes
-on there where it was stopped.
+The folder NAME-training beside the new model has the store, its split and the run. If training was
+interrupted, the same command resumes it there.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ from trinat.segmentation.training.config import TRUNK
 
 _log = logging.getLogger(__name__)
 
-# Painted corrections train the last layer alone: the features of the networks show where to move a
-# border, and a structure that nobody touched keeps its labels (docs/notes/learning.md).
+# Changes of the recipe for painted corrections, which train the last layer only: the features of
+# the networks suffice to move a border, and a structure that nobody changed keeps its labels
+# (docs/notes/learning.md).
 _PAINTED = {
     "optimiser.parts": dict.fromkeys(TRUNK, 0),
     "optimiser.rate": 1e-2,
@@ -52,11 +53,11 @@ _RATIOS = (4.0, 1.0, 0.0)
 
 @dataclass(frozen=True)
 class Trained:
-    """Result of a training in the folder `run`, and the scans that were held out.
+    """Result of a training: the folder of the run, the new models and the scans that were held out.
 
-    `models` are folders, by what people are told of them, the nearer to the start first: the
-    weights as they were trained and, if all layers were, their mean with those they started from.
-    `held_out` are names of scans.
+    `models` maps names to model folders, the model that changes less first: "averaged" has the mean
+    of the weights before and after training (missing if only the last layer was trained), "trained"
+    the weights after training. `held_out` are the names of scans.
     """
 
     run: Path
@@ -72,15 +73,15 @@ def train_on(
     *,
     progress: bool,
 ) -> Trained:
-    """Train a model's networks on corrected scans, without those of some participants.
+    """Train the networks of a model on corrected scans; hold out one participant in five.
 
     A painted correction is a whole label map: where nobody painted, its labels are the results of
-    the model. Of painted corrections only the `classes` that they changed are learnt, unless
-    `settings` name a recipe.
+    the model. If all corrections were painted and the `settings` name no recipe, only the `classes`
+    (indices) that were changed are learnt.
     """
     work = settings.out.with_name(f"{settings.out.name}-training")
     work.mkdir(parents=True, exist_ok=True)
-    # Long names of two scans of a participant must not become one.
+    # `safe_component` keeps long names apart, so that two scans of a participant stay two subjects.
     subjects = {safe_component(each.item.name): each for each in corrected}
     _write_table(work, subjects)
     store = work / "store"
@@ -99,7 +100,8 @@ def train_on(
         "trained on %d scans, judged by %d", len(split.train), len(split.validation)
     )
 
-    # Other corrections, another recipe or another model are another run.
+    # Name the run after corrections, model and recipe, so that it is resumed only if all are the
+    # same.
     identity = Store(store).fingerprint.encode() + read_bytes(path)
     identity += read_bytes(model.folder / MODEL_FILE)
     identity += json.dumps([settings.recipe, str(model.folder)]).encode()
@@ -131,7 +133,7 @@ def train_on(
 def recipe_changes(
     corrected: Sequence[Corrected], model: Model, settings: LearnSettings
 ) -> dict[str, Any]:
-    """Return the settings of the recipe that follow from the model and the corrections."""
+    """Return the recipe's settings that follow from the model and the corrections, by key."""
     changed: dict[str, Any] = {
         "start": model.folder.resolve(),
         "contrast": model.info.contrast,
@@ -144,13 +146,19 @@ def recipe_changes(
 
 
 def _trains_last_layer(corrected: Sequence[Corrected], settings: LearnSettings) -> bool:
-    """Return True if all corrections were painted in the viewer, and no recipe is given."""
+    """Return True if only the last layer is trained.
+
+    That is so if all corrections were painted in the viewer and no recipe is given.
+    """
     is_painted = all(each.structures is not None for each in corrected)
     return is_painted and settings.recipe == DEFAULT_RECIPE
 
 
 def _write_table(work: Path, subjects: Mapping[str, Corrected]) -> None:
-    """Write the table of pairs that a store is made from."""
+    """Write the table of pairs (scan and label map) that a store is made from.
+
+    `subjects` maps the names of subjects in the store to their scans.
+    """
     rows = []
     for name, corrected in subjects.items():
         paths = (corrected.scan.resolve(), corrected.labels.resolve())
@@ -161,9 +169,9 @@ def _write_table(work: Path, subjects: Mapping[str, Corrected]) -> None:
 def save_learnt_classes(
     trained: Model, start: Model, classes: Sequence[int], out: Path
 ) -> None:
-    """Write a trained model whose last layers have the old weights of all other classes.
+    """Write a trained model in which only `classes` (indices) have new weights in the last layer.
 
-    Borders between two of these then stay where they were.
+    All other classes get their weights in `start`, so that borders between two of them do not move.
     """
     for view, network in trained.networks.items():
         count = len(trained.classes_of(view))
@@ -179,7 +187,7 @@ def save_learnt_classes(
 
 
 def _save_mean(trained: Model, start: Model, out: Path) -> None:
-    """Write the model halfway between one that was trained and the one that it started from."""
+    """Write a model with the mean of the weights before and after training (`start`, `trained`)."""
     networks: dict[View, Network] = {}
     for view, network in trained.networks.items():
         networks[view] = network
@@ -189,7 +197,7 @@ def _save_mean(trained: Model, start: Model, out: Path) -> None:
 
 
 def _mean_of(first: Network, second: Network) -> Network:
-    """Average the weights of two networks, and the statistics of their norms."""
+    """Return a network with the mean of two networks' weights and normalisation statistics."""
     mean = AveragedModel(first, use_buffers=True)
     mean.update_parameters(first)
     mean.update_parameters(second)

@@ -1,4 +1,4 @@
-"""trinat bundle: views that were trained separately become one model."""
+"""trinat bundle: combine views that were trained separately into one model."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from trinat.segmentation.models.zoo import MODEL_FILE
 from trinat.segmentation.space.views import View
 from trinat.segmentation.synthetic.heads import load_heads
 
-# The models that have a network for each view.
+# For each view, the models that have a network for it.
 Members = Mapping[View, Sequence[Model]]
 
 
@@ -48,21 +48,24 @@ def bundle(
     ensemble: bool = False,
     overwrite: bool = False,
 ) -> ModelInfo:
-    """Write to `out` a model of all views that runs or model folders hold.
+    """Combine the views of several runs or model folders into one model, and write it to `out`.
 
-    With `ensemble`, those that hold the same view become members of one network for it.
+    - `given` are the paths of the sources; the label scheme and other common facts are those of the
+      first.
+    - `name` is the model's name; by default that of the folder `out`.
+    - With `ensemble`, networks of several sources for the same view become members of one ensemble.
+    - Views are weighted as in the sources, or with `default_weights` as in a new model.
+    - `licence` is the licence of the weights of sources that state none.
+    - `label_maps` is a folder of label maps to make an anatomical prior from; by default the model
+      has the prior of the first source, if there is one.
 
-    Views are weighed as in the sources, or with `default_weights` as in a new model. `licence`
-    is what the weights may be used under, where a source does not say it. From `label_maps` an
-    anatomical prior is made; else the model has that of the first source, if it has one.
-
-    Sources that do not fit together are a ModelError or a ConfigError, and nothing is written.
+    ModelError or ConfigError is raised if the sources do not fit together; nothing is written then.
     """
     check_out(out, overwrite)
     sources = [load_model(find_source(place)) for place in given]
     first = sources[0]
     members = _members_by_view(sources, ensemble)
-    # All have one label scheme and working grid; architectures may differ by view.
+    # All sources must have the same label scheme and working grid; networks may differ by view.
     expected = _common_facts(first)
     for source in sources[1:]:
         for what, found in _common_facts(source).items():
@@ -75,13 +78,13 @@ def bundle(
     fusion = Fusion()
     if not default_weights:
         fusion = _common_fusion(sources)
-    # Weights that are all 0 are refused before anything is made.
+    # Raises if all weights are 0, before anything is written.
     normalised_weights(fusion.weights, list(members), first.folder)
 
     template = first.template
     prior = first.info.prior
     if label_maps is not None:
-        # The fluid all around the brain is CSF of the template only for models that predict CSF.
+        # In the template, all fluid around the brain is CSF only for models that predict CSF.
         template = build_template(
             load_heads(label_maps), first.scheme, learn_fluid=_predicts_csf(first)
         )
@@ -97,7 +100,7 @@ def bundle(
         description = check(Description, content, "--name")
 
     networks = {view: _join_network(of_view, view) for view, of_view in members.items()}
-    # Half precision where all sources are stored in it: so no weight is rounded here.
+    # Use half precision only if all sources are stored in it, so that no weight is rounded.
     precision: Precision = "float32"
     if all(source.info.precision == "float16" for source in sources):
         precision = "float16"
@@ -114,9 +117,9 @@ def bundle(
 
 
 def _members_by_view(sources: Sequence[Model], ensemble: bool) -> Members:
-    """Find the sources that have a network for each view, views in their usual order.
+    """Return the sources that have a network for each view, in the usual order of views.
 
-    Two sources of one view are a ModelError unless they shall become an ensemble.
+    Raises ModelError for two sources of one view, unless they are to become an `ensemble`.
     """
     members: dict[View, list[Model]] = {}
     for view in View:
@@ -134,7 +137,7 @@ def _members_by_view(sources: Sequence[Model], ensemble: bool) -> Members:
 
 
 def _common_facts(model: Model) -> dict[str, Any]:
-    """List what all views of one model must have in common, by the words that an error uses."""
+    """Return the facts that must be equal in all sources, by their names in error messages."""
     info = model.info
     content: dict[str, Any] = {
         "labels": info.labels,
@@ -151,7 +154,7 @@ def _common_facts(model: Model) -> dict[str, Any]:
 
 
 def _common_fusion(sources: Sequence[Model]) -> Fusion:
-    """Return the fusion of all sources; a ConfigError if they differ."""
+    """Return the fusion of all sources; raise ConfigError if they differ."""
     first = sources[0]
     for source in sources:
         if source.info.fusion != first.info.fusion:
@@ -169,10 +172,13 @@ def _join_content(
     fusion: Fusion,
     licence: str,
 ) -> dict[str, Any]:
-    """Fill the fields of the new model's `Description`, but for its name and its prior."""
+    """Return the fields of the new model's `Description`, except its name and its prior.
+
+    `members` are from `_members_by_view`.
+    """
     first = sources[0]
     origins = {view: _join_origin(found, view) for view, found in members.items()}
-    # The grid is common to all; slices are a view's own, as its own model cuts them.
+    # The grid is the same in all sources, but each view keeps the slicing of its own source.
     slices = {}
     for view, found in members.items():
         preprocessing = found[0].info.preprocessing
@@ -208,7 +214,10 @@ def _join_content(
 
 
 def _join_csf(sources: Sequence[Model]) -> Csf:
-    """Find what all sources that predict CSF call by that name; two meanings are a ModelError."""
+    """Return what all sources that predict CSF mean by it; raise ModelError if they differ.
+
+    "region" if no source predicts CSF.
+    """
     known = [source for source in sources if _predicts_csf(source)]
     for source in known[1:]:
         if source.info.csf != known[0].info.csf:
@@ -223,15 +232,15 @@ def _join_csf(sources: Sequence[Model]) -> Csf:
 
 
 def _predicts_csf(source: Model) -> bool:
-    """Tell whether CSF is among the structures that a model predicts."""
+    """Return True if CSF is among the structures that a model predicts."""
     fluids = {label.name for label in source.scheme.labels if label.group == CSF_GROUP}
     return not fluids <= set(source.info.not_predicted)
 
 
 def _join_network(sources: Sequence[Model], view: View) -> Network:
-    """Take the view's network of a single source, or make an ensemble of several sources'.
+    """Return the network of a view: that of a single source, or an ensemble of several.
 
-    Members of an ensemble that differ in configuration or licence are a ModelError.
+    Raises ModelError if the networks differ in configuration, or the sources in licence.
     """
     networks = [source.networks[view] for source in sources]
     if len(networks) == 1:
@@ -251,10 +260,10 @@ def _join_network(sources: Sequence[Model], view: View) -> Network:
 
 
 def _join_origin(sources: Sequence[Model], view: View) -> Origin:
-    """Say where a view's weights come from.
+    """Return the origin of a view's weights.
 
-    Of several members it is the first one's origin, with the data of all, and without metrics:
-    no member was measured together with the others.
+    For an ensemble this is the origin of the first member, with the training data of all members,
+    and without metrics, because no member was measured together with the others.
     """
     origins = []
     for source in sources:
@@ -284,13 +293,17 @@ def _join_origin(sources: Sequence[Model], view: View) -> Origin:
 
 
 def _join_texts(texts: Sequence[str]) -> str:
-    """Join texts that are not empty, each once and in their order: "x; y"."""
+    """Join the different texts with "; ", in their order and without empty ones."""
     different = dict.fromkeys(text for text in texts if text)
     return "; ".join(different)
 
 
 def _join_training(origins: Mapping[View, Origin], licence: str) -> Training:
-    """Join all views' notes; nothing is claimed for a view that does not say it."""
+    """Combine the notes on the training of all views into one.
+
+    `licence` is the licence of views that state none. Data, licence and recipe are listed by view
+    if they differ. `slices_seen` is the sum over all runs; None if any run lacks it.
+    """
     notes = {view: origin.training for view, origin in origins.items()}
     # Views of one run share its notes, and its count of slices.
     runs = {origin.model_sha256: origin.training for origin in origins.values()}
@@ -311,9 +324,10 @@ def _join_training(origins: Mapping[View, Origin], licence: str) -> Training:
 
 
 def _describe_by_view(texts: Mapping[View, str]) -> str:
-    """Write what views say as one text; views that say the same are named together.
+    """Return one text for the texts of all views.
 
-    "x" where all say x; else "coronal, axial: x; sagittal: not stated".
+    It is "x" if all texts are "x". Otherwise views with the same text are named together: "coronal,
+    axial: x; sagittal: not stated".
     """
     views_that_say: dict[str, list[str]] = {}
     for view, text in texts.items():

@@ -1,8 +1,8 @@
-"""trinat fit: a model fitted to scans with truth without training, in up to three steps.
+"""trinat fit: fit a model to scans with truth without training, in up to three steps.
 
 The steps are the weights of the views, the odds of structures, and the limits of the grade. The
-first two need scans with truth, and are kept only if the Dice of participants held out of the fit
-rises. The networks stay as they are.
+odds of a structure are a factor on its probabilities. The first two steps need scans with truth,
+and are kept only if the Dice of held-out participants rises. The networks stay as they are.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from trinat.segmentation.models.zoo import shipped_models
 _log = logging.getLogger(__name__)
 
 _STEPS: tuple[Step, ...] = get_args(Step)
-# For each step that is fitted to scans: its functions, and its entry under `metrics`.
+# Steps that need scans: the functions that fit and describe, and the key under `metrics`.
 _FITTED_TO_SCANS = {
     "weights": (fit_view_weights, describe_weights, "fusion_weights"),
     "odds": (fit_structure_odds, describe_odds, "class_odds"),
@@ -51,7 +51,11 @@ _FITTED_TO_SCANS = {
 
 @dataclass(frozen=True)
 class Fitted:
-    """Outcome of `fit`: what each step did or why it was skipped, and whether the model changed."""
+    """Outcome of `fit`.
+
+    `lines` say what each step did or why it was skipped. `changed` is True if the model has
+    changed.
+    """
 
     model: Model
     lines: tuple[str, ...]
@@ -60,13 +64,13 @@ class Fitted:
 
 
 def fit(settings: FitSettings) -> Fitted:
-    """Fit what the data allow, and write a model if anything has changed.
+    """Do each step that the data allow, and write a model if anything has changed.
 
-    Scans that cannot be used are logged, and count as failed. Raises EvaluationError if
-    no scan can be used, and ConfigError if no step is possible.
+    Scans that cannot be used are logged, and count as failed. Raises EvaluationError if no scan can
+    be used, and ConfigError if no step is possible.
     """
     start = load_model(settings.model)
-    _check_place(settings, start)
+    _refuse_bad_out(settings, start)
     skipped = _impossible_steps(settings, start)
     if len(skipped) == len(_STEPS):
         reasons = "; ".join(f"{step}: {why}" for step, why in skipped.items())
@@ -94,7 +98,7 @@ def fit(settings: FitSettings) -> Fitted:
             continue
         fusion = found.fusions[found.chosen]
         metrics[entry] = found.figures(found.chosen)
-        # Other figures were measured with another fusion.
+        # The model's other metrics were measured with another fusion, so they are dropped.
         model = _with_info(model, fusion=fusion, metrics=metrics)
         lines.append(f"{step}: {describe(fusion)}")
 
@@ -105,7 +109,7 @@ def fit(settings: FitSettings) -> Fitted:
         try:
             quality, found_limits = fit_limits(model, device=settings.device)
         except EvaluationError as error:
-            # Weights and odds were fitted all the same.
+            # Weights and odds that were fitted before are written all the same.
             lines.append(f"limits: not found, {error}")
         else:
             model = _with_info(model, quality=quality)
@@ -118,8 +122,8 @@ def fit(settings: FitSettings) -> Fitted:
     return Fitted(model, tuple(lines), changed, exit_status)
 
 
-def _check_place(settings: FitSettings, model: Model) -> None:
-    """Raise before the work if the new model could not be written."""
+def _refuse_bad_out(settings: FitSettings, model: Model) -> None:
+    """Raise ConfigError or ModelError, before any work, if the new model could not be written."""
     if settings.out is not None:
         check_out(settings.out, settings.overwrite)
         description_of(model, settings.out)
@@ -131,7 +135,7 @@ def _check_place(settings: FitSettings, model: Model) -> None:
 
 
 def _impossible_steps(settings: FitSettings, model: Model) -> dict[str, str]:
-    """Return the reasons against steps that cannot be done or are not wanted."""
+    """Return the steps to skip with the reason: steps that are impossible or were not requested."""
     if (settings.scans is None) != (settings.truth is None):
         raise ConfigError("--scans and --truth belong together", remedy="give both")
     skipped: dict[str, str] = {}
@@ -154,7 +158,10 @@ def _impossible_steps(settings: FitSettings, model: Model) -> dict[str, str]:
 
 
 def _reason_to_keep_limits(settings: FitSettings, start: Model, model: Model) -> str:
-    """Return why the limits that the model has still hold; "" if they do not."""
+    """Return why the model's limits stay valid after the other steps; "" if they must be fitted.
+
+    `start` is the model before all steps, `model` the model after the other steps.
+    """
     asked_for = settings.scans is None or settings.only == "limits"
     if asked_for or start.info.quality is None:
         return ""
@@ -162,12 +169,12 @@ def _reason_to_keep_limits(settings: FitSettings, start: Model, model: Model) ->
     after = model.info.fusion
     if (before.mean, before.weights) != (after.mean, after.weights):
         return ""
-    # Odds change the agreement between views of no structure.
+    # Odds do not change the agreement between views, which the limits apply to.
     return "those of the model hold, as the weights are the same"
 
 
 def _reader(settings: FitSettings) -> Reader:
-    """Read the tables that translate the label numbers of the truths."""
+    """Return a reader of scans with truth, with the tables that translate label numbers."""
     mapping = Mappings()
     if settings.mapping is not None:
         mapping = read_mapping(settings.mapping)
@@ -177,7 +184,7 @@ def _reader(settings: FitSettings) -> Reader:
 
 
 def _find_pairs(settings: FitSettings) -> tuple[list[Pair], list[str]]:
-    """Pair scans and truths; return the pairs, and the truths that have no scan."""
+    """Pair scans and truths by name; return the pairs, and messages on truths without a scan."""
     assert settings.scans is not None
     assert settings.truth is not None
     pairing = pair_scans(settings.scans, settings.truth)
@@ -191,12 +198,12 @@ def _find_pairs(settings: FitSettings) -> tuple[list[Pair], list[str]]:
 
 
 def _with_info(model: Model, **changes: object) -> Model:
-    """Return a model with another entry in its model.yaml; its folder stays as it is."""
+    """Return a model with changed fields of its `ModelInfo`; nothing is written."""
     return replace(model, info=model.info.model_copy(update=changes))
 
 
 def _write(settings: FitSettings, model: Model) -> None:
-    """Write a new model, or change the model.yaml of the old one."""
+    """Write a new model, or without `out` change model.yaml of the old one."""
     if settings.out is None:
         info = model.info
         update_info(

@@ -1,7 +1,7 @@
 """Step of `trinat fit`: the limits of the grade, from the agreement between the views.
 
-Phantoms of graded difficulty are segmented. The agreement of each structure, which is known without
-a truth, is compared with its Dice.
+Phantoms with defects of different strength are segmented. For each structure, the agreement between
+the views, which is known without a truth, is compared with its Dice.
 """
 
 from __future__ import annotations
@@ -28,12 +28,16 @@ from trinat.segmentation.synthetic.phantom import phantom
 
 _log = logging.getLogger(__name__)
 
-DOUBTFUL = 0.7  # Dice
-SENSITIVITY = 0.9  # share of the doubtful structures that is below the first limit
-MOST_ALARMED = 0.2  # at most this share of the others is, even if fewer are caught
-# Limits have two digits; the last one is above an agreement of 1.
+DOUBTFUL = 0.7  # Dice below which a structure is doubtful
+SENSITIVITY = 0.9  # share of the doubtful structures that the first limit must catch
+MOST_ALARMED = (
+    0.2  # maximum share of other structures below it, even if fewer are caught
+)
+# Limits to try: 0.00 to 1.01. The last one is above any agreement.
 _LIMITS = [number / 100 for number in range(102)]
-PRECISION = 0.9  # share of the structures below the second limit that is doubtful
+PRECISION = (
+    0.9  # minimum share of doubtful structures among those below the second limit
+)
 # Field around the thalamus, in mm. It has parts of all structures, in a sixth of the time.
 _FIELD_MM = (96, 112, 96)
 _OFFSET_MM = (0, -8, -8)
@@ -46,10 +50,10 @@ Change = Callable[[Floats, np.random.Generator, Any], Floats]
 
 @dataclass(frozen=True)
 class Point:
-    """One structure of one scan.
+    """One structure in one segmented phantom.
 
-    `agreement` is the mean Dice between views, 0 where none found it; `dice` is that of the fused
-    views with the truth.
+    `agreement` is the mean Dice between the views, 0 if no view found the structure. `dice` is the
+    Dice of the fused segmentation with the truth.
     """
 
     agreement: float
@@ -57,14 +61,14 @@ class Point:
 
 
 def noise(image: Floats, draw: np.random.Generator, share: float) -> Floats:
-    """Add magnitude noise; `share` is its standard deviation, where white matter is 1."""
+    """Add Rician noise; `share` is its standard deviation as a fraction of white matter (1)."""
     real = share * draw.standard_normal(image.shape, np.float32)
     imaginary = share * draw.standard_normal(image.shape, np.float32)
     return np.asarray(np.hypot(image + real, imaginary))
 
 
 def bias(image: Floats, _: np.random.Generator, strength: float) -> Floats:
-    """Apply a coil's gain, e^±strength from corner to corner."""
+    """Apply a bias field: gains from e^-strength to e^strength, from corner to corner."""
     lines = [np.linspace(-1, 1, length) for length in image.shape]
     ramps = np.meshgrid(*lines, indexing="ij")
     gain = np.exp(strength * sum(ramps) / 3)
@@ -72,23 +76,26 @@ def bias(image: Floats, _: np.random.Generator, strength: float) -> Floats:
 
 
 def blur(image: Floats, _: np.random.Generator, sd_mm: float) -> Floats:
-    """Blur by a Gaussian of this standard deviation."""
+    """Blur by a Gaussian with the standard deviation `sd_mm`."""
     return np.asarray(ndimage.gaussian_filter(image, sd_mm))
 
 
 def gamma(image: Floats, _: np.random.Generator, power: float) -> Floats:
-    """Change the contrast; 0 and white matter (1) stay as they are."""
+    """Change the contrast by the exponent `power`; 0 and white matter (1) stay as they are."""
     return np.asarray(image**power)
 
 
 def inverted(image: Floats, _: np.random.Generator, share: float) -> Floats:
-    """Turn tissue towards the contrast of T2 by this share; air stays as dark as before."""
+    """Blend tissue with an inverted contrast like T2; `share` is its weight, 0 to 1.
+
+    Air stays as it is.
+    """
     turned = (1 - share) * image + share * (1.3 - image)
     return np.asarray(np.where(image > 0.1, turned, image).clip(0))
 
 
 def thick(image: Floats, _: np.random.Generator, slices_mm: int) -> Floats:
-    """Make thick axial slices on a grid of thin ones."""
+    """Average axial slices over `slices_mm`; repeat each on the original grid of thin slices."""
     running_means = ndimage.uniform_filter1d(image, slices_mm, axis=2)
     thick_slices = running_means[:, :, slices_mm // 2 :: slices_mm]
     repeated = thick_slices.repeat(slices_mm, axis=2)
@@ -96,7 +103,10 @@ def thick(image: Floats, _: np.random.Generator, slices_mm: int) -> Floats:
 
 
 def cut(image: Floats, _: np.random.Generator, share: float) -> Floats:
-    """Lose the right part of the field, as in a scan that was planned badly."""
+    """Set the right part of the field to 0, as if the field of view had been planned badly.
+
+    `share` is the part of the field that is lost, 0 to 1.
+    """
     damaged = image.copy()
     first_lost = round(image.shape[0] * (1 - share))
     damaged[first_lost:] = 0
@@ -107,7 +117,7 @@ def cut(image: Floats, _: np.random.Generator, share: float) -> Floats:
 class GradedPhantom:
     """A phantom with a defect.
 
-    `seed` makes the head; `amount` is the strength of the `change`.
+    `seed` is that of the head. `change` applies the defect with the strength `amount`.
     """
 
     name: str
@@ -116,7 +126,10 @@ class GradedPhantom:
     amount: Any
 
     def read(self) -> tuple[Volume, Volume]:
-        """Make the changed scan, white matter at 1, and its truth in FreeSurfer numbers."""
+        """Return the scan with its defect, in which white matter is about 1, and the true labels.
+
+        The label map has FreeSurfer's numbers.
+        """
         scan, truth = middle(self.seed)
         rng = np.random.default_rng(self.seed)
         image = self.change(scan.data, rng, self.amount)
@@ -144,12 +157,14 @@ PHANTOMS = (
 
 
 def find_limits(points: Sequence[Point]) -> tuple[float, float]:
-    """Find the limits of agreement below which to look at a structure, and to reject it.
+    """Return two limits of agreement, below which a structure is graded look and reject.
 
-    The first is the lower one of two: the lowest that catches SENSITIVITY of the doubtful
-    structures, and the highest that alarms no more than MOST_ALARMED of the others. The second is
-    the highest below which PRECISION of all structures are doubtful, 0 if there is none; it is not
-    above the first. Without any doubtful structure there is nothing to find: EvaluationError.
+    A structure is doubtful if its Dice is below DOUBTFUL. The first limit is the lower of two: the
+    lowest that catches the share SENSITIVITY of the doubtful structures, and the highest below
+    which at most the share MOST_ALARMED of the others lies. For the second limit, at least the
+    share PRECISION of all structures below it must be doubtful. Of the limits for which this holds
+    and that are not above the first, it is the lowest that catches most; 0 if there is none.
+    EvaluationError is raised if no structure is doubtful.
     """
     if not any(point.dice < DOUBTFUL for point in points):
         raise EvaluationError(
@@ -160,7 +175,7 @@ def find_limits(points: Sequence[Point]) -> tuple[float, float]:
     catching = [
         limit for limit, (caught, _) in all_rates.items() if caught >= SENSITIVITY
     ]
-    # The share of no structures is not a number, and tolerable.
+    # The share is NaN if there are no other structures; any limit is tolerable then.
     tolerable = [
         limit for limit, (_, alarmed) in all_rates.items() if not alarmed > MOST_ALARMED
     ]
@@ -170,7 +185,7 @@ def find_limits(points: Sequence[Point]) -> tuple[float, float]:
     for limit in _LIMITS:
         caught, _ = all_rates[limit]
         below = [point.dice < DOUBTFUL for point in points if point.agreement < limit]
-        # The lowest of the limits that catch as many.
+        # Of limits that catch equally many, this takes the lowest.
         if limit <= look and caught > most_caught and np.mean(below) >= PRECISION:
             reject = limit
             most_caught = caught
@@ -178,9 +193,9 @@ def find_limits(points: Sequence[Point]) -> tuple[float, float]:
 
 
 def rates(points: Sequence[Point], limit: float) -> tuple[float, float]:
-    """Return the share of the doubtful structures that a limit catches, and of others it alarms.
+    """Return the shares of doubtful and of other structures with an agreement below `limit`.
 
-    NaN for a share of none.
+    A share is NaN if there are no such structures.
     """
     caught = [point.agreement < limit for point in points if point.dice < DOUBTFUL]
     alarmed = [point.agreement < limit for point in points if point.dice >= DOUBTFUL]
@@ -194,9 +209,9 @@ def _share(flags: Sequence[bool]) -> float:
 
 
 def fit_limits(model: Model, *, device: str) -> tuple[Quality, list[str]]:
-    """Find the limits of a model's grades; return them, and lines that say how good they are.
+    """Return the limits of a model's grades, and lines that say how well they separate structures.
 
-    EvaluationError if the model does well on all phantoms.
+    EvaluationError is raised if no structure of the phantoms has a low Dice.
     """
     segmenter = Predictor(model, device=device)
     points = []
@@ -216,10 +231,11 @@ def _measure(
     scan: Volume,
     truth: Volume,
 ) -> list[Point]:
-    """Segment a scan, and compare it with its truth.
+    """Segment a phantom; return a point for each of its structures.
 
-    Each structure that the model predicts and that has 100 mm³ in the truth gives a point. The
-    truth's CSF is a small region, so the CSF of a model that finds all fluid gives none.
+    `name` is that of the phantom, for the log. Structures that the model does not predict are
+    omitted, and those with less than `ENOUGH_MM3` in the truth. The truth's CSF is a small region,
+    so CSF is omitted, too, if the model's CSF means all fluid.
     """
     found = segmenter.segment(scan)
     assert found.agreement is not None
@@ -243,7 +259,7 @@ def _measure(
 def _describe_limits(
     limits: tuple[float, float], points: Sequence[Point]
 ) -> Iterator[str]:
-    """Describe each of the two limits in a line."""
+    """Yield a line for each limit: the shares of structures that are below it."""
     for name, limit in zip(("look", "reject"), limits, strict=True):
         caught, alarmed = rates(points, limit)
         yield (
@@ -254,12 +270,18 @@ def _describe_limits(
 
 @cache
 def middle(seed: int) -> tuple[Volume, Volume]:
-    """Return the part of a phantom around the thalamus, white matter at 1, and its truth."""
+    """Return the part of a phantom's scan around the thalamus, and the same part of its truth.
+
+    Values are scaled so that the median of white matter is 1.
+    """
     return _cut_out(*phantom(seed))
 
 
 def _cut_out(scan: Volume, truth: Volume) -> tuple[Volume, Volume]:
-    """Cut out the part of a head around the thalamus, white matter at 1, and its truth."""
+    """Return the part of a scan around the thalamus, and the same part of its truth.
+
+    Values are scaled so that the median of white matter is 1.
+    """
     # Both are on RAS grids of 1 mm, so that voxels count as millimetres.
     thalamus = np.argwhere(np.isin(truth.data, _THALAMUS))
     centre = thalamus.mean(axis=0) + _OFFSET_MM

@@ -1,7 +1,8 @@
-"""Step of `trinat fit`: the odds of structures, which fit a model to a convention of labels.
+"""Step of `trinat fit`: the odds of structures, which adapt a model to a labelling convention.
 
-Each scan is segmented once, and the voxels whose class depends on the odds are kept. The networks
-stay as they are. `trinat learn` does the same with corrected scans.
+The odds of a structure are a factor on its probabilities. Each scan is segmented once, and only the
+voxels whose class depends on the odds are stored. The networks stay as they are. `trinat learn`
+does the same with corrected scans.
 """
 
 from __future__ import annotations
@@ -40,10 +41,10 @@ FITTED = "fitted"
 def fit_structure_odds(
     model: Model, pairs: Sequence[Pair], reader: Reader, *, device: str
 ) -> tuple[FittedFusion, list[Pair], list[str]]:
-    """Fit the odds of structures.
+    """Fit the odds of structures to pairs of scan and truth.
 
-    Returns the result, the pairs that could be used, and the reasons why others could not.
-    EvaluationError if none could.
+    Returns the fitted fusions, the pairs that could be used, and a message for each of the others.
+    EvaluationError is raised if none could be used.
     """
     used, scans, failures = segment_all(model, pairs, reader, device=device)
     require_scans(scans, failures, remedy=NUMBERS)
@@ -53,9 +54,10 @@ def fit_structure_odds(
 def segment_all(
     model: Model, pairs: Sequence[Pair], reader: Reader, *, device: str
 ) -> tuple[list[Pair], list[DoubtfulVoxels], list[str]]:
-    """Segment scans, and keep the voxels whose class depends on the odds of structures.
+    """Segment the scans of pairs; find the voxels whose class depends on the odds of structures.
 
-    Returns the pairs that could be used, their voxels, and the reasons why others could not.
+    Returns the pairs that could be used, the voxels of each, and a message for each of the other
+    pairs.
     """
     # The model's own odds are tried like any others, so the scans are segmented without them.
     fusion = model.info.fusion.model_copy(update={"class_odds": {}})
@@ -73,7 +75,7 @@ def segment_all(
 def _doubtful_voxels(
     segmenter: Predictor, pair: Pair, reader: Reader
 ) -> DoubtfulVoxels:
-    """Segment a scan, and keep the voxels whose class depends on the odds of structures."""
+    """Segment the scan of a pair; return the voxels whose class depends on the odds."""
     prepared, classes = reader.read(segmenter, pair)
 
     def work() -> tuple[Tensor, Box]:
@@ -102,9 +104,10 @@ def find_odds(
     scans: Sequence[DoubtfulVoxels],
     counted: Sequence[int] | None = None,
 ) -> FittedFusion:
-    """Fit odds to the scans of pairs.
+    """Fit odds of structures to all scans; score each scan with odds fitted to other participants.
 
-    Only the classes that are `counted` get odds and are in the mean; by default all do.
+    `scans` are the voxels of each pair from `segment_all`. `counted` are the classes (indices) that
+    get odds and enter the mean Dice; None for all.
     """
     scheme = model.scheme
     own = model.info.fusion
@@ -125,10 +128,10 @@ def classes_without_odds(
     scans: Sequence[DoubtfulVoxels],
     counted: Sequence[int] | None = None,
 ) -> list[int]:
-    """List the classes that keep odds of 1 and are left out of the mean Dice.
+    """Return the classes (indices) that keep odds of 1 and are left out of the mean Dice.
 
-    These are the classes that `without_odds` lists, the classes that no reference label map
-    contains, and, if `counted` is given, the classes that it does not name.
+    These are the classes that `without_odds` returns, the classes that no reference label map
+    contains, and, if `counted` is given, the classes that it does not contain.
     """
     fixed = {*without_odds(model), *without_truth(scans)}
     if counted is not None:
@@ -137,7 +140,7 @@ def classes_without_odds(
 
 
 def describe_odds(fusion: Fusion) -> str:
-    """Describe the odds of a fusion in one line; both sides of a structure share one."""
+    """Describe the odds of a fusion in one line; both sides of a structure have the same odds."""
     by_structure = {}
     for name, factor in fusion.class_odds.items():
         structure = name.removeprefix("Left-").removeprefix("Right-")

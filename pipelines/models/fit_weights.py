@@ -1,6 +1,7 @@
-"""Step of `trinat fit`: the weights of the views, and the kind of mean.
+"""Step of `trinat fit`: the weights of the views, and the kind of mean that fuses them.
 
-All views run once over each scan. Then the Dice of the scan is computed with every candidate.
+All views run once over each scan. Then the Dice of the scan is computed with every candidate: every
+combination of weights and kind of mean that is tried.
 """
 
 from __future__ import annotations
@@ -37,17 +38,17 @@ from trinat.segmentation.models.model_info import Fusion, Mean
 from trinat.segmentation.space.resample import occupied_box
 from trinat.segmentation.space.views import View, to_slices
 
-# The mean Dice over structures of a scan with each candidate, by its place in the list.
+# Mean Dice over structures of one scan with each candidate, in the order of the candidates.
 _Scores = NDArray[np.float64]
 
 
 def fit_view_weights(
     model: Model, pairs: Sequence[Pair], reader: Reader, *, device: str
 ) -> tuple[FittedFusion, list[Pair], list[str]]:
-    """Fit the weights of the views, for either kind of mean.
+    """Fit the weights of the views to pairs of scan and truth, for either kind of mean.
 
-    Returns the result, the pairs that could be used, and the reasons why others could not.
-    EvaluationError if none could.
+    Returns the fitted fusions, the pairs that could be used, and a message for each of the others.
+    EvaluationError is raised if none could be used.
     """
     segmenter = Predictor(model, device=device)
     own = model.info.fusion
@@ -78,7 +79,7 @@ def fit_view_weights(
 
 
 def describe_weights(fusion: Fusion) -> str:
-    """Describe the weights of a fusion in one line."""
+    """Describe the kind of mean and the weights of a fusion in one line."""
     weights = ", ".join(
         f"{view.value} {weight:.2f}" for view, weight in fusion.weights.items()
     )
@@ -86,7 +87,7 @@ def describe_weights(fusion: Fusion) -> str:
 
 
 def _score(segmenter: Predictor, scan: AmbiguousVoxels, fusion: Fusion) -> float:
-    """Return the mean Dice of a scan over the structures that the model predicts."""
+    """Return the mean Dice of a scan with a fusion, over the structures that the model predicts."""
     model = segmenter.model
     weights = normalised_weights(fusion.weights, segmenter.views, model.folder)
     values = dice(scan.joint(model.scheme, weights, fusion.mean))
@@ -97,7 +98,7 @@ def _score(segmenter: Predictor, scan: AmbiguousVoxels, fusion: Fusion) -> float
 def _ambiguous_voxels(
     segmenter: Predictor, pair: Pair, reader: Reader
 ) -> AmbiguousVoxels:
-    """Run all views over a scan, and keep the voxels whose class depends on their weights."""
+    """Run all views over a pair's scan; return the voxels whose class depends on the weights."""
     model = segmenter.model
     prepared, classes = reader.read(segmenter, pair)
     image = segmenter.image_of(prepared).cpu()
@@ -111,7 +112,10 @@ def _ambiguous_voxels(
 def _probabilities_of_views(
     segmenter: Predictor, image: torch.Tensor
 ) -> dict[View, torch.Tensor]:
-    """Run each view over an image (X, Y, Z): probabilities (X, Y, Z, K or merged K) float16."""
+    """Return the probabilities of each view for an image (X, Y, Z), as float16.
+
+    They are (X, Y, Z, K), or (X, Y, Z, merged K) for a view that does not tell left from right.
+    """
     probabilities: dict[View, torch.Tensor] = {}
     for view, part in segmenter.each_view(image):
         if view not in probabilities:
@@ -131,7 +135,11 @@ def _refuse_another_head(
     truth: NDArray[np.uint8],
     where: Path,
 ) -> None:
-    """Raise if the labels of no view that tells sides agree with the truth."""
+    """Raise EvaluationError if the truth does not agree with any view that tells left from right.
+
+    `probabilities` are from `_probabilities_of_views`, `truth` has the classes of the same voxels;
+    `where` is the path of the truth.
+    """
     joints = []
     for view, values in probabilities.items():
         if not model.is_merged(view):

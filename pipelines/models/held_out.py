@@ -1,4 +1,4 @@
-"""Candidates of a fusion, fitted to scans with truth and scored on held-out participants."""
+"""Candidates for the fusion of a model, fitted to scans and scored on held-out participants."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ Scan = TypeVar("Scan")
 
 @dataclass(frozen=True)
 class FittedFusion:
-    """Fusions fitted to scans, with the mean Dice over structures of each scan.
+    """Candidates for the fusion of a model, with the Dice of each scan.
 
-    `dice` and `fusions` have an entry for each candidate. The first one (`BEFORE`) is the model's
-    own fusion; the others follow in the order of how much they change. `fusions` were fitted to all
-    scans, `dice` was measured with fits to the scans of other participants. With a single
-    participant, `held_out` is False: the same scans fit and score.
+    `participants` and `scans` have the participant and the name of each scan. Keys of `dice` and
+    `fusions` are the names of candidates. The first candidate (`BEFORE`) is the model's own fusion;
+    candidates that change more come later. `fusions` were fitted to all scans. `dice` has the mean
+    Dice over structures of each scan, measured with fits to the scans of other participants. With a
+    single participant, `held_out` is False: the same scans are used for both.
     """
 
     participants: tuple[str, ...]
@@ -39,11 +40,11 @@ class FittedFusion:
 
     @property
     def chosen(self) -> str:
-        """The candidate to use."""
+        """Name of the candidate to use."""
         return choose(self.dice)
 
     def figures(self, candidate: str) -> dict[str, JsonValue]:
-        """Return the entry for `metrics` in model.yaml of a model with this candidate."""
+        """Return the scores of a candidate, for `metrics` in model.yaml."""
         return {
             "scans": len(self.scans),
             "mean_dice_before": round(float(np.mean(self.dice[BEFORE])), 4),
@@ -51,7 +52,7 @@ class FittedFusion:
         }
 
     def table(self) -> list[str]:
-        """Return the lines of a table of the Dice of each scan."""
+        """Return the lines of a table: the Dice of each scan, with a column for each candidate."""
         return dice_lines(self.dice, self.scans, held_out=self.held_out)
 
 
@@ -69,13 +70,13 @@ def fit_held_out(
     pairs
         Scans and their label maps, with the participant of each.
     scans
-        Data of each pair's scan for `fit` and `score`.
+        Data of each pair's scan, passed to `fit` and `score`.
     own
         The model's own fusion.
     fit
-        Fit all candidates to some scans, by name.
+        Function that fits all candidates to some scans, and returns them by name.
     score
-        Return the mean Dice over structures of a scan with a fusion.
+        Function that returns the mean Dice over structures of a scan with a fusion.
     """
     participants = [pair.truth.participant for pair in pairs]
     fold_of_participant = folds_of(participants)
@@ -105,10 +106,10 @@ def fit_held_out(
 
 
 def choose(dice: Mapping[str, Sequence[float]]) -> str:
-    """Return the name of the candidate to use, from the Dice of each scan by candidate.
+    """Return the name of the candidate to use.
 
-    Candidates are in the order of how much they change. One that changes more is chosen only if
-    its mean is better by `WORTHWHILE`.
+    `dice` maps the name of each candidate to the Dice of each scan. Candidates that change more
+    come later; one of these is chosen only if its mean Dice is higher by `WORTHWHILE`.
     """
     names = list(dice)
     chosen = names[0]
@@ -119,7 +120,7 @@ def choose(dice: Mapping[str, Sequence[float]]) -> str:
 
 
 def folds_of(participants: Collection[str]) -> dict[str, int]:
-    """Assign each participant to one of at most five folds; one participant makes one fold."""
+    """Return the number of each participant's fold, for at most five folds."""
     different = sorted(set(participants))
     folds = min(len(different), _MOST_FOLDS)
     return {participant: number % folds for number, participant in enumerate(different)}
@@ -128,7 +129,11 @@ def folds_of(participants: Collection[str]) -> dict[str, int]:
 def dice_lines(
     dice: Mapping[str, Sequence[float]], scans: Sequence[str], *, held_out: bool
 ) -> list[str]:
-    """Return the lines of a table: the Dice of each scan, a column for each candidate."""
+    """Return the lines of a table: the Dice of each scan, with a column for each candidate.
+
+    `dice` maps the name of each candidate to the Dice of each of `scans`. With `held_out`, the
+    heading says that candidates were fitted without the scan's participant.
+    """
     judged = "fitted to this very participant"
     if held_out:
         judged = "fitted without its participant"
@@ -139,5 +144,5 @@ def dice_lines(
 
 
 def name_of(pair: Pair) -> str:
-    """Return the name of a scan in tables."""
+    """Return the name of a pair's scan in tables: participant and session."""
     return f"{pair.truth.participant} {pair.truth.table_session}".strip()

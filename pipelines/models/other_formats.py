@@ -59,15 +59,16 @@ License.
 def export_model(
     models: Sequence[str], out: Path, *, format_: str = "onnx", int8: bool = False
 ) -> list[Path]:
-    """Write <view>.onnx for each view of a model; return the files.
+    """Write models in another format; return the files written.
 
-    With `format_` monai-bundle, write a bundle; with web, a site that segments in the browser
-    with any of several models.
+    - "onnx": <view>.onnx for each view of one model. A file maps slices (N, C, H, W), with H and W
+      multiples of the network's downsampling, to logits (N, K, H, W).
+    - "monai-bundle": a MONAI bundle of one model.
+    - "web": a site that segments in the browser with any of the models.
 
-    An ONNX file maps slices (N, C, H, W), with H and W multiples of the network's downsampling,
-    to logits (N, K, H, W). With `int8` the networks are quantised; `out` is then the folder `int8`
-    of a model, if `predict` shall find them. Raises ModelError, and leaves no file, if ONNX Runtime
-    gives other labels than torch.
+    `models` are names of shipped models, or folders. With `int8`, the networks of ONNX files are
+    quantised; `predict` finds them only if `out` is the folder `int8` of the model. Raises
+    ModelError, and leaves no file, if ONNX Runtime gives other labels than torch.
     """
     if format_ not in ("onnx", "monai-bundle", "web"):
         raise ConfigError(
@@ -98,9 +99,9 @@ def export_model(
 def _export_onnx(
     model: Model, view: View, path: Path, batches: list[Slices] | None
 ) -> None:
-    """Write a view's network to a file that appears only after it has been compared.
+    """Write the network of a view to a file, which appears only after it was compared with torch.
 
-    It is quantised if there are `batches` to calibrate with.
+    `batches` of slices (N, C, H, W) are used to quantise it; None for a network in float32.
     """
     network = model.networks[view]
     with atomic_path(path) as temporary:
@@ -116,7 +117,7 @@ def _export_onnx(
 
 
 def share_of_equal_labels(network: Network, path: Path) -> float:
-    """Return the share of voxels with the same label in torch and in an ONNX file.
+    """Return the share of voxels that get the same label from torch and from an ONNX file.
 
     The random slices differ in number and size from those that the file was traced with.
     """
@@ -134,7 +135,7 @@ def share_of_equal_labels(network: Network, path: Path) -> float:
 
 
 def metadata_of(model: Model, view: View) -> dict[str, str]:
-    """Return the metadata of a view's file: its classes, and the preprocessing of its slices."""
+    """Return the metadata of a view's ONNX file, such as its classes and the preprocessing."""
     classes = model.classes_of(view)
     numbers: list[Any] = [label.fs_id for label in classes.labels]
     if model.is_merged(view):
@@ -156,9 +157,8 @@ def export_network(
 ) -> None:
     """Write a network as ONNX, for any number of slices of any allowed size.
 
-    The input is `slices` (N, C, H, W), the output `logits` (N, K, H, W). Sides must be
-    multiples of the network's downsampling. The weights are in the file, and `metadata` are its
-    metadata.
+    The input is `slices` (N, C, H, W), the output `logits` (N, K, H, W). Sides must be multiples of
+    the network's downsampling. The file contains the weights and `metadata`.
     """
     example = torch.zeros(2, network.config.channels, _SIDE, _SIDE)
     # Sizes are symbolic multiples of the downsampling, so that the graph is valid for any of
@@ -180,7 +180,7 @@ def export_network(
 
 
 def _export_bundle(model: Model, out: Path) -> list[Path]:
-    """Write a MONAI bundle, whole or not at all; return the files in it.
+    """Write a MONAI bundle, completely or not at all; return its files.
 
     Raises OutputError if `out` already contains files.
     """
@@ -207,10 +207,10 @@ def _export_bundle(model: Model, out: Path) -> list[Path]:
 
 
 def _metadata(model: Model) -> dict[str, Any]:
-    """Return the content of metadata.json by MONAI's schema."""
+    """Return the content of metadata.json, as MONAI's schema requires it."""
     versions = {name: version(name) for name in ("trinat", "nibabel", "safetensors")}
     classes = ", ".join(label.name for label in model.scheme.labels[1:])
-    scans = _scans(model)
+    scans = _kind_of_scans(model)
     whole_scan = {
         "type": "image",
         "format": "magnitude",
@@ -264,20 +264,20 @@ def _metadata(model: Model) -> dict[str, Any]:
     }
 
 
-def _scans(model: Model) -> str:
-    """Describe the kind of scans that a model is for."""
+def _kind_of_scans(model: Model) -> str:
+    """Describe the kind of scans that a model is for, such as "T1-weighted MRI"."""
     if model.info.contrast == "any":
         return "MRI of any contrast"
     return f"{model.info.contrast}-weighted MRI"
 
 
 def _readme(model: Model) -> str:
-    """Return a text on how to run the bundle and what it needs, with the model's own card."""
+    """Return the README of a bundle: how to run it, what it needs, and the model's own card."""
     needed = f"version {version('trinat')}"
     text = f"""\
 # {model.name}
 
-Brain structures in {_scans(model)}, segmented by trinat.
+Brain structures in {_kind_of_scans(model)}, segmented by trinat.
 
 The bundle holds the weights (`models/`, safetensors) and their configuration. The code that
 computes with them is trinat's ({needed}), which must be installed, and `monai[fire]`, which runs
@@ -304,7 +304,7 @@ that the keys of `model.pt` differ from those of the network: that is expected.
 
 
 def _licence(model: Model) -> str:
-    """Return the terms of use of the weights."""
+    """Return the text of the licence of the weights."""
     own = model.folder / "LICENSE.txt"
     if own.is_file():
         return read_text(own)
@@ -317,7 +317,7 @@ def _licence(model: Model) -> str:
 
 
 def _data_licence(model: Model) -> str:
-    """Describe the training data of the model, and the licence of the weights if it is stated."""
+    """Return a text on the training data, and on the licence of the weights if it is stated."""
     training = model.info.training
     lines = [f"Training data: {training.data or 'not stated'}"]
     if training.pseudo_labels:

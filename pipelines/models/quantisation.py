@@ -1,7 +1,7 @@
-"""trinat export --int8: quantise a model's networks for processors.
+"""trinat export --int8: quantise a model's networks for CPUs.
 
 NNCF quantises the exported ONNX graphs. The ranges of activations are measured on slices of
-phantoms, as the model's networks see them.
+phantoms, preprocessed as for the model's networks.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from trinat.segmentation.synthetic.phantom import phantom
 
 Slices = NDArray[np.float32]
 
-# Seeds of the phantoms, and which of their batches of slices are used: every n-th.
+# Seeds of the phantoms. Every fourth batch of their slices is used.
 _PHANTOMS = (0, 1)
 _EVERY = 4
 # Least share of pixels of the phantoms whose label stays the same.
@@ -38,7 +38,7 @@ SAME_LABELS = 0.98
 def calibration_slices(model: Model) -> dict[View, list[Slices]]:
     """Return batches of slices (N, C, H, W) of phantoms for each view of a model.
 
-    Rows and columns are padded with zeros to multiples of what the network halves.
+    Rows and columns are padded with zeros to multiples of the network's downsampling.
     """
     predictor = Predictor(model, device="cpu", precision="float32")
     batches: dict[View, list[Slices]] = {view: [] for view in predictor.views}
@@ -55,9 +55,9 @@ def calibration_slices(model: Model) -> dict[View, list[Slices]]:
 
 
 def quantise(path: Path, batches: list[Slices]) -> None:
-    """Quantise an exported network in place, with activations in the ranges of these batches.
+    """Quantise an exported network in place, with the ranges of activations from `batches`.
 
-    Raises ModelError if too many labels change.
+    `path` is the ONNX file. Raises ModelError if too many labels change.
     """
     require_extra("quantise", "nncf", "onnx", "onnxruntime")
     # NNCF reports each use to its makers unless this is set before the import.
@@ -89,9 +89,9 @@ def quantise(path: Path, batches: list[Slices]) -> None:
                 overflow_fix=OverflowFix.ENABLE
             ),
         )
-    expected = _labels(path, batches)
+    expected = _predicted_classes(path, batches)
     onnx.save(quantised, path)
-    same = float(np.mean(expected == _labels(path, batches)))
+    same = float(np.mean(expected == _predicted_classes(path, batches)))
     if same < SAME_LABELS:
         raise ModelError(
             f"int8 changes {1 - same:.2%} of the labels of phantoms: not written",
@@ -100,8 +100,8 @@ def quantise(path: Path, batches: list[Slices]) -> None:
         )
 
 
-def _labels(path: Path, batches: list[Slices]) -> NDArray[np.uint8]:
-    """Return the classes of all pixels of some batches by an ONNX file, (pixels,)."""
+def _predicted_classes(path: Path, batches: list[Slices]) -> NDArray[np.uint8]:
+    """Return the classes that an ONNX file gives for all pixels of some batches, (pixels,)."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
@@ -113,7 +113,7 @@ def _labels(path: Path, batches: list[Slices]) -> NDArray[np.uint8]:
 
 
 def write_list(model: Model, paths: Mapping[View, Path], folder: Path) -> Path:
-    """Write the list of a model's graphs, which `read_graph` checks them against."""
+    """Write the list of a model's ONNX files in `folder`; `read_graph` checks the files by it."""
     listed = {
         path.name: entry(model, view, path.read_bytes()) for view, path in paths.items()
     }

@@ -1,4 +1,4 @@
-"""Scans with truth, to which `trinat fit` and `trinat learn` fit: found, read, and refused."""
+"""Scans with truth for `trinat fit` and `trinat learn`: pairing, reading and refusal."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ from trinat.segmentation.metrics.overlap import dice
 from trinat.segmentation.models.checkpoint import Model
 from trinat.segmentation.space.conform import Conformed, conform
 
-# A truth of another participant has 0.2 to 0.3, one with exchanged sides less than 0.3. The least
-# that `fast` has for a scan of its own is 0.7 (docs/models.md).
+# Minimum Dice of a truth with the model's labels. A truth of another participant has 0.2 to 0.3,
+# one with left and right exchanged less than 0.3. With the right truth, the lowest Dice of `fast`
+# is 0.7 (docs/models.md).
 _SAME_HEAD_DICE = 0.5
-# The remedy that helps most often if truths cannot be used.
+# Most frequent remedy if truths cannot be used.
 NUMBERS = "if the truths do not have FreeSurfer's numbers, add --numbering or --mapping"
 
 Result = TypeVar("Result")
@@ -39,7 +40,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Reader:
-    """Reader of pairs, with the translation of label numbers and the affine to trust."""
+    """Reader of scans with their truth.
+
+    `mapping` translates label numbers of truths. `trust_affine` is the affine to use if the header
+    of a file does not decide ("sform", "qform" or "header"); None if not given.
+    """
 
     mapping: Mappings
     trust_affine: TrustAffine | None
@@ -47,10 +52,10 @@ class Reader:
     def read(
         self, segmenter: Predictor, pair: Pair
     ) -> tuple[Conformed, NDArray[np.uint8]]:
-        """Read a scan as the networks take it, and its true classes (X, Y, Z) on the same grid.
+        """Return a scan, prepared for the networks, and its true classes (X, Y, Z) on its grid.
 
-        The "prediction" of the pair is the scan itself. EvaluationError for a truth with no
-        structure that the model predicts.
+        The "prediction" of the pair is the scan itself. EvaluationError is raised if the truth has
+        no structure that the model predicts.
         """
         model = segmenter.model
         scan = Volume.read(pair.prediction.path, trust_affine=self.trust_affine)
@@ -75,9 +80,9 @@ class Reader:
 
 
 def pair_scans(scans: Path, truth: Path) -> Pairing:
-    """Pair scans and truths by name; log the pairs that are guessed.
+    """Pair scans and truths by name; log pairs that the user should check.
 
-    The scans stand in for predictions.
+    In the pairs, the scans take the place of predictions.
     """
     pairing = pair_files(find_files(truth), find_files(scans, suffix="T1w"))
     for guess in pairing.guesses:
@@ -88,7 +93,10 @@ def pair_scans(scans: Path, truth: Path) -> Pairing:
 def without_partner(
     pairing: Pairing, files: Sequence[ScanFile], missing: str
 ) -> list[str]:
-    """Return a line for each file that is in no pair; `missing` names the partner."""
+    """Return a message for each file, which says why it has no partner.
+
+    `files` have no partner in `pairing`. `missing` is a word for the partner, such as "scan".
+    """
     lines = []
     for file in files:
         why = pairing.doubts.get(file.path, f"no {missing}")
@@ -100,9 +108,9 @@ def work_on_each(
     pairs: Sequence[Pair],
     work: Callable[[Pair], Result],
 ) -> tuple[list[Pair], list[Result], list[str]]:
-    """Call `work` with each pair, and log progress.
+    """Call `work` with each pair, and log the progress.
 
-    Returns the pairs that could be used, their results, and the reasons why others could not.
+    Returns the pairs that could be used, their results, and a message for each of the other pairs.
     """
     used = []
     results = []
@@ -125,7 +133,7 @@ def require_scans(
     where: Path | None = None,
     remedy: str = "",
 ) -> None:
-    """Raise an EvaluationError with the first reason if no scan can be used."""
+    """Raise EvaluationError, with the first of `failures`, if `used` is empty."""
     if used:
         return
     what = "no scan"
@@ -137,10 +145,11 @@ def require_scans(
 def refuse_another_head(
     joints: Sequence[NDArray[np.int64]], model: Model, where: Path
 ) -> None:
-    """Raise an EvaluationError if a truth is not of the head in which a model found its labels.
+    """Raise EvaluationError if a truth agrees so little with a model that it is of another head.
 
-    Each of `joints` (K, K) counts voxels by true and found class; the one that agrees best counts.
-    If left and right are exchanged, the error says so.
+    Each of `joints` (K, K) counts voxels by true class and found class; the one with the highest
+    Dice is used. `where` is the path of the truth. If left and right are exchanged, the error says
+    so.
     """
     without = without_odds(model)
     agreement = max(_mean_dice(joint, without) for joint in joints)
@@ -167,7 +176,10 @@ def refuse_another_head(
 
 
 def _mean_dice(joint: NDArray[np.int64], without: Sequence[int]) -> float:
-    """Compute the mean Dice of the classes in the truth, but for those `without`; 0 of none."""
+    """Return the mean Dice of the classes that are in the truth, without the classes `without`.
+
+    `joint` (K, K) counts voxels by true class and found class. The mean is 0 if no class is left.
+    """
     is_there = joint.sum(1) > 0
     is_there[list(without)] = False
     if not is_there.any():
@@ -176,15 +188,16 @@ def _mean_dice(joint: NDArray[np.int64], without: Sequence[int]) -> float:
 
 
 def without_odds(model: Model) -> list[int]:
-    """List the classes that get no odds: background, CSF of any kind, and what is not predicted."""
+    """Return the classes (indices) without odds: background, CSF, and structures not predicted."""
     fluids = [label.index for label in model.scheme.labels if label.group == CSF_GROUP]
     return sorted({0, *fluids, *not_compared(model)})
 
 
 def not_compared(model: Model) -> list[int]:
-    """List the classes that a truth says nothing about.
+    """Return the classes (indices) that cannot be compared with a truth.
 
-    These are structures that are not predicted, and CSF that is more than a region.
+    These are structures that the model does not predict, and CSF if the model's CSF is more than a
+    small region.
     """
     info = model.info
     made = Made(source=model.scheme, not_predicted=info.not_predicted, csf=info.csf)

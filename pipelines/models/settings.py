@@ -21,9 +21,9 @@ Step = Literal["weights", "odds", "limits"]
 class FitSettings:
     """Settings of `trinat fit`.
 
-    `out` is the folder of the new model; without it the model itself is changed. `mapping`
-    translates label numbers of the truths, which have the `numbering` of a folding table, or
-    FreeSurfer's.
+    `out` is the folder of the new model; without it the model itself is changed. `mapping` is a
+    table that translates label numbers of the truths. `numbering` is the folding table of these
+    numbers, by default FreeSurfer's.
     """
 
     model: Annotated[

@@ -60,15 +60,20 @@ class _Record(Learning):
 
 
 class Learner:
-    """Learning job of a queue: at most one at a time; the last one is kept as `job`.
+    """Learning job of a queue: at most one at a time.
 
-    Model and threads are those of the service.
+    `job` is the last job, None if there was none. The job uses the model and the threads of the
+    service.
     """
 
     def __init__(
         self, study: QueueStudy, model: str, device: str, threads: int | None
     ) -> None:
-        """Read the job of an earlier server, if there is one."""
+        """Read the last job of an earlier server from the queue's folder, if there is one.
+
+        `study` has the scans of the queue. `model` (name or folder) is the model to improve,
+        `device` and `threads` are for training.
+        """
         self._study = study
         self._folder = study.folder / "learning"
         self._settings = LearnSettings(
@@ -94,7 +99,10 @@ class Learner:
 
     @property
     def corrected(self) -> list[Item]:
-        """Corrected scans, without DICOM series, whose image cannot be read again."""
+        """Scans with a correction and an image.
+
+        DICOM series are missing, because their image cannot be read again.
+        """
         return [
             item
             for item in self._study.items
@@ -110,7 +118,7 @@ class Learner:
                 self._begin()
 
     def ask(self) -> Learning:
-        """Start learning a model from the current corrections.
+        """Start learning a model from the current corrections; return the state of the new job.
 
         Raises FullError while another job has not ended, and InputError if nothing is corrected.
         """
@@ -124,7 +132,7 @@ class Learner:
             self._folder.mkdir()
             numbers = [each.number for each in self._study.submissions]
             self.job = _Record(scans=len(corrected), after=max(numbers))
-            self._note()
+            self._write_record()
             self._begin()
             return self.job
 
@@ -136,7 +144,7 @@ class Learner:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def stop(self) -> None:
-        """Stop the work; the next start of the server resumes it."""
+        """Stop the job and wait for its thread; the next start of the server resumes the job."""
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -147,7 +155,7 @@ class Learner:
         self._thread.start()
 
     def _run(self) -> None:
-        """Wait for the job's turn, work, and record the outcome; target of the thread."""
+        """Wait until earlier scans have ended, learn, and record the outcome; run by the thread."""
         job = self.job
         assert job is not None
         # The job waits until all scans that were accepted before it have ended.
@@ -164,13 +172,17 @@ class Learner:
         job.state = "running"
         job.begun += 1
         try:
-            self._note()
+            self._write_record()
             self._work(job)
         except Exception as error:
             self._end(job, "failed", reason_of(error, where=False))
 
     def _work(self, job: _Record) -> None:
-        """Learn in a process that ends with the server; the next start begins it again."""
+        """Learn in a separate process and record its outcome.
+
+        If the server stops, the process is killed without an outcome; the next start of the server
+        begins it again.
+        """
         scans = _GivenScans(self._study.folder, rater="", given=self.corrected)
         receiver, sender = multiprocessing.Pipe(duplex=False)
         # Not fork, because this process has threads.
@@ -207,11 +219,11 @@ class Learner:
         job.state = state
         job.reason = reason
         job.said = ""
-        self._note()
+        self._write_record()
         _log.info("learning %s", state)
 
-    def _note(self) -> None:
-        """Update the record on disk; on a full disk the old record stays."""
+    def _write_record(self) -> None:
+        """Write the job's record to disk; if the disk is full, log this and keep the old record."""
         assert self.job is not None
         try:
             with atomic_text(self._folder / _RECORD_FILE) as file:
@@ -222,7 +234,7 @@ class Learner:
 
 @dataclass(frozen=True)
 class _GivenScans(Study):
-    """Study with a fixed list of scans, for another process."""
+    """Study with a fixed list of scans, which can be sent to another process."""
 
     given: Sequence[Item] = field(kw_only=True)
 
@@ -237,7 +249,11 @@ class _GivenScans(Study):
 
 @dataclass(frozen=True)
 class _Answer:
-    """Message of the process: its current step while running, and finally its outcome."""
+    """Message from the learning process: "running" with its current step, or its outcome.
+
+    `said` is the last line of the log. `lines` describe a model that was learnt, `reason` is the
+    reason of a failure.
+    """
 
     state: State
     said: str = ""
@@ -246,19 +262,19 @@ class _Answer:
 
 
 class _Sender(logging.Handler):
-    """Log handler that sends messages to the service."""
+    """Log handler that sends messages from the learning process to the service."""
 
     def __init__(self, connection: Connection) -> None:
         super().__init__(logging.INFO)
         self._connection = connection
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Send a message as the state of the work."""
+        """Send a message as the current step."""
         self._connection.send(_Answer("running", said=record.getMessage()))
 
 
 def _learn(connection: Connection, study: Study, settings: LearnSettings) -> None:
-    """Make the model and pack it; target of the process."""
+    """Learn a model, write it as a zip file and send the outcome; target of the process."""
     follow_parent()
     os.nice(10)
     from trinat.pipelines.learn.learning import learn

@@ -1,10 +1,9 @@
 """Persistent job queue of the service, stored on disk so that a crash loses no job.
 
 `jobs.sqlite` in the queue's folder has one table with a row for each accepted scan. The scan, its
-results and the drafts of its correction are in `jobs/ID`. A row and its folder belong together: the
-start of a server removes what an earlier one left of uploads and deletions that were cut short.
-
-`EngineThread` has the engine of `trinat predict` work on the queue.
+results and the drafts of its correction are in `jobs/ID`. A row and its folder belong together: at
+the start, a server removes the remains of interrupted uploads and deletions. `EngineThread` has the
+engine of `trinat predict` work on the queue.
 """
 
 from __future__ import annotations
@@ -52,14 +51,15 @@ _log = logging.getLogger("trinat.serve")
 
 State = Literal["queued", "running", "done", "failed"]
 
-# Outputs besides labels and volumes, and the setting that makes a worker write them.
+# Optional outputs by the name that clients use, with the field of `OutputSettings` that requests
+# each; "" if the worker need not write it.
 OUTPUTS = {
     "mgz": "",
     "dicom-seg": "dicom_seg",
     "probabilities": "probabilities",
     "page": "page",
 }
-# The progress of a scan when a stage of the engine begins.
+# Progress of a scan, from 0 to 1, at the start of each stage of the engine.
 _PROGRESS = {"reading": 0.1, "networks": 0.3, "writing": 0.8}
 # The longest delay before an idle worker sees a new scan.
 _POLL_S = 0.05
@@ -69,7 +69,7 @@ _SWEEP_S = 60.0
 _STOP_S = 10
 
 # AUTOINCREMENT never reuses the number of a deleted scan. `age` (years), `sex` (M or F) and the
-# endings of file names are all that is kept of a participant.
+# ending of the file name are the only facts about a participant that are stored.
 _TABLE = """
 CREATE TABLE IF NOT EXISTS jobs (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -128,7 +128,11 @@ class Segmentation(BaseModel):
 
 
 class Submission(Segmentation):
-    """Snapshot of a row of the queue."""
+    """Snapshot of a row of the queue.
+
+    Times (`accepted`, `ended`) are in seconds since 1970; `ended` is 0 for an unfinished scan.
+    `starts` is how often work on the scan was begun.
+    """
 
     number: int  # in the order of acceptance
     ending: str  # of the scan's file name, as .nii.gz
@@ -140,21 +144,22 @@ class Submission(Segmentation):
     result: ScanResult = ScanResult()
 
     def seen(self) -> Segmentation:
-        """Return what a client may know."""
+        """Return the fields that clients may see."""
         return Segmentation(**self.model_dump(include=set(Segmentation.model_fields)))
 
 
 class FullError(Exception):
-    """The queue accepts no more scans for now."""
+    """Raised if the queue accepts no scan, or no learning job, for now."""
 
 
 class Queue:
-    """Accepted scans in a table on disk; used by the server's threads and that of the engine.
+    """Accepted scans in a table on disk, used by the server's threads and by that of the engine.
 
-    `ended` counts the scans that have ended since the start, and `busy_s` the seconds of work on
-    those that are done. `forget` is called after a scan was deleted, for those who hold data of it
-    in memory. `has_norms` says whether pages are compared with norms: only then are age and sex
-    accepted.
+    `ended` counts the scans that have ended since the start of the server, by state. `busy_s` is
+    the total processing time of the scans that are done, in seconds. `forget` is called after a
+    scan was deleted, so that others can drop its data from memory. `has_norms` is True if pages
+    compare scans with norms: only then are age and sex accepted. `staging` is the folder for
+    unfinished files.
     """
 
     def __init__(
@@ -166,10 +171,10 @@ class Queue:
         keep_s: float = ServiceSettings.keep_hours * 3600,
         has_norms: bool = False,
     ) -> None:
-        """Open the queue in `folder`, which must exist, and resume what an earlier server left.
+        """Open the queue in `folder`, which must exist, and resume the unfinished scans in it.
 
-        The queue is full if `queued` scans wait; a client may have `per_client` unfinished scans. A
-        scan is deleted `keep_s` seconds after it has ended.
+        `queued` is the maximum number of waiting scans, `per_client` that of unfinished scans of
+        one client. A scan is deleted `keep_s` seconds after it has ended.
         """
         self.folder = folder
         self.keep_s = keep_s
@@ -179,14 +184,15 @@ class Queue:
         self.forget: Callable[[], None] = lambda: None
         self._queued = queued
         self._per_client = per_client
-        # Ids that the engine has; after a restart it gets every scan that has not ended again.
+        # Ids of scans that were handed to the engine since the start. After a restart this is
+        # empty, so that the engine gets every unfinished scan again.
         self._given: set[str] = set()
         self._uploading: set[str] = set()
-        # The client of each scan that is uploaded or has not ended. Addresses are not written.
+        # Address of the client of each unfinished scan, by id. Addresses are not written to disk.
         self._clients: dict[str, str] = {}
         self._lock = threading.RLock()
 
-        # For files of uploads and of the engine: nothing in it outlives the server.
+        # Folder for unfinished files of uploads and of the engine, emptied at each start.
         self.staging = folder / "staging"
         shutil.rmtree(self.staging, ignore_errors=True)
         for path in (self.staging, folder / "jobs"):
@@ -197,13 +203,17 @@ class Queue:
             self._file, isolation_level=None, check_same_thread=False
         )
         self._database.row_factory = sqlite3.Row
-        # Overwrite what is deleted: age and sex must not outlive their scan.
+        # Overwrite deleted rows on the disk: age and sex must not outlive their scan.
         self._execute("PRAGMA secure_delete = ON")
         self._execute(_TABLE)
         self._resume()
 
     def _resume(self) -> None:
-        """Queue or give up interrupted scans, and remove rows and folders without the other."""
+        """Make table and folders consistent after a restart.
+
+        Interrupted scans are queued again; scans that were started `MAX_STARTS` times fail. Rows
+        without a folder and folders without a row are removed.
+        """
         self._execute("UPDATE jobs SET state = 'queued', stage = '' WHERE NOT ended")
         self._execute(
             "UPDATE jobs SET state = 'failed', ended = :now, reason = "
@@ -217,7 +227,7 @@ class Queue:
         for id in listed - stored:
             self._execute("DELETE FROM jobs WHERE id = :id", id=id)
         for id in stored - listed:
-            shutil.rmtree(self._place(id), ignore_errors=True)
+            shutil.rmtree(self._folder_of(id), ignore_errors=True)
 
     def _execute(self, statement: str, **values: Any) -> sqlite3.Cursor:
         try:
@@ -234,7 +244,7 @@ class Queue:
             ) from error
 
     def _update(self, statement: str, **values: Any) -> bool:
-        """Execute a statement; return False, with a line in the log, where the disk is full."""
+        """Execute a statement that changes rows; if the disk is full, log this and return False."""
         try:
             self._execute(statement, **values)
         except DiskFullError as error:
@@ -267,16 +277,16 @@ class Queue:
 
     @property
     def submissions(self) -> list[Submission]:
-        """Return all scans, in the order of acceptance."""
+        """All scans in the queue, in the order of acceptance."""
         return self._select()
 
     def find(self, id: str = "", number: int = 0) -> Submission | None:
-        """Return the scan with this id or number, or None if there is none."""
+        """Return the scan with this id or with this number; None if there is none."""
         found = self._select("WHERE id = :id OR number = :number", id=id, number=number)
         return found[0] if found else None
 
     def token(self) -> str:
-        """Return the token of the queue, which is created only once to survive a restart."""
+        """Return the access token of the queue, which is created at the first call."""
         path = self.folder / "token"
         if not path.exists():
             with atomic_text(path) as file:
@@ -286,9 +296,10 @@ class Queue:
 
     @contextmanager
     def upload(self, client: str) -> Iterator[Path]:
-        """Yield a folder for an upload, which is removed after the block unless it was accepted.
+        """Yield a new folder for an upload; delete it after the block unless `accept` was called.
 
-        Raises FullError if the queue is full, or the client has reached its limit.
+        `client` is the address of the client. Raises FullError if the queue is full, or if the
+        client has reached its limit.
         """
         id = secrets.token_hex(16)
         with self._lock:
@@ -302,20 +313,21 @@ class Queue:
             self._uploading.add(id)
             self._clients[id] = client
         try:
-            self._place(id).mkdir()
-            yield self._place(id)
+            self._folder_of(id).mkdir()
+            yield self._folder_of(id)
         finally:
             if id in self._uploading:
                 self._uploading.remove(id)
                 self._clients.pop(id)
-                shutil.rmtree(self._place(id), ignore_errors=True)
+                shutil.rmtree(self._folder_of(id), ignore_errors=True)
 
     def accept(
         self, scan: Path, outputs: list[str], participant: Facts | None = None
     ) -> Submission:
-        """Accept a file scan.ENDING in the folder of an upload; from now on it is not lost.
+        """Add an uploaded scan to the queue; from now on it is not lost.
 
-        Only the age and sex of the `participant` are kept.
+        `scan` is the file scan.ENDING in a folder from `upload`. `outputs` are keys of `OUTPUTS`.
+        Only age and sex of `participant` are stored.
         """
         if participant is None:
             participant = Facts()
@@ -338,9 +350,9 @@ class Queue:
         return submission
 
     def next(self) -> Case | None:
-        """Return the next scan for the engine; None while none waits or the disk is full.
+        """Return the next scan for the engine; None if no scan waits or the disk is full.
 
-        The paths of a case are below the queue and name no participant.
+        The paths of a case are below the queue's folder and name no participant.
         """
         if shutil.disk_usage(self.folder).free < MIN_FREE_BYTES:
             return None
@@ -362,10 +374,10 @@ class Queue:
         return None
 
     def enter(self, id: str, stage: str) -> None:
-        """Record the start of a stage of the work on a scan; unknown stages change nothing.
+        """Record that a stage of the work on a scan begins; unknown stages are ignored.
 
-        The first stage counts as a start of the work, so that a restart knows how often it was
-        begun.
+        `id` is the id of the scan. The first stage also counts as a start, so that a scan that ends
+        the server again and again is given up.
         """
         if stage not in _PROGRESS:
             return
@@ -381,10 +393,11 @@ class Queue:
         )
 
     def finish(self, entry: Entry) -> Submission | None:
-        """Record the outcome of a scan, and take its results from `entry.staged`.
+        """Record the outcome of a scan, and move its results from `entry.staged` to its folder.
 
-        Results that cannot be stored make it a failed scan. Returns None if it was deleted
-        meanwhile, or if the disk has no room for the outcome: then the engine gets the scan again.
+        If results cannot be stored, the scan fails. Returns the updated scan. Returns None if it
+        was deleted meanwhile, or if the disk has no room for the outcome: then the engine gets the
+        scan again.
         """
         with self._lock:
             self._given.discard(entry.case)
@@ -422,17 +435,17 @@ class Queue:
             return self.find(id=entry.case)
 
     def _take_results(self, submission: Submission, entry: Entry) -> None:
-        """Complete the staged results of a scan with their tables, and move them to it."""
+        """Add the tables to the staged results of a scan, and move them to the scan's folder."""
         staged = Path(entry.staged)
         write_volumes(staged / "volumes.tsv", [entry])
         if entry.result.parcels:
             write_parcels(staged / "parcels.tsv", [entry])
         shutil.rmtree(self.result(submission), ignore_errors=True)
         staged.rename(self.result(submission))
-        sync(self._place(submission.id))
+        sync(self._folder_of(submission.id))
 
     def renew(self, submission: Submission) -> None:
-        """Restart the retention period of a scan that has ended, since it is in use."""
+        """Restart the retention period of a scan that has ended, because it is in use."""
         self._update(
             "UPDATE jobs SET ended = :now WHERE id = :id AND ended",
             id=submission.id,
@@ -440,13 +453,13 @@ class Queue:
         )
 
     def delete(self, submission: Submission) -> None:
-        """Delete a scan and its results, whatever its state; a second time does nothing."""
-        # The folder disappears at once and whole. Its row goes last: on a full disk there is no
-        # room for the deletion before.
+        """Delete a scan and its results, whatever its state; do nothing if it was deleted."""
+        # Renaming removes the whole folder at once. The row is deleted last: on a full disk, SQLite
+        # has no room for it until the folder is gone.
         gone = self.staging / secrets.token_hex(16)
         with self._lock:
             try:
-                self._place(submission.id).rename(gone)
+                self._folder_of(submission.id).rename(gone)
             except FileNotFoundError:
                 return
             shutil.rmtree(gone, ignore_errors=True)
@@ -455,7 +468,7 @@ class Queue:
         self.forget()
 
     def sweep(self) -> None:
-        """Delete the scans that ended longer ago than scans are kept."""
+        """Delete the scans whose retention period (`keep_s`) is over."""
         oldest_kept = time.time() - self.keep_s
         for submission in self._select("WHERE ended"):
             if submission.ended <= oldest_kept:
@@ -463,22 +476,22 @@ class Queue:
 
     def scan(self, submission: Submission) -> Path:
         """Return the path of the uploaded file."""
-        return self._place(submission.id) / f"scan{submission.ending}"
+        return self._folder_of(submission.id) / f"scan{submission.ending}"
 
     def result(self, submission: Submission) -> Path:
-        """Return the folder of the results; it exists once the state is done."""
-        return self._place(submission.id) / "result"
+        """Return the folder of a scan's results; it exists once the scan is done."""
+        return self._folder_of(submission.id) / "result"
 
     def drafts(self, submission: Submission) -> Path:
         """Return the folder for drafts of a correction."""
-        return self._place(submission.id) / "drafts"
+        return self._folder_of(submission.id) / "drafts"
 
     def file(self, submission: Submission, product: Product, ending: str = "") -> Path:
-        """Return the path of a result; `ending` replaces the usual ending of the product."""
+        """Return the path of a result file; `ending` replaces the product's usual file ending."""
         names = CaseNames(self.result(submission), submission.id, {}, bids=False)
         return names.path(product, ending)
 
-    def _place(self, id: str) -> Path:
+    def _folder_of(self, id: str) -> Path:
         return self.folder / "jobs" / id
 
 
@@ -489,18 +502,23 @@ class _StoppedError(Exception):
 class EngineThread(threading.Thread):
     """Thread that passes scans from the queue to the engine, and outcomes back to the queue.
 
-    The engine asks an endless iterator for cases, works on them in processes or on a cluster, and
+    The engine takes cases from an endless iterator, works on them in processes or on a cluster, and
     yields a ledger entry for each.
 
-    `ready` is set once a model is loaded; `error` is the exception that ended the engine, if any.
+    `ready` is True once a model is loaded; `error` is the exception that ended the engine, None
+    while it runs.
     """
 
     def __init__(self, queue: Queue, plan: PredictRequest, model: Path) -> None:
-        """Create a thread with the engine of `plan`, or with worker processes on this machine."""
+        """Create the thread; `plan` has the settings of the run, `model` is the model's folder.
+
+        If `plan` has an engine of its own, such as a cluster, it is used instead of worker
+        processes on this machine.
+        """
         super().__init__(name="engine", daemon=True)
         self.queue = queue
         self.error: Exception | None = None
-        # An engine of the plan's own, on a cluster, does not report stages.
+        # True if the engine reports no stages: the plan's own, on a cluster, does not.
         self._silent = plan.engine is not None
         self.ready = self._silent
         settings = plan.settings(model, queue.staging)
@@ -518,7 +536,7 @@ class EngineThread(threading.Thread):
         self._stopping = threading.Event()
 
     def run(self) -> None:
-        """Run the engine; if it ends by itself, stop the server."""
+        """Run the engine until `stop`; if it ends by itself, stop the whole server."""
         try:
             for entry in self._engine.run(self._cases(), self._leave_if_stopping):
                 submission = self.queue.finish(entry)
@@ -541,7 +559,7 @@ class EngineThread(threading.Thread):
         self.join(_STOP_S)
 
     def _on_stage(self, case: str, stage: str) -> None:
-        """Record the start of a stage of a case; without a case, a model was loaded."""
+        """Record that a stage of a case begins; an empty `case` means that a model was loaded."""
         if case:
             self.queue.enter(case, stage)
         elif not self.ready:
@@ -549,13 +567,19 @@ class EngineThread(threading.Thread):
             _log.info("ready")
 
     def _leave_if_stopping(self) -> bool:
-        """Return False to the engine's polling, or raise to leave it at once."""
+        """Raise _StoppedError if the thread shall stop, which leaves the engine at once.
+
+        The engine calls this as its `stop` function; False lets it go on.
+        """
         if self._stopping.is_set():
             raise _StoppedError
         return False
 
     def _cases(self) -> Iterator[Case | None]:
-        """Yield the scans of the queue endlessly; None while none waits."""
+        """Yield the scans of the queue as cases, without end; yield None if no scan waits.
+
+        Expired scans are deleted once a minute.
+        """
         swept = 0.0
         while True:
             if time.monotonic() - swept > _SWEEP_S:

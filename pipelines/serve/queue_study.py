@@ -1,7 +1,7 @@
 """The queue as a study, for the page of results.
 
-The page is that of `trinat view`. Its study is made from the current queue at each request rather
-than from a folder's ledger. It accepts corrections, but no ratings.
+The page is that of `trinat view`. At each request, its study is made from the current queue rather
+than from the ledger of a folder. It accepts corrections, but no ratings.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from trinat.segmentation.labels.scheme import LabelScheme
 def study_of(
     queue: Queue, scheme: LabelScheme, parcels: LabelScheme | None = None
 ) -> QueueStudy:
-    """Return the study for the page; write the tables of its labels into the queue's folder.
+    """Return the queue as a study; write the label tables of the page into the queue's folder.
 
-    `parcels` is the scheme of parcel maps, if the service makes them.
+    `scheme` explains the numbers of label maps, `parcels` the numbers of parcel maps; it is None if
+    the service makes no parcel maps.
     """
     write_label_table(queue.folder / PLAIN_LABEL_TABLE, scheme, by_index=False)
     table = queue.folder / PLAIN_PARCEL_TABLE
@@ -39,14 +40,18 @@ def study_of(
 class QueueStudy(Study):
     """Scans of a queue as a study: newest first, without ratings.
 
-    Scans are numbered in the order of acceptance, because positions in a list would change.
+    A scan's number is its position in the order of acceptance, because its position in the list
+    changes.
     """
 
     queue: Queue = field(kw_only=True)
 
     @property
     def corrector(self) -> str:
-        """Empty: a service cannot tell users apart, and whoever has the token may correct."""
+        """Name under which corrections are saved: "service".
+
+        A service cannot tell users apart: everyone who has the token may correct.
+        """
         return "service"
 
     def drafts(self, item: Item) -> Path:
@@ -91,14 +96,14 @@ class QueueStudy(Study):
         return scan
 
     def mask(self, item: Item) -> Path | None:
-        """Return the brain mask of a scan that is done."""
+        """Return the brain mask of a scan; None if the scan is not done or has no mask."""
         if item.labels is None:
             return None
         path = self.queue.file(self._submission(item), Product.BRAIN_MASK)
         return path if path.is_file() else None
 
     def overview(self) -> dict[str, Any]:
-        """Return the overview with details on uploads, waiting scans and results."""
+        """Return the overview of `Study`, with the state of each scan in the queue."""
         submissions = {submission.id: submission for submission in self.submissions}
         overview = super().overview()
         scans = []
@@ -128,7 +133,7 @@ class QueueStudy(Study):
         return submission
 
     def _item(self, submission: Submission) -> Item:
-        """Return a scan as the page lists it: with its label map once it is done."""
+        """Return a scan as an item of the list; it has a label map once it is done."""
         labels = None
         layers = {}
         if submission.state == "done":

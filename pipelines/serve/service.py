@@ -83,7 +83,7 @@ _ANSWERED_ERRORS = (
 # Retry-After of refused clients, in seconds.
 _RETRY_S = "10"
 _POLL_S = 0.2
-# Number of polls without news after which an event is sent anyway, as a keep-alive.
+# Number of polls without a change after which an event is sent anyway, as a keep-alive.
 _SILENT_POLLS = 75
 
 router = APIRouter()
@@ -91,11 +91,11 @@ router = APIRouter()
 
 @dataclass(frozen=True)
 class _ResultFile:
-    """A file that a client may request.
+    """A result file that a client may request.
 
-    `product` is the output of the engine; None for a file that is stored under the client's name
-    for it. `output` is the word by which a client must have requested it at upload; "" if it is
-    always made.
+    `product` is the output of the engine; None for a file that the engine does not write, which is
+    stored under its name for clients. `output` is the key of `OUTPUTS` that the client must have
+    given at upload; "" if the file is always made.
     """
 
     product: Product | None
@@ -103,14 +103,14 @@ class _ResultFile:
     media_type: str
 
 
-def _word_for(product: Product) -> str:
-    """Return the word by which a client requests a product; "" if it is always made."""
+def _output_key_of(product: Product) -> str:
+    """Return the key of `OUTPUTS` by which a client requests a product; "" if it is always made."""
     words = (word for word, setting in OUTPUTS.items() if setting == product.setting)
     return next(words, "")
 
 
 _RESULTS = {
-    product.download: _ResultFile(product, _word_for(product), product.media_type)
+    product.download: _ResultFile(product, _output_key_of(product), product.media_type)
     for product in Product
     if product.download
 } | {
@@ -124,24 +124,25 @@ _OF_PARCELS = ("parcels.nii.gz", "parcels.tsv")
 
 
 class Results:
-    """Files of finished scans; a missing file is a refusal for the client.
+    """Result files of finished scans; HTTPException (404) for files that a scan does not have.
 
-    The engine leaves its usual outputs in the folder result/ of a scan. Label maps in MGZ and the
-    probabilities of one structure are derived from these at the first request, stored beside them,
-    and deleted with them.
+    The engine writes its usual outputs to the folder result/ of a scan. The label map in MGZ and
+    the probability map of a single structure are made from these at the first request, stored
+    beside them, and deleted with them.
     """
 
     def __init__(self, queue: Queue, scheme: LabelScheme) -> None:
-        """Serve the scans in `queue`, whose label maps follow `scheme`."""
+        """Create it for the scans in `queue`, whose label maps follow `scheme`."""
         self._queue = queue
         self._labels = {label.name: label for label in scheme.labels}
         # Files are made one at a time, since each takes memory.
         self._making = threading.Lock()
 
     def file(self, submission: Submission, name: str) -> Path:
-        """Return the path of a result by its name; labels.mgz is made at the first request.
+        """Return the path of a result by its name, a key of `_RESULTS`.
 
-        Unknown names, and results that the scan does not have, are refused.
+        labels.mgz is made at the first request. Raises HTTPException (404) for unknown names, and
+        for results that the scan does not have.
         """
         if name not in _RESULTS:
             made = [each for each in _RESULTS if not self._missing(submission, each)]
@@ -163,7 +164,7 @@ class Results:
         return path
 
     def _missing(self, submission: Submission, name: str) -> str:
-        """Return why a scan does not have one of the results, or "" if it has."""
+        """Return why a scan does not have the result `name`; "" if it has it."""
         output = _RESULTS[name].output
         if output and output not in submission.outputs:
             return _not_requested(output)
@@ -177,7 +178,8 @@ class Results:
     def probability(self, submission: Submission, structure: str) -> Path:
         """Return the path of the probability map of one structure, by its name in the scheme.
 
-        It is extracted from the 4D file of all maps, in the order given by the JSON beside it.
+        It is extracted from the 4D file of all maps, whose order is in the JSON beside it. Raises
+        HTTPException (404) for an unknown structure, or if probabilities were not requested.
         """
         if "probabilities" not in submission.outputs:
             raise HTTPException(404, _not_requested("probabilities"))
@@ -200,13 +202,13 @@ class Results:
 
 
 def _not_requested(output: str) -> str:
-    """Return the refusal of an optional result that was not requested."""
+    """Return the message for an optional result that was not requested; `output` is its key."""
     return f"not made: ask for it with outputs={output}"
 
 
 @dataclass(frozen=True)
 class Service:
-    """State shared by the routes; `make_app` puts it into the application's state."""
+    """State shared by the routes; `make_app` stores it in the application's state."""
 
     queue: Queue
     engine: EngineThread
@@ -228,7 +230,7 @@ AtService = Annotated[Service, Depends(_service)]
 def _known(
     id: Annotated[str, InPath(pattern="^[0-9a-f]{32}$")], service: AtService
 ) -> Submission:
-    """Return the scan with this id, or refuse."""
+    """Return the scan with this id; raise HTTPException (404) if there is none."""
     submission = service.queue.find(id)
     if submission is None:
         raise HTTPException(404, "no such segmentation: deleted, or never there")
@@ -239,7 +241,7 @@ Known = Annotated[Submission, Depends(_known)]
 
 
 def _done(submission: Known) -> Submission:
-    """Return the scan with this id if it has results, or refuse."""
+    """Return the scan with this id; raise HTTPException (409) if it has no results."""
     if submission.state != "done":
         raise HTTPException(409, f"no result: it is {submission.state}")
     return submission
@@ -431,7 +433,7 @@ def metrics(service: AtService) -> str:
 
 
 async def _events(queue: Queue, submission: Submission) -> AsyncIterator[str]:
-    """Yield an event whenever the state of a scan has changed, until it has ended or is deleted."""
+    """Yield a server-sent event whenever a scan's state changes, until it ends or is deleted."""
     sent = ""
     silent_polls = 0
     while now := queue.find(submission.id):
@@ -459,9 +461,9 @@ def make_app(
     """Return the application for a queue: the routes of the service and of its page.
 
     `engine` is only asked for its state, and not started. `model` is the name or the folder of the
-    model in use, `scheme` its labels, and `parcels` those of its parcel maps, if any. With `device`
-    and `threads` a model is learnt. The queue is made to clear the page's cache when a scan is
-    deleted.
+    model in use and `scheme` its labels. `parcels` are the labels of its parcel maps; None if the
+    service makes none. `device` and `threads` are used to learn a model from corrections. The
+    page's cache is cleared whenever a scan is deleted from the queue.
     """
     app = FastAPI(
         title="trinat",
@@ -485,7 +487,7 @@ def make_app(
 
 
 async def _answer_error(_: Request, error: Exception) -> Response:
-    """Return the reason of an error in one line; never the content of the request."""
+    """Return the response to an error: its reason in one line, without content of the request."""
     if isinstance(error, AnyHTTPException):
         return JSONResponse({"reason": error.detail}, error.status_code, error.headers)
     if isinstance(error, RequestValidationError):
@@ -508,10 +510,10 @@ def run_service(
     settings: ServiceSettings,
     on_listening: Callable[[str], object],
 ) -> None:
-    """Serve until a signal, and segment the uploaded scans as specified by `request`.
+    """Serve until a signal, and segment the uploaded scans with the settings in `request`.
 
-    `on_listening` is called with the address once the service listens. Raises the error that
-    ended the engine.
+    `on_listening` is called with the address once the service listens. If the engine has failed,
+    its error is raised at the end.
     """
     model = find_model(request.model)
     print_licences([request.model])

@@ -9,12 +9,12 @@ from typing import Annotated
 
 from trinat.pipelines.common.option import Option, as_tuple
 
-# A disk with less free space has no room for results, so no upload is taken.
+# With less free space on the disk, results might not fit, so uploads are refused.
 MIN_FREE_BYTES = 1 << 30
-# Fields of an upload's form beside its file, and the bytes of one.
+# Maximum number of fields of an upload's form besides its file, and of bytes of a field.
 MAX_FORM_FIELDS = 9
 MAX_FIELD_BYTES = 200
-# A scan is given up after the whole server has ended this often while working on it.
+# A scan fails after work on it was begun this often and ended with the whole server.
 MAX_STARTS = 5
 
 
@@ -22,7 +22,8 @@ MAX_STARTS = 5
 class ServiceSettings:
     """Address of a service, folder of its queue, and limits.
 
-    The default of `queue` is a folder of the user. `names` are those of reverse proxies.
+    `queue` is None for the default folder, see `folder`. `names` are the host names of reverse
+    proxies in front of the server.
     """
 
     queue: Annotated[

@@ -30,7 +30,7 @@ from trinat.segmentation.io.headers import read_mgh, read_nifti
 from trinat.segmentation.io.streams import SCAN_SUFFIXES, ScanStream, has_checksum
 
 _COPIED_BYTES = 1 << 20  # bytes copied at a time
-# A header without its image, or an image without its header, is no scan.
+# Endings of pairs of files: a single upload cannot contain both, so they are refused.
 _HALVES = (".hdr", ".img")
 # Parsers of the fields about the participant.
 _READERS: dict[str, Callable[[str], float | str]] = {"age": age_in, "sex": sex_in}
@@ -54,10 +54,11 @@ FORM: dict[str, Any] = {
 
 
 async def receive(request: Request, queue: Queue, client: str) -> Segmentation:
-    """Read the form of a request and put its scan into the queue.
+    """Read the form of a request and put its scan into the queue; return the scan's state.
 
-    Raises HTTPException or InputError for another form or a file that is no scan, FullError if the
-    queue is full, OSError if the scan cannot be stored, and ClientDisconnect.
+    `client` is the address of the client. Raises HTTPException or InputError for another form or a
+    file that is no scan, FullError if the queue is full, OSError if the scan cannot be stored, and
+    ClientDisconnect.
     """
     with queue.upload(client) as folder:
         if shutil.disk_usage(folder).free < MIN_FREE_BYTES:
@@ -69,7 +70,7 @@ async def receive(request: Request, queue: Queue, client: str) -> Segmentation:
 
 
 def _take(queue: Queue, form: FormData, folder: Path) -> Segmentation:
-    """Check the header of a form's scan and put the scan into the queue."""
+    """Store the scan of a form in `folder`, check its header and put it into the queue."""
     upload, outputs, participant = _fields(form)
     is_compared = queue.has_norms and "page" in outputs
     if participant != Facts() and not is_compared:
@@ -101,9 +102,9 @@ def _take(queue: Queue, form: FormData, folder: Path) -> Segmentation:
 
 
 def _fields(form: FormData) -> tuple[UploadFile, list[str], Facts]:
-    """Return a form's file, its requested outputs without duplicates, and its participant's facts.
+    """Return the file of a form, the requested outputs without duplicates, and age and sex.
 
-    Anything else is refused. An empty age or sex is unknown.
+    Raises InputError for any other field. An empty age or sex counts as unknown.
     """
     files: list[UploadFile] = []
     words: list[str] = []

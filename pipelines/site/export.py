@@ -1,4 +1,4 @@
-"""trinat export --format web: a site that segments in the browser, with a model as ONNX graphs.
+"""trinat export --format web: a site that segments in the browser, with models as ONNX graphs.
 
 The site is a folder of static files, for any web server. Files that a visitor opens there are not
 uploaded.
@@ -42,7 +42,8 @@ from trinat.segmentation.models.checkpoint import Model
 from trinat.segmentation.models.model_info import Prior, Template
 from trinat.segmentation.space.views import View
 
-# Tolerance between an exported graph and torch.
+# Tolerance between the values of an exported graph and of torch; also the largest share of values
+# beyond it.
 _SAME = 1e-3
 _OPSET = 20
 # Packages for writing and checking a graph.
@@ -65,7 +66,8 @@ def export_site(models: Sequence[Model], out: Path) -> list[Path]:
     """Write a site, completely or not at all; return its files.
 
     The page starts with the first model and offers a choice among several. Raises OutputError if
-    `out` is not empty, and ModelError for a model with steps that the site does not support.
+    `out` is not empty, and ModelError for models with different structures or with steps that the
+    site does not support.
     """
     first, *others = models
     for model in models:
@@ -133,7 +135,7 @@ def _write_site(models: Sequence[Model], folder: Path) -> None:
 
 
 def _copy_tree(source: Traversable, target: Path) -> None:
-    """Copy a folder of the installed package, which may be inside an archive."""
+    """Copy a folder of the installed package, without Python files; it may be in an archive."""
     target.mkdir(parents=True)
     for entry in source.iterdir():
         if entry.is_dir():
@@ -143,10 +145,10 @@ def _copy_tree(source: Traversable, target: Path) -> None:
 
 
 def write_graphs(model: Model, folder: Path) -> None:
-    """Write settings.json, <view>.onnx of each view and fusion.onnx below a new folder.
+    """Write settings.json, <view>.onnx of each view and fusion.onnx to a new folder.
 
-    For a model with a prior, `write_prior` is called, too. Raises ModelError if ONNX Runtime gives
-    other values than torch.
+    For a model with a prior, template.gz and prior.onnx are written, too. Raises ModelError if ONNX
+    Runtime gives other values than torch.
     """
     folder.mkdir()
     fusion = fusion_of(model)
@@ -154,7 +156,7 @@ def write_graphs(model: Model, folder: Path) -> None:
     for view, of_view in zip(fusion.views, settings["views"], strict=True):
         path = folder / f"{view.value}.onnx"
         _export_view(model, view, fusion, path)
-        of_view["processor_nodes"] = _nodes_of_halves(path)
+        of_view["processor_nodes"] = _half_precision_nodes(path)
     end_of_fusion = FusionGraph(model, fusion)
     _export_of_voxels(model, end_of_fusion, folder / "fusion.onnx", ("added",))
     prior, template = model.info.prior, model.template
@@ -165,10 +167,11 @@ def write_graphs(model: Model, folder: Path) -> None:
 
 
 def settings_of(model: Model, fusion: ViewAggregator) -> dict[str, Any]:
-    """Return the settings of a model that the site needs besides its graphs.
+    """Return the settings of a model that the site needs besides its graphs, as JSON values.
 
     `classes` begin with background. `views` are in the order of their fusion. Limits that are never
-    reached are null. `measures` are the sums of structures in tables, by column.
+    reached are null. `measures` maps each column of tables that is a sum of structures to its
+    parts.
     """
     merged = model.scheme.merged
     classes = [
@@ -207,7 +210,7 @@ def settings_of(model: Model, fusion: ViewAggregator) -> dict[str, Any]:
 
 
 def _settings_of_prior(model: Model) -> dict[str, Any] | None:
-    """Return the geometry of a model's template and its threshold; None without a prior."""
+    """Return the geometry of a model's template and the prior's threshold; None without one."""
     prior, template = model.info.prior, model.template
     if prior is None or template is None:
         return None
@@ -226,7 +229,7 @@ def _settings_of_prior(model: Model) -> dict[str, Any] | None:
 def _settings_of_view(
     model: Model, view: View, fusion: ViewAggregator
 ) -> dict[str, Any]:
-    """Return how a view's slices are cut and processed, and the weight of its background."""
+    """Return the settings of a view: how its slices are cut and processed, and its weight."""
     network = model.networks[view]
     axes = model.info.preprocessing.slice_axes(view)
     return {
@@ -243,7 +246,7 @@ def _settings_of_view(
 
 
 def _export_view(model: Model, view: View, fusion: ViewAggregator, path: Path) -> None:
-    """Export a view's graph, from `slices` and `before` to the results of `ViewGraph`."""
+    """Export the graph of a view to `path`; its inputs and outputs are those of `ViewGraph`."""
     graph = ViewGraph(model, view, fusion)
     config = model.networks[view].config
     # Sizes are in multiples of the network's downsampling, so that the graph accepts every allowed
@@ -267,14 +270,15 @@ def _export_view(model: Model, view: View, fusion: ViewAggregator, path: Path) -
         results=("after", "classes", "background", "likelihood"),
         sizes=({0: number, 2: rows, 3: columns}, {0: number, 1: rows, 2: columns}),
     )
-    # Another number and size of slices than in tracing.
+    # Check with another number and size of slices than in tracing.
     _check(graph, inputs(3, 2 * _SIDE, _SIDE), path, ("slices", "before"))
 
 
 def write_prior(model: Model, prior: Prior, template: Template, folder: Path) -> None:
-    """Write template.gz and prior.onnx, from `shares` and `before` to `probabilities`, all (V, K).
+    """Write template.gz and prior.onnx.
 
-    The former has the shares of the template: bytes (X, Y, Z, K), of 255.
+    template.gz has the shares of the template, (X, Y, Z, K), as bytes: 255 stands for 1. prior.onnx
+    maps `shares` and `before` to `probabilities`, all of shape (V, K).
     """
     graph = PriorGraph(model, prior)
     _export_of_voxels(model, graph, folder / "prior.onnx", ("shares", "before"))
@@ -285,7 +289,10 @@ def write_prior(model: Model, prior: Prior, template: Template, folder: Path) ->
 def _export_of_voxels(
     model: Model, graph: nn.Module, path: Path, names: tuple[str, ...]
 ) -> None:
-    """Export a graph from values of voxels, (V, K) each, to their `probabilities`."""
+    """Export a graph that maps values of V voxels, (V, K), to their `probabilities`, (V, K).
+
+    `names` are the names of its inputs, each (V, K).
+    """
     generator = torch.Generator().manual_seed(0)
     size = (2 * _SIDE, len(model.scheme))
     values = tuple(torch.rand(size, generator=generator) for _ in names)
@@ -311,10 +318,11 @@ def write_onnx(
     sizes: tuple[Mapping[int, Any], ...],
     facts: Mapping[str, str] | None = None,
 ) -> None:
-    """Write a module as ONNX with its weights inside, and `facts` as the file's metadata.
+    """Write a module as an ONNX file that contains its weights.
 
-    `names` and `results` are those of inputs and outputs, `sizes` the dynamic axes. Raises
-    ConfigError if packages are missing.
+    `inputs` are examples for tracing. `names` and `results` are the names of inputs and outputs,
+    `sizes` the dynamic axes of each input. `facts` become the file's metadata. Raises ConfigError
+    if packages are missing.
     """
     require_extra("export", *_PACKAGES)
     # The exporter logs a lot; the result is checked afterwards.
@@ -336,7 +344,7 @@ def write_onnx(
     program.save(path, external_data=False)
 
 
-def _nodes_of_halves(path: Path) -> list[str]:
+def _half_precision_nodes(path: Path) -> list[str]:
     """Return the names of the nodes of a graph with half-precision inputs or outputs."""
     import onnx
 
@@ -351,7 +359,10 @@ def _nodes_of_halves(path: Path) -> list[str]:
 def _check(
     graph: nn.Module, inputs: tuple[Tensor, ...], path: Path, names: tuple[str, ...]
 ) -> None:
-    """Raise ModelError if a file gives other values than the module that it was made from."""
+    """Raise ModelError if an ONNX file gives other values than the module that it was made from.
+
+    `inputs` are the values to compare with, and `names` the names of these inputs.
+    """
     import onnxruntime
 
     with torch.inference_mode():

@@ -21,19 +21,21 @@ from trinat.pipelines.study.participants import Facts
 class Case:
     """A scan, with its location and the names of its outputs.
 
-    `id` is unique and identifies the case in ledger and tables; it is also folder/stem.
+    `id` is unique and identifies the case in the ledger and in tables. It has the form folder/stem,
+    where stem is the beginning of the names of its outputs.
     """
 
     id: str
     path: Path
     shown: str  # path below the input's root, for messages
     entities: Mapping[str, str] = field(default_factory=dict)  # only in a BIDS dataset
-    # For scans of a store: axes that the dataset vouches for, and hash of the file when the store
-    # was made.
+    # Only for scans of a store: the voxel axes, such as LAS, if the dataset defines them and the
+    # header lacks them; and the hash of the file when the store was made.
     axes: str | None = None
     sha256: str = ""
     also: tuple[str, ...] = ()  # settings of additional outputs of this case
-    # DICOM files of the scan, in the folder or zip `path`.
+    # Names of the scan's DICOM files within `path`, which is a folder or a zip; empty for other
+    # scans.
     series: tuple[str, ...] = ()
     facts: Facts | None = (
         None  # facts about the participant, if a result depends on them
@@ -46,7 +48,7 @@ class Case:
 
     @property
     def decides_outputs(self) -> object:
-        """Key of its output files: cases with equal keys would write the same files."""
+        """Key of its output files: two cases with equal keys would write to the same files."""
         if not self.entities:
             return self.id
         folder = self.id.rpartition("/")[0]
@@ -54,12 +56,12 @@ class Case:
 
     @property
     def scans(self) -> tuple[Case, ...]:
-        """The scan itself, for compatibility with `Participant`."""
+        """Tuple of this scan alone, for compatibility with `Participant`."""
         return (self,)
 
     @property
     def work(self) -> int:
-        """Duration relative to a usual scan, for time limits."""
+        """Expected duration as a multiple of that of one scan, for time limits."""
         return 1
 
     @property
@@ -85,8 +87,8 @@ class Case:
 class Participant:
     """Several scans of a participant, which are segmented together.
 
-    `years` is the time of each scan, in years from any start; None if it is not known. `group` is
-    the participant's group in a study; "" if it is not known.
+    `years` has the time of each scan, in years from an arbitrary start; None if it is not known.
+    `group` is the participant's group in a study; "" if it is not known.
     """
 
     name: str
@@ -116,16 +118,16 @@ class Participant:
 
     @property
     def work(self) -> int:
-        """Duration relative to a usual scan, for time limits: the template counts as one more."""
+        """Expected duration as a multiple of that of one scan; the template counts as one more."""
         return len(self.scans) + 1
 
     @property
     def unit(self) -> Work:
-        """Work for an engine: the only scan of a participant is segmented by itself."""
+        """Unit of work for an engine: the participant, or its scan if there is only one."""
         return self if len(self.scans) > 1 else self.scans[0]
 
     def only(self, keep: Callable[[Case], bool]) -> Participant | None:
-        """Return the participant with only the scans to keep; None if there are none."""
+        """Return the participant with only the scans for which `keep` is True; None without any."""
         kept = [number for number, scan in enumerate(self.scans) if keep(scan)]
         if not kept:
             return None
@@ -134,29 +136,31 @@ class Participant:
         return Participant(self.name, scans, years, self.group)
 
 
-# Unit of work that is segmented at once.
+# Unit of work of an engine: a single scan, or all scans of a participant at once.
 Work = Case | Participant
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """An input that is not segmented; `harmless` if nothing is missing without it.
+    """An input that is not segmented, with the reason.
 
-    `shown` is the name that the user gave; `reason` is a phrase for the ledger.
+    `shown` is the name that the user gave; `reason` is a phrase for the ledger. `harmless` is True
+    if the user loses nothing, for example because the input is a result or was given twice.
     """
 
     shown: str
     reason: str
     harmless: bool = False
-    case: str = ""  # id of the case that it would have been, and may have been in an earlier run
+    # Id that the case would have, under which an earlier run may have recorded it.
+    case: str = ""
 
 
 @dataclass(frozen=True)
 class Found:
-    """Content of an input: cases, refusals, and its root if it is a BIDS dataset.
+    """Result of the search for scans: cases, refused inputs and messages.
 
-    `bids_root` is None for all other inputs. `remarks` are sentences on files beside the scans that
-    are not mistaken for scans.
+    `bids_root` is the folder of the BIDS dataset; None for all other inputs. `remarks` are
+    sentences about files beside the scans that are not read.
     """
 
     cases: tuple[Case, ...]
@@ -172,9 +176,9 @@ class Found:
         bids_root: Path | None = None,
         remarks: Iterable[str] = (),
     ) -> Found:
-        """Return the cases in natural order; refuse cases that would write the same output.
+        """Return the cases in natural order; refuse cases that would write the same output files.
 
-        All of such twins are refused, because nothing says which of them is right.
+        If two cases share their outputs, both are refused, because nothing says which one is right.
         """
         by_outputs: dict[object, list[Case]] = defaultdict(list)
         for case in cases:

@@ -5,14 +5,14 @@ unchanged:
 
 - `NAME_desc-corrected_dseg.nii.gz`, the whole label map after the correction, on the same grid and
   with the same numbers. In a BIDS dataset `desc-corrected` replaces `desc-trinat`.
-- `NAME_desc-corrected_mask.nii.gz`, 1 where a rater changed the label. It remains valid when
-  a later run replaces the result.
+- `NAME_desc-corrected_mask.nii.gz`, 1 where a rater changed the label. It remains valid when a
+  later run replaces the result.
 - `NAME_desc-corrected_dseg.json`: who, when, how long, what was changed, and in which result.
 
 A label map of this name alone, from another program, is a correction, too. The JSON applies only to
 the map and the mask whose hashes it lists. If another program has saved the map again, the changed
-voxels are the voxels that differ from the result. A mask that does not belong to its JSON is left
-by a saving that was killed: such a correction counts for nothing until it is saved again.
+voxels are the voxels that differ from the result. If the mask does not match the hash in the JSON,
+saving was interrupted: such a correction is not used until it is saved again.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ _COLUMNS = (
     "result_sha256",
 )
 _PATIENCE_S = 5.0
-# Age at which a temporary file of any process is a leftover: writing one takes seconds.
+# Temporary files older than this are leftovers of killed processes: writing one takes seconds.
 ABANDONED_S = 3600.0
 # Prefix and suffix of the folder in which a correction is prepared.
 _STAGED = (".trinat-correction-", ".tmp")
@@ -99,7 +99,11 @@ class _Stated(BaseModel):
 
 
 class Session(_Stated):
-    """One saving of a correction: by whom, when (ISO 8601, UTC), and the minutes of work."""
+    """One saving of a correction.
+
+    `by` is the name of the rater, `at` the time (ISO 8601, UTC), `minutes` the duration of the work
+    that was saved.
+    """
 
     by: str
     at: str
@@ -111,9 +115,10 @@ class Sidecar(_Stated):
 
     `sha256` is the hash of the corrected label map, `mask_sha256` of its mask of changed voxels,
     `result_sha256` of the result that was corrected, and `scan_sha256` of the scan of this result
-    ("" if unknown). `structures` counts the changed voxels of each structure: voxels that it gained
-    and voxels that it lost. In a BIDS dataset `spatial_reference` and `sources` are copied from the
-    result.
+    ("" if unknown). `changed_voxels` is the number of changed voxels. `structures` maps the name of
+    each structure to the number of voxels that it gained or lost. `sessions` are all savings, the
+    oldest first. In a BIDS dataset `spatial_reference` and `sources` are copied from the sidecar of
+    the result; they are None elsewhere.
     """
 
     sha256: str = Field(validation_alias="SHA256", serialization_alias="SHA256")
@@ -140,12 +145,11 @@ class Sidecar(_Stated):
 
 @dataclass(frozen=True)
 class Correction:
-    """A corrected label map and the result beside it.
+    """A corrected label map (`path`) and the result beside it (`result`).
 
-    `sidecar` is None if there is no JSON sidecar or if the sidecar belongs to other bytes.
-    `scan_sha256` is the hash of the scan that was corrected, even if another program has saved the
-    map again; "" if it is not known. `is_whole` is False if a saving was killed before all files
-    were in their places.
+    `sidecar` is None if there is no JSON sidecar, or if it lists other hashes than those of map and
+    mask. `scan_sha256` is the hash of the scan that was corrected; "" if it is not known.
+    `is_whole` is False if saving was interrupted, so that the mask does not match the sidecar.
     """
 
     path: Path
@@ -155,7 +159,12 @@ class Correction:
     is_whole: bool = True
 
     def why_unfit(self, scan_sha256: str) -> str:
-        """Return why the correction does not count for a scan with this hash; "" if it does."""
+        """Return why the correction must not be used for a scan; "" if it can be used.
+
+        `scan_sha256` is the hash of the scan as it is now; "" if unknown. Reasons are: the scan has
+        changed, saving was interrupted, the map cannot be read on the grid of the result, it has no
+        labels, or left and right are exchanged.
+        """
         if self.scan_sha256 and scan_sha256 and self.scan_sha256 != scan_sha256:
             return (
                 "is a correction of what the scan was before: correct it again, or give "
@@ -186,10 +195,10 @@ class Correction:
         return _on_grid_of(result, Volume.read(self.path, labels=True), self.path)
 
     def changed(self) -> NDArray[np.bool_]:
-        """Return the voxels whose label a rater changed (X, Y, Z), in the axes of the result.
+        """Return a mask of the voxels that a rater changed (X, Y, Z), in the axes of the result.
 
-        They are read from the mask beside the map; without JSON they are the voxels that differ
-        from the result.
+        It is read from the mask beside the map. Without a valid sidecar, it has the voxels that
+        differ from the result.
         """
         if self.sidecar is not None:
             return Volume.read(mask_path(self.result), labels=True).data > 0
@@ -198,11 +207,14 @@ class Correction:
 
 
 class OvertakenError(OutputError):
-    """Error for a correction that does not build on the correction saved last."""
+    """Raised if another correction was saved, or the result replaced, since a map was loaded."""
 
 
 def corrected_path(result: Path) -> Path:
-    """Return the path of a label map's correction, in any format, whether it exists or not."""
+    """Return the path of the correction of a label map, which need not exist.
+
+    An existing correction may have another file format than the label map.
+    """
     for ending in _endings(result):
         path = _path_next_to(result, Product.LABELS.suffix, ending)
         if path.is_file():
@@ -211,7 +223,10 @@ def corrected_path(result: Path) -> Path:
 
 
 def structures_beside(path: Path) -> Path | None:
-    """Return the label map of structures beside a map of parcels; None if there is none."""
+    """Return the label map of structures that belongs to a map of parcels; None if there is none.
+
+    `path` is the map of parcels. Both are in the same folder.
+    """
     stem = without_suffix(path)
     for parcels in _PARCELS:
         if stem.endswith(parcels):
@@ -220,7 +235,7 @@ def structures_beside(path: Path) -> Path | None:
 
 
 def has_parcels_from_before(path: Path) -> bool:
-    """Return True for a map of parcels of a scan whose structures are corrected by hand."""
+    """Return True for a map of parcels that was predicted before its structures were corrected."""
     structures = structures_beside(path)
     return structures is not None and corrected_path(structures).is_file()
 
@@ -241,12 +256,19 @@ def is_correction(path: Path) -> bool:
 
 
 def result_of(path: Path) -> Path | None:
-    """Return the label map that a correction belongs to by its name; None if it does not exist."""
+    """Return the label map that a correction corrects, found by its name; None if it is missing.
+
+    `path` is the correction.
+    """
     return _label_map(path, without_suffix(path)[: -len(f"{CORRECTED}{_LABELS}")])
 
 
 def _label_map(beside: Path, stem: str) -> Path | None:
-    """Return the label map of a scan beside another of its files, in any format."""
+    """Return a scan's label map of structures, in the folder of the file `beside`; None if missing.
+
+    `stem` is the beginning of the name of the label map. The file format may differ from that of
+    `beside`.
+    """
     for name in (f"{stem}{_TRINAT}{_LABELS}", f"{stem}{_LABELS}", stem):
         for ending in _endings(beside):
             result = beside.with_name(f"{name}{ending}")
@@ -267,7 +289,7 @@ def correction_of(result: Path) -> Correction | None:
     mask = mask_path(result)
     if sidecar is None:
         return Correction(path, result, None, is_whole=not mask.is_file())
-    # Deleting the mask declares the map to be that of another program.
+    # Without a mask, the map counts as one of another program.
     is_whole = not mask.is_file() or sha256_of(mask) == sidecar.mask_sha256
     is_ours = mask.is_file() and is_whole and sha256_of(path) == sidecar.sha256
     return Correction(
@@ -276,9 +298,10 @@ def correction_of(result: Path) -> Correction | None:
 
 
 def _are_sides_swapped(corrected: NDArray[Any], result: NDArray[Any]) -> bool:
-    """Return True if a label map fits a result better with left and right exchanged.
+    """Return True if a label map agrees better with a result if left and right are exchanged.
 
-    False if the numbers are not those of the default scheme.
+    Both are arrays (X, Y, Z) of label numbers. Returns False if the numbers are not those of the
+    default label scheme.
     """
     scheme = load_scheme(DEFAULT_SCHEME)
     present = set(np.unique(result).tolist()) | set(np.unique(corrected).tolist())
@@ -304,12 +327,14 @@ def save_correction(
     scan_sha256: str = "",
     lock: Path,
 ) -> Correction:
-    """Write a corrected label map beside a result, with its mask and its JSON.
+    """Write a corrected label map beside a result, with its mask and its JSON sidecar.
 
-    `builds_on` is the SHA-256 of the map that was corrected: the result, or the existing
-    correction. `names` maps its numbers to structures. All files are written before any file is
-    replaced, while `lock` is held. OvertakenError is raised if another correction was saved in the
-    meantime: nothing is written.
+    `corrected` is the label map after the correction. `builds_on` is the SHA-256 of the map that
+    the rater has corrected: the result, or the existing correction. `names` maps label numbers to
+    the names of structures. `scan_sha256` is the hash of the scan of the result; "" if unknown.
+
+    All files are written before any file is replaced, while the file `lock` is locked. If another
+    map than `builds_on` is current, OvertakenError is raised and nothing is written.
     """
     with run_lock(lock, patience_s=_PATIENCE_S):
         original = Volume.read(result, labels=True)
@@ -320,8 +345,8 @@ def save_correction(
         if earlier is not None:
             shown = earlier.read()
             shown_sha256 = sha256_of(earlier.path)
-        # An interrupted saving has left its map but not its JSON, so the same map may be saved
-        # again.
+        # If saving was interrupted after the map and before the JSON, the map on the disk is no
+        # longer `builds_on`. Saving the same map again is allowed then.
         is_same = np.array_equal(shown.data, corrected.data)
         if shown_sha256 != builds_on:
             if not is_same:
@@ -338,7 +363,8 @@ def save_correction(
             sessions = before.sessions
             is_ours = earlier is not None and earlier.sidecar is not None
             if before.result_sha256 != result_sha256 and is_ours:
-                # The result was replaced since then: only the mask knows what was changed in it.
+                # The result was replaced since the earlier correction, so comparing with it would
+                # not show what the rater changed: take that from the mask.
                 changed = Volume.read(mask_path(result), labels=True).data > 0
                 changed = changed | (corrected.data != shown.data)
                 result_sha256 = before.result_sha256
@@ -358,9 +384,10 @@ def save_correction(
 def list_correction(
     table: Path, scan: str, correction: Correction, *, lock: Path
 ) -> None:
-    """Write the sidecar of a correction to the table of a folder, replacing the row of its scan.
+    """Write a correction to the table of a folder, replacing the row of the same scan.
 
-    The table is for people only: commands read the files themselves. The other rows stay.
+    `table` is the path of the table and `scan` the name of the case. The table is for users only:
+    no command reads it. It is written while the file `lock` is locked.
     """
     sidecar = correction.sidecar
     assert sidecar is not None
@@ -391,9 +418,10 @@ def list_correction(
 def _write(
     result: Path, corrected: Volume, changed: NDArray[np.bool_], sidecar: Sidecar
 ) -> Correction:
-    """Write the three files, and move them into place once all are complete.
+    """Write label map, mask and sidecar to a temporary folder, then move them into place.
 
-    Leftovers of killed savings are removed, which is safe because the caller holds the lock.
+    Temporary folders of interrupted savings are removed, which is safe because the caller holds the
+    lock.
     """
     path = corrected_path(result)
     mask = mask_path(result)
@@ -438,7 +466,11 @@ def _changed_by_structure(
     changed: NDArray[np.bool_],
     names: Mapping[int, str],
 ) -> dict[str, int]:
-    """Count the changed voxels that each structure lost or gained; omit structures without any."""
+    """Return the number of voxels that each structure gained or lost, by name.
+
+    `changed` (X, Y, Z) restricts the count, `names` maps label numbers to names. Structures without
+    a change are omitted.
+    """
     was = original.data[changed]
     now = corrected.data[changed]
     counts = {}
@@ -450,7 +482,7 @@ def _changed_by_structure(
 
 
 def _origin_of(result: Path) -> dict[str, Any]:
-    """Return the provenance in the JSON sidecar of a result in a BIDS dataset."""
+    """Return the fields of the result's own sidecar to copy; empty if it has no sidecar."""
     path = result.with_name(f"{without_suffix(result)}.json")
     if not path.is_file():
         return {}
@@ -475,7 +507,10 @@ def _read_sidecar(path: Path) -> Sidecar | None:
 
 
 def _overtaken(result: Path, earlier: Correction | None) -> OvertakenError:
-    """Return the error for a correction that does not build on the last correction."""
+    """Return the error for a correction that does not build on the map that is current now.
+
+    `earlier` is the correction that was saved meanwhile; None if the result itself has changed.
+    """
     what = "its result has changed since it was shown"
     if earlier is not None:
         what = "another correction was saved meanwhile"
@@ -498,14 +533,14 @@ def _on_grid_of(result: Volume, corrected: Volume, path: Path) -> Volume:
 
 
 def _path_next_to(result: Path, suffix: str, ending: str) -> Path:
-    """Return the path of a file of a label map's correction."""
+    """Return the path of one file of the correction of a label map, from its suffix and ending."""
     stem = without_suffix(result)
     stem = stem.removesuffix(_LABELS).removesuffix(_TRINAT)
     return result.with_name(f"{stem}{CORRECTED}_{suffix}{ending}")
 
 
 def _endings(path: Path) -> tuple[str, ...]:
-    """Return the file's own ending, and the other endings of label maps."""
+    """Return the endings to try for a label map: that of `path`, followed by the other formats."""
     own = _ending(path)
     return (own, *(ending for ending in (".nii.gz", ".nii", ".mgz") if ending != own))
 

@@ -1,10 +1,10 @@
 """Discovery of scans: a file, a folder, a glob, a list, a BIDS dataset, a SUBJECTS_DIR.
 
-No input is lost: whatever cannot become a case is returned with the reason. Directory walks and the
-recognition of files by name are here too, for the discovery of label maps.
+No input is lost: an input that cannot become a case is returned with the reason. Directory walks
+and the recognition of files by name are here too, for the discovery of label maps.
 
-`os.path` replaces `Path` in places: its functions return False where those of `Path` raise, for
-lack of permission or because a name is too long.
+Some functions use `os.path` instead of `Path`, because it returns False where `Path` raises: if
+permissions are missing or a name is too long.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LISTS = (".txt", ".list")
 _NOT_READ = (".nrrd", ".nhdr", ".mha", ".mhd", ".mnc", ".mif", ".mif.gz")
 # Space of results of T1w scans; the space of other results is named after their suffix.
 _SPACE_OF_T1W = "orig"
-# Folders of BIDS; an unreadable one may hide scans.
+# Folders of a BIDS dataset that may contain scans. Unreadable ones are reported.
 _BIDS_FOLDERS = ("sub-*", "sub-*/anat", "sub-*/ses-*", "sub-*/ses-*/anat")
 
 
@@ -73,7 +73,10 @@ def is_result(path: Path) -> bool:
 
 
 def stem_ends(path: Path, *endings: str) -> bool:
-    """Return True if the name, in lower case and without a suffix like .nii.gz, has an ending."""
+    """Return True if a file name without its suffix, such as .nii.gz, has one of the endings.
+
+    Case is ignored; `endings` are in lower case.
+    """
     return without_suffix(path).lower().endswith(endings)
 
 
@@ -92,9 +95,11 @@ def walk(
     on_closed: Callable[[OSError], None] = _fail,
     wanted: Callable[[Path], bool] = is_scan,
 ) -> Iterator[Path]:
-    """Yield the `wanted` files below a folder; follow links to folders, but enter no folder twice.
+    """Yield files below a folder for which `wanted` returns True, in any depth.
 
-    `exclude` is not searched; `on_closed` is called for each folder that cannot be read.
+    Links to folders are followed, but no folder is searched twice. The folder `exclude` and hidden
+    folders are not searched. `on_closed` is called with the error for each folder that cannot be
+    read; by default it raises the error.
     """
     seen: set[Path] = set()
     if exclude:
@@ -122,12 +127,13 @@ def find_cases(
     suffix: str = T1W,
     any_contrast: bool = False,
 ) -> Found:
-    """Return every scan in `inputs`, in natural order; never search `exclude` (the output).
+    """Return every scan in `inputs` as a case, in natural order; inputs without a scan are refused.
 
-    Participants, sessions and `suffix` select scans of a BIDS dataset. Of DICOM series, the
-    T1-weighted series are taken, or with `any_contrast` all anatomical series. Raises ConfigError
-    for a dataset among other inputs, for a suffix without a dataset, or for an input that is the
-    output folder.
+    `inputs` are files, folders, globs and lists, or a single BIDS dataset or SUBJECTS_DIR. The
+    folder `exclude`, usually the output folder, is not searched. Participants, sessions and
+    `suffix` select scans of a BIDS dataset. Of DICOM series, the T1-weighted series are taken, or
+    with `any_contrast` all anatomical series. Raises ConfigError for a dataset among other inputs,
+    for a suffix without a dataset, or for an input that is the output folder.
     """
     if not suffix.isalnum():
         raise ConfigError(
@@ -173,9 +179,10 @@ def _expand_all(
     refusals: list[Refusal],
     remarks: list[str],
 ) -> tuple[Path, list[Path]]:
-    """Return the folder that output paths mirror from, and the scans of all inputs together.
+    """Return the common folder of all inputs, and the paths of their scans.
 
-    An input without scans becomes a refusal; other files beside DICOM become a remark.
+    The folder is the root whose tree of subfolders the outputs mirror. An input without scans is
+    added to `refusals`. Messages about files that are not read are added to `remarks`.
     """
     roots: list[Path] = []
     paths: list[Path] = []
@@ -206,7 +213,10 @@ def _without_results(
     paths: list[Path],
     refusals: list[Refusal],
 ) -> list[Path]:
-    """Return scans without results, unless there are only results or the user named them."""
+    """Return the paths without files that have the name of a result; add these to `refusals`.
+
+    Results that the user named in `inputs` stay. If there are only results, all paths stay.
+    """
     named = {absolute(given) for given in inputs}
     results = {path for path in paths if path not in named and is_result(path)}
     if len(results) == len(set(paths)):
@@ -224,7 +234,11 @@ def _without_results(
 def _expand_folder(
     folder: Path, exclude: Path | None, refusals: list[Refusal], remarks: list[str]
 ) -> tuple[Path, list[Path]]:
-    """Expand a folder as in `_expand_all`: the scans and DICOM files anywhere below it."""
+    """Return a folder and the paths of all scans and DICOM files below it.
+
+    For a FreeSurfer subject, return the folder above it and the subject's image. `refusals` and
+    `remarks` are extended as in `_expand_all`. InputError is raised if there is no scan.
+    """
     if exclude and folder.resolve() == exclude.resolve():
         what = "is the output folder, too"
         raise ConfigError(what, where=folder, remedy="choose another --out")
@@ -239,7 +253,7 @@ def _expand_folder(
     def is_visible(file: Path) -> bool:
         return not file.name.startswith(".")
 
-    # A header stands for its pair of files.
+    # Of a pair of .hdr and .img, list only the header.
     every = list(walk(folder, exclude, note_closed, is_visible))
     headers = {file.with_suffix("") for file in every if _ends_with(file, ".hdr")}
     files = [
@@ -277,7 +291,10 @@ def _expand_folder(
 
 
 def _read_list(path: Path) -> tuple[Path, list[Path]]:
-    """Read one path per line, relative to the list; skip empty lines and # comments."""
+    """Return the common folder and the paths of the scans in a text file with one path per line.
+
+    Paths are relative to the text file. Empty lines and lines that start with # are skipped.
+    """
     scans = []
     for line in read_text(path, "utf-8-sig", "surrogateescape").splitlines():
         name = line.strip()
@@ -290,7 +307,11 @@ def _read_list(path: Path) -> tuple[Path, list[Path]]:
 
 
 def _expand_glob(pattern: str, exclude: Path | None) -> tuple[Path, list[Path]]:
-    """Expand a pattern as in `_expand_all`; the root is its parts before the first wildcard."""
+    """Return a root folder and the paths of the scans that match a glob pattern.
+
+    The root consists of the parts of the pattern before the first wildcard. Files below `exclude`
+    are omitted unless all matches are there.
+    """
     scans = []
     # Patterns are relative to the current folder or absolute, as in a shell, which Path.glob does
     # not support.
@@ -301,7 +322,7 @@ def _expand_glob(pattern: str, exclude: Path | None) -> tuple[Path, list[Path]]:
     if exclude:
         output = absolute(exclude)
         outside = [path for path in scans if not path.is_relative_to(output)]
-        # If all matches are in the output folder, keep them: names tell scans from results.
+        # If all matches are in the output folder, keep them; results are recognised by name later.
         if outside:
             scans = outside
     if not scans:
@@ -317,7 +338,10 @@ def _expand_glob(pattern: str, exclude: Path | None) -> tuple[Path, list[Path]]:
 def _name_cases(
     root: Path, paths: Iterable[Path], refusals: list[Refusal]
 ) -> Iterator[Case]:
-    """Yield cases that mirror the tree below `root`."""
+    """Yield a case for each path that is a scan; its name is its path relative to `root`.
+
+    Other paths are added to `refusals`.
+    """
     seen: set[Path] = set()
     for path in paths:
         relative = path.relative_to(root)
@@ -348,9 +372,9 @@ def _name_series(
     refusals: list[Refusal],
     any_contrast: bool,
 ) -> Iterator[Case]:
-    """Yield a case for each series that is a scan, in zips and DICOM files below `root`.
+    """Yield a case for each DICOM series that is a scan, in the zips and DICOM files in `paths`.
 
-    The other series become refusals.
+    All paths are below `root`. The other series are added to `refusals`.
     """
     loose: list[str] = []
     for path in paths:
@@ -368,7 +392,11 @@ def _series_in(
     refusals: list[Refusal],
     any_contrast: bool,
 ) -> Iterator[Case]:
-    """Yield cases as in `_name_series`, from one zip or from these files of a folder."""
+    """Yield a case for each DICOM series that is a scan, in one zip or in files of a folder.
+
+    `place` is the zip, with `names` None; or the folder, with the paths of the DICOM files relative
+    to it. The other series are added to `refusals`.
+    """
     try:
         found = find_series(place, names, any_contrast=any_contrast)
     except (InputError, OSError) as error:
@@ -398,9 +426,9 @@ def _series_in(
 
 
 def is_bids(root: Path, suffix: str = T1W) -> bool:
-    """Return True for a BIDS dataset: it has a description, or scans in BIDS' layout.
+    """Return True for a BIDS dataset: it has dataset_description.json or scans in BIDS' layout.
 
-    `suffix` is the BIDS suffix of the scans.
+    `suffix` is the BIDS suffix of the scans, such as T1w.
     """
     if not is_dir(root):
         return False
@@ -414,12 +442,13 @@ def find_bids(
     sessions: Collection[str],
     suffix: str = T1W,
 ) -> Found:
-    """Return the scans with a suffix in a BIDS dataset, of some or all participants and sessions.
+    """Return the scans with a BIDS suffix in a dataset, as cases.
 
-    Labels may have their prefix or not (01, sub-01). Folders that cannot be read, images whose
-    names and folders name different participants, and participants without such a scan are refused.
-    InputError is raised if the whole dataset has no such scan. Results of scans other than T1w have
-    the suffix in their names, as in BIDS.
+    `participants` and `sessions` are labels with or without their prefix (01, sub-01); if empty,
+    all are taken. Folders that cannot be read, images whose names and folders name different
+    participants, and requested participants without such a scan are refused. InputError is raised
+    if the whole dataset has no such scan. Results of scans other than T1w get the suffix as the
+    entity `space` of their names, as in BIDS.
     """
     wanted = {label.removeprefix("sub-") for label in participants}
     wanted_sessions = {label.removeprefix("ses-") for label in sessions}
@@ -442,7 +471,7 @@ def find_bids(
             continue
         if wanted_sessions and facts.get("ses") not in wanted_sessions:
             continue
-        # Results have these two entities of their own.
+        # Names of results get their own values of these two entities.
         for added in ("space", "desc"):
             facts.pop(added, None)
         if suffix != T1W:
@@ -462,7 +491,10 @@ def find_bids(
 
 
 def _misplaced(root: Path, suffix: str, images: Collection[Path]) -> Iterator[str]:
-    """Yield a remark on files with this suffix that are not quite in BIDS' layout."""
+    """Yield a message that names the files with this suffix outside of BIDS' layout, if any.
+
+    `images` are the files within the layout.
+    """
     taken = set(images)
     others = []
     for pattern in _BIDS_FOLDERS:
@@ -481,7 +513,10 @@ def _misplaced(root: Path, suffix: str, images: Collection[Path]) -> Iterator[st
 
 
 def suffix_of_results(outputs: Iterable[str]) -> str | None:
-    """Return the suffix of the BIDS scan that has these results; None for other scans."""
+    """Return the BIDS suffix of the scan that these output files belong to, such as T1w.
+
+    `outputs` are the paths of the output files of one scan. None for a scan outside of BIDS.
+    """
     for output in outputs:
         space = entities(Path(output).name.partition(".")[0]).get("space")
         if space == _SPACE_OF_T1W:

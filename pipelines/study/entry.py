@@ -27,7 +27,7 @@ MOST_SHOWN = 5
 
 
 class Run(Protocol):
-    """Facts of a run that its entries record; `digest` is a hash of what results depend on."""
+    """Properties of a run that are recorded in each of its entries."""
 
     @property
     def out(self) -> Path:
@@ -38,7 +38,7 @@ class Run(Protocol):
         """Hash of the model."""
 
     def digest(self, case: Work) -> str:
-        """Return a hash of what the result of a case depends on, besides scan and model."""
+        """Return a hash of all that the result of a case depends on, except scan and model."""
 
 
 @dataclass(frozen=True)
@@ -47,17 +47,20 @@ class Entry:
 
     Paths are relative: `input` to the root of the inputs, all others to the output folder.
 
+    - `case` is the id of the case, and `reason` explains a status other than "done".
     - `scan` is the input's path; `input_sha256` is the hash of the bytes that were segmented.
-    - `model` is a hash. It is empty where an input was refused before any model was loaded.
-    - `outputs` maps each path to its SHA-256.
-    - `result` is what tables and pages are made of; empty if there is none.
-    - `attempt` numbers the attempts at this case over all ledgers of the folder. It is 0 in
-      ledgers from before attempts were numbered.
+    - `model` is the hash of the model. It is empty if the input was refused before any model was
+      loaded.
+    - `settings` is a hash of all settings that the result depends on.
+    - `outputs` maps the path of each output file to its SHA-256.
+    - `result` has the numbers for tables and pages; it is empty if there is no result.
+    - `attempt` numbers the attempts at this case over all ledgers of the folder. It is 0 in ledgers
+      from before attempts were numbered.
 
-    Four fields are for the run alone and never in the file. `staged` is the folder where outputs
-    wait until they are moved into place. `spent` is where the time of the worker's process went
-    since its entry before. `no_room` says that the case failed because the disk is full. `of_scans`
-    are the entries of a participant's scans, where the case is a participant.
+    Four fields exist only during the run and are never in the file. `staged` is the folder where
+    outputs wait until they are moved into place. `spent` is how the worker's process has used its
+    time since its previous entry. `no_room` is True if the case failed because the disk is full.
+    `of_scans` are the entries of a participant's scans, if the case is a participant.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
@@ -84,10 +87,7 @@ class Entry:
 
     @classmethod
     def of(cls, case: Work, run: Run, status: Status, reason: str = "") -> Entry:
-        """Return the entry of a case in a run.
-
-        The path of the scan is relative to the output folder.
-        """
+        """Return an entry of a case, with the model and settings of a run."""
         # Relative to the output, so that no path of this machine gets into the ledger.
         scan = os.path.relpath(case.path, run.out.resolve())
         return cls(
@@ -102,7 +102,7 @@ class Entry:
 
     @classmethod
     def failed(cls, case: Work, run: Run, reason: str) -> Entry:
-        """Return the entry of a case that gave no result, with the reason."""
+        """Return the entry of a case that has failed, with the reason."""
         return cls.of(case, run, "failed", reason)
 
     @property
@@ -117,7 +117,11 @@ class Entry:
 
     @property
     def doubt(self) -> tuple[int, float, object]:
-        """Sort key of scans, the most doubtful first: grade, agreement of views, name."""
+        """Key that sorts entries by doubt, the most doubtful first.
+
+        It consists of the urgency of the grade, the mean agreement of the views (low values first)
+        and the name in natural order.
+        """
         urgency = GRADES.index(self.grade if self.grade in GRADES else "ungraded")
         agreement = self.result.mean_agreement
         return (
@@ -128,24 +132,27 @@ class Entry:
 
     @property
     def is_refusal(self) -> bool:
-        """True if its input was refused before any model was loaded."""
+        """True if the input was refused before any model was loaded."""
         return not self.model
 
     @property
     def is_left_out(self) -> bool:
-        """True for a part of the input that is no scan to segment, such as a localiser."""
+        """True if the input was skipped because it is no scan to segment, such as a localiser."""
         return self.status == "skipped" and self.reason.startswith(LEFT_OUT)
 
     @property
     def is_withdrawn(self) -> bool:
-        """True if it was refused once and is no longer given; tables do not show it."""
+        """True if the input was refused in an earlier run and is no longer given.
+
+        Tables do not show such an entry.
+        """
         return self.status == "skipped" and self.is_refusal and not self.is_left_out
 
     def is_current(self, case: Case, run: Run) -> bool:
-        """Return True if its result needs no new run.
+        """Return True if the case need not be segmented again in this run.
 
-        It was done from the same input, with the same model and settings, and its outputs are
-        still as they were written.
+        That is so if it was done from the same input with the same model and settings, and if its
+        outputs are still as they were written.
         """
         if self.status != "done" or self.model != run.model_sha256:
             return False
@@ -157,13 +164,13 @@ class Entry:
         return digest_of(*case.files) == self.input_sha256
 
     def is_written(self, folder: Path) -> bool:
-        """Return True if its outputs are in `folder`, unchanged since they were written."""
+        """Return True if all output files are in `folder`, unchanged since they were written."""
         return all(
             digest_of(folder / path) == digest for path, digest in self.outputs.items()
         )
 
     def digest_of_scan(self, folder: Path) -> str | None:
-        """Return the SHA-256 of the scan as it is now; None if it is missing or has many files.
+        """Return the SHA-256 of the scan as it is now; None if it is missing or a DICOM folder.
 
         The path of the scan is relative to `folder`, the output folder.
         """
@@ -174,7 +181,10 @@ class Entry:
 
 
 def digest_of(*paths: Path) -> str | None:
-    """Return the SHA-256 of the bytes of files; None if one is missing or not a regular file."""
+    """Return the SHA-256 of the concatenated bytes of files.
+
+    None if a file is missing or not a regular file.
+    """
     try:
         return sha256_of(*paths)
     except (InputError, OSError):
@@ -182,9 +192,9 @@ def digest_of(*paths: Path) -> str | None:
 
 
 def digests_of(folder: Path, names: Iterable[str]) -> dict[str, str | None]:
-    """Return the SHA-256 of the named files in a folder; None for entries that are not files.
+    """Return the SHA-256 of the named files in a folder, by name; None if it is no regular file.
 
-    Names that do not exist are left out.
+    Names that do not exist are omitted.
     """
     digests = {}
     for name in names:
@@ -196,7 +206,7 @@ def digests_of(folder: Path, names: Iterable[str]) -> dict[str, str | None]:
 def taught_by_models(entries: Iterable[Entry]) -> list[str]:
     """Return a sentence for each model that was trained with labels made by other models.
 
-    Every report shows these.
+    Every report shows these sentences.
     """
     sentences = set()
     for entry in entries:
@@ -207,6 +217,9 @@ def taught_by_models(entries: Iterable[Entry]) -> list[str]:
 
 
 def most_doubtful(entries: Iterable[Entry]) -> list[Entry]:
-    """Return the scans whose slices are on the page, the most doubtful first."""
+    """Return the five scans (`MOST_SHOWN`) with the most doubtful results, the most doubtful first.
+
+    The page of a run shows slices of these.
+    """
     done = (entry for entry in entries if entry.status == "done")
     return nsmallest(MOST_SHOWN, done, key=attrgetter("doubt"))

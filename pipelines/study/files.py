@@ -61,7 +61,7 @@ from trinat.segmentation.labels.folding import FoldingTable
 if TYPE_CHECKING:
     from trinat.segmentation.data.store import Original, Store
 
-# All readable formats; a header stands for its pair of files.
+# Suffixes of readable files. Of a pair of .hdr and .img, only the header is listed.
 _READ = tuple(suffix for suffix in SCAN_SUFFIXES if suffix != ".img")
 # Endings of names of scans in BIDS.
 _SCANS = ("_t1w", "_t2w", "_pdw", "_flair")
@@ -74,8 +74,9 @@ _AGAIN = "put it back, or run `trinat prepare` again with its new place"
 class ScanFile:
     """A label map or image, with the subject and scan that its name says.
 
-    `subject` and `session` are used to find pairs of files. `participant` is the participant
-    counted in tables, and `table_session` distinguishes the scans of a participant.
+    `name` is the file name without its suffix. `subject` and `session` are used to find pairs of
+    files. `participant` is the participant that the file counts for in tables; `table_session`
+    distinguishes several scans of that participant.
     """
 
     name: str
@@ -84,13 +85,15 @@ class ScanFile:
     session: str = ""
     # BIDS entities, sorted; empty for other names.
     identity: tuple[tuple[str, str], ...] = ()
-    # Folders below the folder that was searched, if they identify the subject; empty in BIDS.
+    # Names of the folders between the searched folder and the file, if they identify the subject;
+    # empty in BIDS.
     folders: tuple[str, ...] = ()
     is_given: bool = False  # named by itself, not found in a folder
-    # The label map that this file corrects, and whose name it takes.
+    # For a correction: the path of the label map that it corrects, whose name it has here.
     corrects: Path | None = None
-    # For files of a store: axes and hash as in `Case`, and the mapping from the dataset's own label
-    # numbers to FreeSurfer numbers, which precedes its folding table.
+    # Only for files of a store: axes and hash as in `Case`, the mapping from the dataset's own
+    # label numbers to FreeSurfer numbers, and the folding table, which is applied after the
+    # mapping.
     axes: str | None = None
     sha256: str = ""
     numbers: Mapping[int, int] = field(default_factory=dict)
@@ -100,7 +103,7 @@ class ScanFile:
 
     @property
     def result(self) -> Path:
-        """Label map that a ledger knows: for a correction, the label map that was corrected."""
+        """Path of the label map in the ledger: for a correction, the map that was corrected."""
         return self.corrects or self.path
 
     @property
@@ -110,9 +113,10 @@ class ScanFile:
 
     @property
     def scan(self) -> str:
-        """Name of the participant's scan, such as "ses-1_run-2"; empty if the file name has none.
+        """Name that distinguishes the scan from others of its participant, such as "ses-1_run-2".
 
-        It distinguishes two scans of one participant.
+        It consists of the BIDS entities without `sub`; without entities it is the session. "" if
+        the file name has neither.
         """
         rest = dict(self.identity)
         rest.pop("sub", None)
@@ -130,14 +134,17 @@ def find_files(
     parcels: bool = False,
     corrected: bool = True,
 ) -> list[ScanFile]:
-    """Return the label maps (or with suffix "T1w" images) under a folder, in natural order.
+    """Return the label maps (or with suffix "T1w" the images) under a path, in natural order.
 
-    Supported are a single file; a BIDS dataset or derivative; a FreeSurfer SUBJECTS_DIR; folders of
-    files called *_dseg, with other files that are neither scans of these nor results; a folder of
-    files. With `parcels`, maps of parcels are preferred if there are any.
+    `place` may be a single file; a BIDS dataset or derivative; a FreeSurfer SUBJECTS_DIR; a folder
+    with files called *_dseg at any depth; or a folder of files. With files called *_dseg, other
+    images directly in the folder are label maps, too, except their scans and results. With
+    `parcels`, maps of parcels are preferred if there are any.
 
-    In a folder, a correction replaces the label map that it corrects, under the name of that label
-    map. Without `corrected`, label maps are taken as they were before correction.
+    In a folder, a correction replaces the label map that it corrects and gets its name. Without
+    `corrected`, label maps are returned as they were before correction.
+
+    ConfigError is raised if the path does not exist, EvaluationError if it has no such file.
     """
     if place.is_file():
         if is_archive(place):
@@ -154,7 +161,7 @@ def find_files(
         _files_below(place, suffix, parcels=parcels), corrected=corrected
     )
     if found:
-        files = _apart(_with_participants(found, place))
+        files = _with_unique_names(_with_participants(found, place))
         return sorted(
             files, key=lambda file: (natural_order(file.name), str(file.path))
         )
@@ -168,10 +175,10 @@ def find_files(
 
 
 def find_images(place: Path, label_maps: Iterable[Path]) -> list[ScanFile]:
-    """Return the scans of label maps under a folder.
+    """Return the scans under a folder that given label maps belong to.
 
-    In a BIDS dataset these are T1w scans, or scans with the suffix that all the maps have as their
-    space.
+    In a BIDS dataset these are T1w scans. If all label maps have the same entity `space`, and the
+    dataset has scans with this suffix, it is these scans.
     """
     spaces = {entities(without_suffix(path)).get("space", "") for path in label_maps}
     suffix = "T1w"
@@ -183,7 +190,11 @@ def find_images(place: Path, label_maps: Iterable[Path]) -> list[ScanFile]:
 
 
 def _files_below(place: Path, suffix: str, *, parcels: bool) -> list[ScanFile]:
-    """Return the files of a folder, by the first known layout in which there are any."""
+    """Return the label maps or images in a folder.
+
+    Layouts are tried one after the other (BIDS, SUBJECTS_DIR, files called *_dseg, any files); the
+    first layout with any files is used.
+    """
     of_labels = suffix == Product.LABELS.suffix
     bids = [_identify_by_name(path) for path in anat_files(place, suffix)]
     if bids:
@@ -228,9 +239,10 @@ def _files_below(place: Path, suffix: str, *, parcels: bool) -> list[ScanFile]:
 
 
 def _with_corrections(files: Sequence[ScanFile], *, corrected: bool) -> list[ScanFile]:
-    """Return the files, with the path of the correction for each corrected label map.
+    """Replace the path of each corrected label map by the path of its correction.
 
-    Corrections of a listed label map are not listed as files of their own.
+    The replaced path is in `corrects`. Without `corrected`, paths are not replaced. In both cases,
+    a correction is not listed as a file of its own if its label map is listed.
     """
     paths_of_files = {file.path for file in files}
     kept = []
@@ -245,9 +257,10 @@ def _with_corrections(files: Sequence[ScanFile], *, corrected: bool) -> list[Sca
 
 
 def _of_one_kind(files: Sequence[ScanFile], kinds: Sequence[str]) -> list[ScanFile]:
-    """Return the label maps of a BIDS dataset: for each scan, those of the first kind available.
+    """Select one kind of label map for each scan of a BIDS dataset.
 
-    The label maps of a scan are in one folder and have the same identity.
+    `kinds` are values of `kind_of_labels` in the order of preference; the first kind that a scan
+    has is used. Label maps belong to one scan if they are in one folder and have the same identity.
     """
     of_scan: dict[object, list[ScanFile]] = defaultdict(list)
     for file in files:
@@ -263,9 +276,9 @@ def _of_one_kind(files: Sequence[ScanFile], kinds: Sequence[str]) -> list[ScanFi
 
 
 def _is_plain(labels: Path) -> bool:
-    """Return True for a BIDS label map in the space of its scan, not in that of a template.
+    """Return True for a BIDS label map of structures in the space of its own scan.
 
-    Label maps that repeat the same structures with parcels are not plain.
+    False for maps in the space of a template, and for maps in which parcels replace the cortex.
     """
     space = entities(without_suffix(labels)).get("space")
     is_on_scan = space in OWN_SPACES or f"_{space}".lower() in _SCANS
@@ -275,7 +288,8 @@ def _is_plain(labels: Path) -> bool:
 def _of_subjects_dir(root: Path, find: Callable[[Path], Path | None]) -> list[ScanFile]:
     """Return the file that `find` returns for each subject in a SUBJECTS_DIR.
 
-    The list is empty for other folders. Templates and longitudinal bases are no subjects.
+    `find` gets the folder of a subject, and returns None if the file is missing. The list is empty
+    for other folders. Templates and longitudinal bases are not subjects.
     """
     files = []
     for folder in root.iterdir():
@@ -295,15 +309,16 @@ def _of_subjects_dir(root: Path, find: Callable[[Path], Path | None]) -> list[Sc
 
 
 def _marked_label_maps(place: Path, word: str) -> list[Path]:
-    """Return files called *_dseg (or another word) below a folder, and other label maps.
+    """Return files called *_dseg at any depth below a folder, and other label maps directly in it.
 
-    Other label maps are included only if there are files with this ending.
+    `word` may replace "dseg". The list is empty if no file has this ending.
     """
     ending = f"_{word}"
     marked = [path for path in walk(place) if stem_ends(path, ending)]
     if not marked:
         return []
-    # The folder also has the scans of the label maps, and entropies and probabilities of a run.
+    # The folder may also have the scans of the label maps, and other results of a run: leave these
+    # out.
     scans = {without_suffix(path).lower().removesuffix(ending) for path in marked}
     others = []
     for path in image_files(place, _READ).values():
@@ -315,7 +330,10 @@ def _marked_label_maps(place: Path, word: str) -> list[Path]:
 
 
 def _with_parcels(place: Path, structures: Sequence[Path]) -> list[Path]:
-    """Return the maps of parcels below, and the given map of structures for scans without one."""
+    """Return all maps of parcels below a folder, and maps of structures of scans without parcels.
+
+    `structures` are the maps of structures of all scans.
+    """
     parcels = _marked_label_maps(place, Product.PARCELS.plain)
     has_parcels = {structures_beside(path) for path in parcels}
     kept = list(parcels)
@@ -326,11 +344,11 @@ def _with_parcels(place: Path, structures: Sequence[Path]) -> list[Path]:
     return kept
 
 
-def _apart(files: Sequence[ScanFile]) -> Iterator[ScanFile]:
-    """Add the names of folders to files of the same name: a/T1 and b/T1 are of two participants.
+def _with_unique_names(files: Sequence[ScanFile]) -> Iterator[ScanFile]:
+    """Make names unique: prefix files that have the same name with their folders.
 
-    Their names become a_T1 and b_T1. If two of these would be equal (a_b/c and a/b_c), the names
-    become a_b/c and a/b_c.
+    a/T1 and b/T1 belong to two participants; their names become a_T1 and b_T1. If two of these
+    would be equal (a_b/c and a/b_c), the names become a_b/c and a/b_c.
     """
     times = Counter(file.name for file in files)
     names = []
@@ -351,10 +369,11 @@ def _apart(files: Sequence[ScanFile]) -> Iterator[ScanFile]:
 
 
 def _with_participants(files: Sequence[ScanFile], place: Path) -> list[ScanFile]:
-    """Return the files with their participants and sessions.
+    """Return the files with `participant` and `table_session` set, from their names and folders.
 
-    A name that contains no participant counts as a participant by itself. Files with BIDS names
-    that occur in several folders get the names of their folders.
+    `place` is the folder that was searched. A name without a recognisable participant counts as a
+    participant of its own. Files with BIDS names that occur in several folders get the names of
+    their folders.
     """
     identities = []
     for file in files:
@@ -383,9 +402,10 @@ def _with_participants(files: Sequence[ScanFile], place: Path) -> list[ScanFile]
 
 
 def corrected_among(files: Sequence[ScanFile]) -> str:
-    """Return a sentence on label maps that people have corrected; "" if there are none.
+    """Return a sentence about label maps that raters have corrected; "" if there are none.
 
-    Maps of parcels are never corrected, so they disagree with corrected structures of their scan.
+    It also mentions parcels: they are never corrected, so they may disagree with the corrected
+    structures of their scan.
     """
     corrected = sum(file.corrects is not None for file in files)
     if corrected:
@@ -403,7 +423,10 @@ def corrected_among(files: Sequence[ScanFile]) -> str:
 
 
 def two_maps_of_a_scan(files: Iterable[ScanFile]) -> str:
-    """Return a sentence on two label maps of one scan, counted as two; "" if there are none."""
+    """Return a sentence that names two label maps of the same scan; "" if there are none.
+
+    It is a warning: both label maps are used, as if they were of two scans.
+    """
     seen: dict[tuple[str, str], ScanFile] = {}
     for file in files:
         other = seen.setdefault((file.participant, file.table_session), file)
@@ -417,7 +440,10 @@ def two_maps_of_a_scan(files: Iterable[ScanFile]) -> str:
 
 
 def _identify_by_name(path: Path) -> ScanFile:
-    """Identify a file by its name alone: by its BIDS entities, or by the name itself."""
+    """Return a file with the subject, session and entities that its name contains.
+
+    A name that is not in BIDS' style is the subject itself.
+    """
     name = without_suffix(path)
     facts: dict[str, str] = {}
     if name.startswith("sub-"):
@@ -439,9 +465,9 @@ def _identify_by_name(path: Path) -> ScanFile:
 
 
 def as_scan(file: ScanFile, scan: Path) -> ScanFile:
-    """Return a label map under the name of its scan.
+    """Return a label map under the name of its scan: with its subject, session and entities.
 
-    The path stays the path of the label map.
+    `scan` is the path of the scan. The path of the label map stays.
     """
     named = _identify_by_name(scan)
     participant = file.participant
@@ -472,9 +498,10 @@ def refuse_changed(known: str, digest: str | None, where: Path) -> None:
 
 
 def stored_cases(store: Store, subjects: Iterable[str]) -> Found:
-    """Return the scans of subjects as cases named after their subjects; refuse missing scans.
+    """Return the scans of subjects of a store as cases with the subjects' names.
 
-    Raises DatasetError if all scans are missing, or if the store knows no scan of a subject.
+    Missing scans become refusals. DatasetError is raised if all scans are missing, or if the store
+    does not have the path of a subject's scan.
     """
     cases: list[Case] = []
     refusals: list[Refusal] = []
@@ -492,10 +519,10 @@ def stored_cases(store: Store, subjects: Iterable[str]) -> Found:
 
 
 def stored_files(store: Store, subjects: Iterable[str], kind: str) -> list[ScanFile]:
-    """Return subjects' label maps (or with kind "image" their scans), with their participants.
+    """Return the files that subjects of a store were made from, in the order of `subjects`.
 
-    They are in the order of `subjects`, with the store's own label numbers and axes, so that they
-    are read as `trinat prepare` read them. No map is opened.
+    `kind` is "labels" for label maps or "image" for scans. The files have the store's label numbers
+    and axes, so that they are read as `trinat prepare` read them. No file is opened.
     """
     participant_of = {
         metadata.subject: metadata.participant for metadata in store.metadata
@@ -527,7 +554,7 @@ def stored_files(store: Store, subjects: Iterable[str], kind: str) -> list[ScanF
 def _original(store: Store, subject: str, kind: str) -> Original:
     """Return the file that a subject's slices were made from.
 
-    DatasetError is raised if the store does not know it.
+    `kind` is "labels" or "image". DatasetError is raised if the store does not have its path.
     """
     entry = store.info.subjects[subject]
     original = entry.labels

@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 
 _NEEDED_COLUMNS = ("scan", "participant")
 _DAYS_OF_YEAR = 365.25
-# Start of the years that dates are converted to.
+# Date from which `_year_of_date` counts.
 _START = date(2000, 1, 1)
 # Columns of times, with the unit of their numbers.
 _UNIT_OF_COLUMN = {
@@ -50,7 +50,7 @@ _UNIT_OF_COLUMN = {
     "days": "days",
     "date (days)": "days",
 }
-# Words in other titles that users may expect to be read as times.
+# Words in titles of columns that users may expect to be read as times, but that are not.
 _LIKE_TIMES = re.compile(r"date|time|age\b|year|month|week|day")
 # Valid ranges: ages and years since a baseline, and calendar years.
 _YEARS = ((-120, 120), (1900, 2200))
@@ -62,7 +62,11 @@ _MOST_NAMED = 5
 
 @dataclass(frozen=True)
 class _ScanRow:
-    """Data in a table about a scan: its participant, its time, and the participant's group."""
+    """Data about a scan from a table.
+
+    `year` is the time of the scan in years (see `_year_of_date`), None if unknown. `group` is the
+    group of the participant, "" if unknown.
+    """
 
     participant: str
     year: float | None = None
@@ -76,12 +80,13 @@ def participants_of(
     *,
     strict: bool = False,
 ) -> list[Participant]:
-    """Return the participants of all cases in the order of their first scans, each with its scans.
+    """Group cases by participant; return the participants in the order of their first scans.
 
-    A table (scan, participant, date, group) assigns scans to participants. Without a table they are
-    assigned by a BIDS dataset, or by name: OAS1_0001_MR1 and OAS1_0001_MR2 are two scans of
-    OAS1_0001. Any other scan belongs to a participant of its own. What is not understood of tables
-    is logged; with `strict` it raises a DatasetError.
+    A `table` with the columns scan, participant, date and group assigns scans to participants.
+    Without a table they are assigned by the BIDS dataset in `bids_root`, or else by name:
+    OAS1_0001_MR1 and OAS1_0001_MR2 are two scans of OAS1_0001. Any other scan belongs to a
+    participant of its own. Anything in a table that is not understood is logged; with `strict` it
+    raises a DatasetError.
     """
     known: dict[str, _ScanRow] = {}
     if table is not None:
@@ -111,7 +116,10 @@ def participants_of(
 
 
 def _identities_of(cases: Sequence[Case]) -> list[Identity]:
-    """Return scans' identities by names and folders; other scans get a participant of their own."""
+    """Return the identity of each case from the names of its scan and folders.
+
+    A case whose name has no participant gets a participant of its own.
+    """
     return identify([Named.of_path(case.id) for case in cases])
 
 
@@ -121,10 +129,10 @@ def with_facts(
     *,
     strict: bool = False,
 ) -> list[Case]:
-    """Return the cases with the facts about their participants from a participants table.
+    """Return the cases, each with the facts about its participant from a participants table.
 
-    What is not understood of it is logged; with `strict` it raises a DatasetError, and so does a
-    table without any participant of the scans. ConfigError is raised if the table does not exist.
+    Cells that are not understood are logged; with `strict` they raise a DatasetError. DatasetError
+    is also raised if no scan has a row in the table, ConfigError if the table does not exist.
     """
     if not table.is_file():
         raise ConfigError(
@@ -147,9 +155,9 @@ def _from_bids(
     *,
     strict: bool,
 ) -> dict[str, _ScanRow]:
-    """Return the data about each case in a BIDS dataset, by id.
+    """Return participant, time and group of each case of a BIDS dataset, by case id.
 
-    Times are from sub-*_sessions.tsv and *_scans.tsv, groups from participants.tsv.
+    Times are read from sub-*_sessions.tsv and *_scans.tsv, groups from participants.tsv.
     """
     times: dict[Path, Mapping[str, float | None]] = {}
     doubts: list[str] = []
@@ -195,7 +203,10 @@ def _from_bids(
 
 
 def _in_several_groups(rows: Iterable[_ScanRow]) -> dict[str, list[str]]:
-    """Return the participants whose sessions are in several groups, with these groups in order."""
+    """Return the groups of each participant whose scans are in more than one group.
+
+    Groups are in the order of their first scans.
+    """
     groups_of: dict[str, list[str]] = defaultdict(list)
     for row in rows:
         groups = groups_of[row.participant]
@@ -214,11 +225,11 @@ def _times_in(
     read: dict[Path, Mapping[str, float | None]],
     doubts: list[str],
 ) -> Mapping[str, float | None]:
-    """Return the `acq_time` of each row of a BIDS table, in years, by its `key`.
+    """Return the time of each row of a BIDS table, in years, by the cell in the column `key`.
 
-    The result is empty if there is no such file. `read` caches the tables that were read before. An
-    invalid time counts as missing (None), because scans do not need a time, and is added to
-    `doubts`.
+    `path` is the table, whose column `acq_time` has the times. `read` caches the tables that were
+    read before. An invalid time becomes None and is added to `doubts`, because scans do not need a
+    time. The result is empty if there is no such file.
     """
     if path not in read:
         found: dict[str, float | None] = {}
@@ -241,10 +252,10 @@ def _from_table(
     *,
     strict: bool,
 ) -> dict[str, _ScanRow]:
-    """Return the data about each case in a table, by id.
+    """Return participant, time and group of each case that a table lists, by case id.
 
     ConfigError is raised if a column is missing, if a row names no scan of the run or a scan twice,
-    or if times or groups contradict each other; DatasetError for a file that is no table.
+    or if times or groups contradict each other; DatasetError for a file that is not a table.
     """
     table = read_table(path)
     titles = [title.lower() for title in table.titles]
@@ -302,9 +313,9 @@ def _from_table(
 
 
 def _names_of(cases: Sequence[Case], folder: Path) -> dict[str, str]:
-    """Return the names by which a table may refer to scans, with their ids.
+    """Return a mapping of all names by which a table may refer to a scan to the id of its case.
 
-    `folder` is the folder of the table. A name that several scans share is left out.
+    `folder` is the folder of the table. A name that fits several scans is omitted.
     """
     names: dict[str, str | None] = {}
     for case in cases:
@@ -323,9 +334,11 @@ def _names_of(cases: Sequence[Case], folder: Path) -> dict[str, str]:
 
 @dataclass
 class _Times:
-    """Column of times in a table, with its unit: dates, or numbers.
+    """Column of times in a table, either of dates or of numbers.
 
-    A table must not mix them: an age beside a date would be centuries apart.
+    `column` is the title and `unit` the unit of numbers, "years" or "days". `are_numbers` and
+    `are_dates` say what has been read so far: a table must not mix them, because an age beside a
+    date would be centuries apart.
     """
 
     column: str
@@ -336,7 +349,10 @@ class _Times:
 
     @classmethod
     def of(cls, titles: Sequence[str], path: Path) -> _Times:
-        """Find the only column of times among titles in lower case; without one, assume "date"."""
+        """Return the column of times among `titles` (lower case); assume "date" if there is none.
+
+        ConfigError is raised for two such columns in the table `path`.
+        """
         time_columns = [title for title in titles if title in _UNIT_OF_COLUMN]
         if len(time_columns) > 1:
             both = " and ".join(repr(title) for title in time_columns)
@@ -347,7 +363,10 @@ class _Times:
         return cls(column, _UNIT_OF_COLUMN[column], path)
 
     def year(self, cells: Mapping[str, str], line: int) -> float | None:
-        """Return the time of a row's scan, in years from any start; None if the cell is empty."""
+        """Return the time in a row in years from an arbitrary start; None if the cell is missing.
+
+        `cells` maps titles to the cells of the row, `line` is its number for messages.
+        """
         text = cells.get(self.column, "")
         if text.lower() in MISSING:
             return None
@@ -376,7 +395,10 @@ class _Times:
         return number
 
     def check(self, rows: Iterable[_ScanRow]) -> None:
-        """Raise ConfigError if the times of a participant are too far apart to be years."""
+        """Raise ConfigError if two scans of a participant are more than 60 years apart.
+
+        Numbers of days have then been read as years.
+        """
         years: dict[str, list[float]] = defaultdict(list)
         for row in rows:
             if row.year is not None:
@@ -400,7 +422,7 @@ class _Times:
 
 
 def _days_in(cell: str) -> float:
-    """Return a number of days; raise ValueError if it exceeds the longest time between scans."""
+    """Parse a number of days; raise ValueError if it exceeds the longest time between two scans."""
     days = number_in(cell)
     if days > _LONGEST_YEARS * _DAYS_OF_YEAR:
         raise ValueError("is too long")

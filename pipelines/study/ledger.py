@@ -1,8 +1,8 @@
 """Ledger of a run: one line of JSON for each input, appended when its outcome is known.
 
 The last line of a case is the valid one. Across ledgers it is the last attempt: each run reads all
-ledgers of its folder and continues the numbering of attempts, so no clock is needed. A line that
-was torn by a power cut is ignored: its case counts as not done, and is done again.
+ledgers of its folder and continues the numbering of attempts, so no clock is needed. A line that is
+incomplete because of a power cut is ignored: its case counts as not done, and is done again.
 
 Before files are moved into place, a line lists them with their hashes. A file in the output folder
 whose present hash is in no line belongs to the user: it is replaced only with `overwrite`.
@@ -40,10 +40,8 @@ _NOT_IN_FILE = ("staged", "spent", "no_room", "of_scans")
 class Ledger:
     """Append-only ledger file, which also moves outputs into place.
 
-    Each entry is on the disk before `add` returns. `entries` has the valid entry of each case: the
-    known entries and those that were added. `written` has each file (path, sha256) that an earlier
-    run has written to the folder, or was about to write. With `overwrite`, outputs replace files of
-    the user.
+    `entries` maps each case to its valid entry, and is updated by `add`. Each entry is on the disk
+    before `add` returns.
     """
 
     def __init__(
@@ -54,6 +52,12 @@ class Ledger:
         *,
         overwrite: bool = False,
     ) -> None:
+        """Create the ledger of a run; the file `path` is opened with the first entry.
+
+        `known` maps cases to their entries from earlier runs. `written` are pairs of path and
+        SHA-256 of files that earlier runs have written to the folder, or were about to write. With
+        `overwrite`, outputs may replace files that belong to the user.
+        """
         self.entries: dict[str, Entry] = {}
         if known is not None:
             self.entries.update(known)
@@ -74,9 +78,9 @@ class Ledger:
     ) -> Self:
         """Return the ledger of a run, with the results of all earlier runs in its folder.
 
-        With `cases` only the entries of these cases and of refused inputs are read. `own_files` are
-        the files that the run writes for the whole folder: OutputError is raised if one of them
-        belongs to the user.
+        `path` is the ledger file. `own_files` are the paths of the tables and other files that the
+        run writes for the whole folder: OutputError is raised if one of them belongs to the user.
+        With `cases` only the entries of these cases and of refused inputs are read.
         """
         # Hash before reading the ledgers: a parallel job lists its files before it writes them.
         current = digests_of(path.parent, own_files)
@@ -86,7 +90,7 @@ class Ledger:
         return ledger
 
     def add(self, entry: Entry) -> None:
-        """Append an entry; without an attempt number it gets the number after the last attempt's.
+        """Append an entry to the file; an entry without an attempt number gets the next number.
 
         The line is on the disk when this returns; after a failure the file is unchanged. The file
         is opened with the first entry and stays open until the ledger is closed.
@@ -101,7 +105,7 @@ class Ledger:
                     "is a broken symbolic link", where=self._path, remedy="remove it"
                 )
             file = open_to_append(self._path)
-            # End a torn last line, so that it does not swallow the next one.
+            # End an incomplete last line, so that the new entry starts on a line of its own.
             if file.tell():
                 file.seek(-1, os.SEEK_END)
                 if file.read(1) != b"\n":
@@ -119,9 +123,10 @@ class Ledger:
             self.entries[entry.case] = entry
 
     def refuse(self, current: Mapping[str, str | None]) -> None:
-        """Raise OutputError if one of these files is not as a run has written it.
+        """Raise OutputError if a file belongs to the user: no run has written its bytes.
 
-        `current` maps the paths of files to their SHA-256. With `overwrite` no file is refused.
+        `current` maps the paths of existing files to their present SHA-256, None if a path is not a
+        regular file. With `overwrite` no file is refused.
         """
         if self._overwrite:
             return
@@ -137,11 +142,12 @@ class Ledger:
             )
 
     def move_in(self, staged: Path, entry: Entry | None = None) -> None:
-        """Move all files below `staged` into the folder: an entry's outputs, or the run's own.
+        """Move all files below the folder `staged` into the output folder.
 
-        An existing file with the same bytes stays; a file that a run has written is replaced, and
-        with `overwrite` any other file. The ledger lists the files before the first of them
-        appears. After an OSError no output of the entry is left.
+        They are the outputs of `entry`, or files of the whole run if it is None. An existing file
+        with the same bytes stays. A file that a run has written is replaced, and with `overwrite`
+        any other file, too. The ledger lists the files before the first of them appears. If moving
+        fails with an OSError, all outputs of the entry that were moved are deleted.
         """
         known: Mapping[str, str] = {} if entry is None else entry.outputs
         sources: dict[str, Path] = {}
@@ -175,10 +181,10 @@ class Ledger:
         shutil.rmtree(staged)
 
     def _announce(self, digests: Mapping[str, str], entry: Entry | None) -> None:
-        """Announce in the ledger which files are about to be written.
+        """List in the ledger the files that are about to be written.
 
-        Files of the whole folder get a line of their own: jobs on other parts of the work read that
-        line, but not the lines of this job's cases.
+        `digests` maps their paths to their SHA-256. Files of the whole folder get a line without a
+        case: jobs that work on other cases read that line, but not the lines of this job's cases.
         """
         of_case: dict[str, str] = {}
         of_folder: dict[str, str] = {}
@@ -192,13 +198,16 @@ class Ledger:
         self._add_writing("", "", of_folder)
 
     def _add_writing(self, case: str, model: str, outputs: Mapping[str, str]) -> None:
-        """Add a line for files (path -> sha256) about to be written, unless all are listed."""
+        """Add a line for files that are about to be written, unless the ledger lists all of them.
+
+        `outputs` maps paths to SHA-256. `case` and `model` are "" for files of the whole folder.
+        """
         if not self._written.issuperset(outputs.items()):
             self.add(Entry(case, "writing", model=model, outputs=outputs))
             self._written.update(outputs.items())
 
     def remove(self, name: str) -> None:
-        """Delete a file if it is unchanged since a run has written it."""
+        """Delete a file of the output folder, unless the user has changed or added it."""
         for found, digest in digests_of(self._folder, [name]).items():
             if (found, digest) in self._written and self._is_own(name):
                 (self._folder / name).unlink()
@@ -223,27 +232,25 @@ def ledgers_in(folder: Path) -> list[Path]:
 
 
 def with_folds(folder: Path) -> list[Path]:
-    """Return an output folder and, for a cross-validation, the folders of its folds."""
+    """Return the output folder, followed by the folders of the folds of a cross-validation."""
     folds = sorted(folder.glob(FOLD.format("*")))
     return [folder, *folds]
 
 
 def entries_in(folder: Path) -> Iterator[tuple[Path, Entry]]:
-    """Yield the valid entry of each case of an output folder or its folds, with the folder."""
+    """Yield pairs of folder and entry: each valid entry in an output folder and its folds."""
     for each in with_folds(folder):
         for entry in read_entries(ledgers_in(each)).values():
             yield each, entry
 
 
 class LedgerContents:
-    """Content of ledgers that are read one after the other.
+    """Joint content of several ledgers.
 
-    `entries` is the valid entry of each case: the last entry in a ledger, and across ledgers the
-    entry with the highest attempt number; no clock is needed. For equal numbers (ledgers of two
-    folders were put together) see `_standing`.
-
-    `written` has each file (path, sha256) that the ledgers list, `writers` maps the path of each
-    file to its case.
+    `entries` maps each case to its valid entry: the last one in a ledger, and across ledgers the
+    one with the highest attempt number. If attempt numbers are equal, because the ledgers of two
+    folders were put together, `_fit_to_files` decides. `written` has a pair (path, SHA-256) for
+    each file that the ledgers list. `writers` maps the path of each file to its case.
     """
 
     def __init__(self) -> None:
@@ -252,10 +259,10 @@ class LedgerContents:
         self.writers: dict[str, str] = {}
 
     def read(self, path: Path, cases: Collection[str] | None = None) -> None:
-        """Add the content of a ledger, or only the entries of `cases` and of refused inputs.
+        """Add the content of the ledger `path`; with `cases`, only of these and of refused inputs.
 
-        A ledger of 100,000 cases takes a gigabyte as entries, so callers should request only the
-        cases that they need. IntegrityError is raised if a line is no entry.
+        The entries of 100,000 cases take a gigabyte, so callers should request only the cases that
+        they need. IntegrityError is raised if a line is not a valid entry.
         """
         last: dict[str, Entry] = {}
         for entry in _lines_of(path):
@@ -292,9 +299,10 @@ _ENTRY = TypeAdapter(Entry)
 
 
 def _lines_of(path: Path) -> Iterator[Entry]:
-    """Yield the entries of a ledger in its order, without torn lines.
+    """Yield the entries of a ledger in the order of its lines.
 
-    IntegrityError is raised if a line is no entry.
+    Lines that are incomplete because writing was interrupted are skipped. IntegrityError is raised
+    for any other invalid line.
     """
     with open_regular(path) as file:
         for number, text in enumerate(file, start=1):
@@ -303,8 +311,8 @@ def _lines_of(path: Path) -> Iterator[Entry]:
                 continue
             try:
                 entry: Entry = _ENTRY.validate_python(json.loads(line))
-                # Check paths: a ledger may come from elsewhere, and the files that it lists are
-                # deleted.
+                # Check paths: a ledger may come from another machine, and trinat may delete the
+                # files that it lists.
                 for name in entry.outputs:
                     listed = PurePosixPath(name)
                     if listed.is_absolute() or ".." in listed.parts or not listed.parts:
@@ -320,25 +328,28 @@ def _lines_of(path: Path) -> Iterator[Entry]:
 
 
 def _is_later(entry: Entry, other: Entry, folder: Path) -> bool:
-    """Return True if an entry is of a later attempt than an entry of another ledger."""
+    """Return True if `entry` is of a later attempt than `other`, an entry of the same case.
+
+    The entries are from two ledgers; `folder` is the output folder.
+    """
     if entry.attempt != other.attempt:
         return entry.attempt > other.attempt
-    # A merged ledger has the same entries as its parts.
+    # Equal entries occur if a ledger was merged from others that are still in the folder.
     if entry == other:
         return False
-    own_standing = _standing(entry, folder)
-    other_standing = _standing(other, folder)
+    own_standing = _fit_to_files(entry, folder)
+    other_standing = _fit_to_files(other, folder)
     if own_standing != other_standing:
         return own_standing > other_standing
     # Nothing says which is later: choose independently of the order in which ledgers are read.
     return entry.reason > other.reason
 
 
-def _standing(entry: Entry, folder: Path) -> int:
-    """Rank how well an entry fits the present files, for entries with equal attempt numbers.
+def _fit_to_files(entry: Entry, folder: Path) -> int:
+    """Return how well an entry fits the present files (0 to 3), to choose between equal attempts.
 
-    A result of the present scan ranks first. A failure ranks above a result of a scan that has
-    changed since, or whose state is unknown.
+    3: a result of the scan as it is now. 2: a failure. 1: a result of a scan that cannot be read.
+    0: a result whose scan or outputs have changed.
     """
     if entry.status != "done":
         return 2

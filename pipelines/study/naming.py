@@ -22,7 +22,11 @@ _ORDER = (
 
 @dataclass(frozen=True)
 class _Spec:
-    """Properties of a product; see `Product`."""
+    """Arguments for a member of `Product`, whose docstring explains them.
+
+    `seg`, `label` and `desc` are the values of these BIDS entities; "" for none. `plain` defaults
+    to `suffix`.
+    """
 
     suffix: str
     ending: str
@@ -39,7 +43,7 @@ class _Spec:
 
 
 def _tissue(label: str) -> _Spec:
-    """Return the properties of a tissue's probability map, by its label in BIDS."""
+    """Return the properties of a tissue's probability map; `label` is GM, WM or CSF, as in BIDS."""
     return _Spec(
         "probseg",
         ".nii.gz",
@@ -68,10 +72,11 @@ def _for_fmriprep(suffix: str, *, label: str = "", desc: str = "") -> _Spec:
 class Product(Enum):
     """A kind of output file of a scan; determines names, .bidsignore, deletion and downloads.
 
-    - `suffix` is the suffix of its name, `ending` includes the dot. `own_entities` are its own
-      entities in BIDS names: `seg`, `label` and `desc`. `plain` is its suffix if names do not
-      follow BIDS.
-    - `further` are other possible endings: of files in its place, or of the JSON sidecar.
+    - `suffix` is the BIDS suffix of its name, such as dseg; `ending` is that of the file, such as
+      .nii.gz. `own_entities` are the entities `seg`, `label` and `desc` that its BIDS name has.
+      `plain` is the suffix of names that do not follow BIDS.
+    - `further` are other possible endings: of the same file in another format, or of its JSON
+      sidecar.
     - `is_in_bids` is True if BIDS has a name for it; else .bidsignore lists it.
     - `download` is its name for clients of the service, and `media_type` its media type for them;
       "" if the service does not offer it.
@@ -170,13 +175,16 @@ class Product(Enum):
         self.for_fmriprep = spec.for_fmriprep
 
     def entities(self, of_scan: Mapping[str, str]) -> dict[str, str]:
-        """Return the entities of its BIDS name that extend or replace those of the scan."""
+        """Return the entities that the product's BIDS name adds to those of the scan, or replaces.
+
+        `of_scan` are the entities of the scan.
+        """
         if self.for_fmriprep:
             return self.own_entities
         return {"space": of_scan.get("space", "orig"), **self.own_entities}
 
     def among(self, names: Collection[str]) -> str | None:
-        """Return the first of these files that is named as this product; None if there is none."""
+        """Return the first of `names` that is a file name of this product; None without one."""
         # A .json beside another file is its sidecar, not the product.
         endings = [self.ending, *(end for end in self.further if end != ".json")]
         either = "|".join(re.escape(ending) for ending in endings)
@@ -217,7 +225,7 @@ LAYERS = {
 CORRECTED = "_desc-corrected"
 # Table of all corrections in a folder of results.
 CORRECTIONS = "corrections.tsv"
-# Prefix of the reasons for leaving out files that are no scans, which is no failure.
+# Prefix of the reason of a refusal that is no failure, because the file is no scan to segment.
 LEFT_OUT = "left out: "
 # Endings of names of results that may be beside scans: our results, and masks of other programs.
 RESULT_ENDINGS = (
@@ -228,16 +236,19 @@ RESULT_ENDINGS = (
 
 
 def bids_name(entities: Mapping[str, str], **added: str) -> str:
-    """Return a derivative's name without its suffix, such as sub-1_desc-x."""
+    """Return a BIDS name without suffix and ending, such as sub-1_desc-x, with entities in order.
+
+    `added` entities extend `entities` or replace them.
+    """
     merged = {**entities, **added}
     ordered = sorted(merged, key=_rank)
     return "_".join(f"{entity}-{merged[entity]}" for entity in ordered)
 
 
 def _rank(entity: str) -> int:
-    """Return the position of an entity in a name.
+    """Return the position of an entity in a BIDS name.
 
-    Unknown entities keep their order, before the entities that distinguish derivatives.
+    Unknown entities get the position of `hemi`, before the entities of derivatives.
     """
     if entity in _ORDER:
         return _ORDER.index(entity)

@@ -22,13 +22,16 @@ from trinat.segmentation.errors import EvaluationError
 
 Values = NDArray[np.float64]
 
-# Number of scans, the most doubtful ones, that are compared beside those that were corrected.
+# Maximum number of uncorrected scans that are compared: the most doubtful ones.
 _MOST_COMPARED = 2000
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """A scan by its number; `share` is the part of all doubt that its correction should cover."""
+    """A scan to correct next, as its index in the arrays that were given to `propose`.
+
+    `share` is the fraction of the total doubt that its correction is expected to cover.
+    """
 
     scan: int
     share: float
@@ -36,7 +39,11 @@ class Proposal:
 
 @dataclass(frozen=True)
 class Next:
-    """A scan to correct; `share` is the part of all doubt that its correction should cover."""
+    """A scan to correct next, for output.
+
+    `scan` is its name. `agreement` is the mean Dice between the views, None if unknown. `share` is
+    the fraction of the total doubt that its correction is expected to cover.
+    """
 
     scan: str
     participant: str
@@ -53,10 +60,10 @@ class Next:
 def next_of(
     study: Study, most: int, elsewhere: Collection[str] = ()
 ) -> tuple[list[Next], int]:
-    """Return up to `most` scans of a study to correct next, and the number of corrected ones.
+    """Return up to `most` scans to correct next, and the number of scans corrected so far.
 
-    Scans named in `elsewhere` count as corrected, too. EvaluationError is raised if no scan has a
-    result.
+    `elsewhere` has the names of scans that count as corrected although the study has no correction
+    of them. EvaluationError is raised if no scan has a result.
     """
     items = [item for item in study.items if item.entry.status == "done"]
     if not items:
@@ -93,9 +100,10 @@ def next_of(
 
 
 def features_of(items: Sequence[Item]) -> Values:
-    """Return the features that scans are compared by, (N, F): log volumes and agreements of views.
+    """Return the features by which the N scans are compared, (N, F).
 
-    Features are NaN for structures that were not found or not measured.
+    They are the logarithm of each structure's volume, followed by each structure's agreement
+    between views. NaN for structures that were not found or not measured.
     """
     results = [item.entry.result for item in items]
     volumes = [result.volumes_mm3 for result in results]
@@ -116,7 +124,7 @@ def features_of(items: Sequence[Item]) -> Values:
 
 
 def doubts_of(items: Sequence[Item]) -> Values:
-    """Return the disagreement of the views in each scan, (N,); 1 if it is unknown."""
+    """Return the doubt about each scan, (N,): 1 minus the agreement of the views; 1 if unknown."""
     doubts = []
     for item in items:
         agreement = item.agreement
@@ -125,7 +133,7 @@ def doubts_of(items: Sequence[Item]) -> Values:
 
 
 def likeness(features: Values) -> Values:
-    """Return the similarity of scans, (N, N) from 0 to 1, from their features (N, F).
+    """Return the similarity of each pair of N scans, (N, N) from 0 to 1, from features (N, F).
 
     Features have equal weight: each is standardised, and unknown values (NaN) count as average. Two
     scans at the median distance have the similarity 0.61.
@@ -153,10 +161,12 @@ def propose(
     corrected: Sequence[int],
     most: int,
 ) -> list[Proposal]:
-    """Return the scans to correct next by priority, at most `most` and one per participant.
+    """Return the scans to correct next by priority: at most `most`, and one per participant.
 
-    `alike` (N, N) is from `likeness`, `doubts` (N,) are 0 or more. Participants with a `corrected`
-    scan are skipped, and scans that are similar to a corrected scan count as covered.
+    `alike` (N, N) are the similarities from `likeness`, `doubts` (N,) the doubt about each scan, 0
+    or more. `participants` has the participant of each scan, `corrected` the indices of corrected
+    scans. Participants with a corrected scan are skipped. A correction covers the doubt of similar
+    scans in proportion to the similarity.
     """
     total = float(doubts.sum())
     done = {participants[scan] for scan in corrected}

@@ -55,17 +55,19 @@ _KINDS = frozenset(
     }
 )
 
-# Returns the property by which a rule matches two files; an empty key matches no file.
+# Function that returns the key of a file: files with equal keys match. A file with an empty key
+# matches no other.
 Key = Callable[[ScanFile], object]
-# A truth and a prediction that may belong together.
+# A truth and a prediction that a rule matches; either may match other files, too.
 _Match = tuple[ScanFile, ScanFile]
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A truth and its prediction; `how` is the rule that found them.
+    """A truth and its prediction; `how` names the rule that has found the pair.
 
-    `is_guess` is True if no name says that they belong together: the user is asked to check it.
+    `is_guess` is True if the names do not prove that the files belong together, so that the user is
+    asked to check the pair.
     """
 
     truth: ScanFile
@@ -76,9 +78,10 @@ class Pair:
 
 @dataclass(frozen=True)
 class Pairing:
-    """Pairs, and the files of either side that have no partner.
+    """Result of the matching: pairs, and the truths and predictions without a partner.
 
-    `doubts` maps the path of such a file to the reason, unless no name was similar to its name.
+    `doubts` maps the path of a file without a partner to the reason. It has no reason for files to
+    which no other name was similar.
     """
 
     pairs: tuple[Pair, ...]
@@ -88,9 +91,9 @@ class Pairing:
 
     @property
     def guesses(self) -> list[str]:
-        """List the pairs that the user is asked to check, one line each; of many the first ones.
+        """Lines that name the pairs that the user is asked to check, one pair per line.
 
-        The list is empty if all pairs are certain.
+        After three pairs, a last line has the number of the rest. Empty if all pairs are certain.
         """
         guessed = [pair for pair in self.pairs if pair.is_guess]
         lines = []
@@ -109,11 +112,13 @@ def pair_files(
     *,
     guess: bool = False,
 ) -> Pairing:
-    """Pair files by the most specific rule that finds one file on each side, then by the next rule.
+    """Pair each truth with its prediction, by BIDS entities, name, session or subject.
 
-    A rule considers all files, not only the remaining ones: removing files does not make the others
-    unique. Looser readings of names are tried if no stricter reading has found a pair. With `guess`
-    they include the remaining parts of names whose beginnings and endings differ.
+    Rules are tried from the most specific to the loosest. A rule makes a pair only if it finds
+    exactly one file on each side. It considers all files, including those in pairs: leaving files
+    out does not make the others unique. Only if these rules have found no pair at all, looser rules
+    are tried, which ignore endings of names. With `guess`, these also compare names without their
+    common beginnings and endings.
 
     Two files whose names or folders say that they are of two sessions or participants are never
     paired, by any rule.
@@ -147,7 +152,10 @@ _RULES: tuple[tuple[str, Key], ...] = (
 
 @dataclass
 class _Matching:
-    """Files of both sides, with the pairs and doubts from the rules tried so far."""
+    """Truths and predictions, with the pairs and doubts from the rules tried so far.
+
+    `doubts` maps the path of a file to the reason why it has no partner.
+    """
 
     truths: list[ScanFile]
     predictions: list[ScanFile]
@@ -155,7 +163,7 @@ class _Matching:
     doubts: dict[Path, str] = field(default_factory=dict)
 
     def alike(self, truth_key: Key, prediction_key: Key) -> list[_Match]:
-        """Match every truth with every prediction that has the same key."""
+        """Return all matches of a truth and a prediction whose keys are equal."""
         predictions_by_key: dict[object, list[ScanFile]] = defaultdict(list)
         for prediction in self.predictions:
             predictions_by_key[prediction_key(prediction)].append(prediction)
@@ -174,8 +182,12 @@ class _Matching:
         *,
         is_guess: bool = False,
     ) -> None:
-        """Pair files that match only each other; remember why other files do not."""
-        # Matches whose names do not say that they are of two scans or participants.
+        """Add the matches to `pairs` in which neither file has a second match.
+
+        `how` is the name of the rule, for `Pair.how`. Matches of two sessions or participants are
+        ignored. For other files that are not paired, the reason is added to `doubts`.
+        """
+        # Matches without those whose names show that the files are of two scans or participants.
         possible = []
         for truth, prediction in matches:
             if not _same_scan(truth, prediction):
@@ -193,7 +205,7 @@ class _Matching:
         for truth, prediction in possible:
             predictions_of[id(truth)].append(prediction)
             truths_of[id(prediction)].append(truth)
-        taken = self._taken()
+        taken = self._ids_of_paired()
         for truth, prediction in possible:
             predictions = predictions_of[id(truth)]
             truths = truths_of[id(prediction)]
@@ -201,11 +213,14 @@ class _Matching:
                 self._note_reason(truth, _not_unique(predictions, truths))
                 self._note_reason(prediction, _not_unique(truths, predictions))
             elif id(truth) not in taken and id(prediction) not in taken:
-                guessed = is_guess or _says_less(truth, prediction)
+                guessed = is_guess or _differ_in_detail(truth, prediction)
                 self.pairs.append(Pair(truth, prediction, how, guessed))
 
     def take_by_one_ending(self) -> None:
-        """Pair `case_1` with `case_1_seg`, if all names of one side have the same ending."""
+        """Pair `case_1` with `case_1_seg` if all names of truths or of predictions end in `_seg`.
+
+        Any ending that all names of one side share is used in this way.
+        """
         ending = _common_ending([file.name for file in self.predictions])
         if ending:
             matches = self.alike(_name, _name_without(ending))
@@ -216,17 +231,20 @@ class _Matching:
             self._take_by_ending(matches, ending)
 
     def _take_by_ending(self, matches: list[_Match], ending: str) -> None:
-        """Take matches of names that are equal except for an ending."""
+        """Take the matches of names that are equal except for `ending`.
+
+        They are guesses if the ending may say more than the kind of a file.
+        """
         is_guess = not _says_kind_alone(ending)
         self.take(matches, f"name and {ending}", is_guess=is_guess)
 
     def take_by_beginning(self, *, guess: bool) -> None:
         """Pair files if one name is the beginning of the other, up to a separator.
 
-        The longest such beginning wins: `case_1_b_seg` belongs to `case_1_b` if that exists, and to
-        `case_1` otherwise. `case_1` and `case_1_seg` are a sure pair, because `seg` only says what
-        kind of file it is. `case_1` and `case_1_b` are a guess. If any match is a guess, all are,
-        and nothing is paired without `guess`.
+        The longest such beginning is used: `case_1_b_seg` belongs to `case_1_b` if that exists, and
+        to `case_1` otherwise. `case_1` and `case_1_seg` are a certain pair, because `seg` only says
+        what kind of file it is. `case_1` and `case_1_b` are a guess. If any match is a guess, all
+        pairs are marked as guesses, and without `guess` there are no pairs.
         """
         matches: list[_Match] = []
         truths_by_name = _by_name(self.truths)
@@ -246,7 +264,10 @@ class _Matching:
             self.take(matches, "beginning of the name", is_guess=is_guess)
 
     def take_by_distinct_parts(self) -> None:
-        """Pair `t_1_manual` with `p_1_auto`, if all names of a side share beginning and ending."""
+        """Pair files by the part of their names that distinguishes them, as guesses.
+
+        Of `t_1_manual`, `t_2_manual` and of `p_1_auto`, `p_2_auto` these are `1` and `2`.
+        """
         truth_parts = _distinct_parts(self.truths)
         prediction_parts = _distinct_parts(self.predictions)
         matches = self.alike(
@@ -278,11 +299,11 @@ class _Matching:
 
     def _without_partner(self, files: Iterable[ScanFile]) -> tuple[ScanFile, ...]:
         """Return the files that are in no pair."""
-        taken = self._taken()
+        taken = self._ids_of_paired()
         return tuple(file for file in files if id(file) not in taken)
 
-    def _taken(self) -> set[int]:
-        """Return the identities of the files that are in a pair."""
+    def _ids_of_paired(self) -> set[int]:
+        """Return the `id()` of each file that is in a pair."""
         taken = set()
         for pair in self.pairs:
             taken.add(id(pair.truth))
@@ -295,7 +316,7 @@ class _Matching:
 
 
 def _name_without(ending: str) -> Key:
-    """Make a key: the name without an ending, if it has that ending."""
+    """Return a key function: the file's name without an ending, or unchanged if it has another."""
 
     def shortened(file: ScanFile) -> str:
         return file.name.removesuffix(ending)
@@ -312,15 +333,19 @@ def _by_name(files: Iterable[ScanFile]) -> dict[str, list[ScanFile]]:
 
 
 def _not_unique(candidates: list[ScanFile], rivals: list[ScanFile]) -> str:
-    """Say why a file has no partner: several candidates fit, or the one that fits has rivals."""
+    """Return the message that a file has no partner, because the choice is ambiguous.
+
+    `candidates` are the files that match it. If there is only one, `rivals` are the other files
+    that match this candidate.
+    """
     if len(candidates) > 1:
-        return f"not unique: {_either(candidates)} could be its partner"
+        return f"not unique: {_joined_names(candidates)} could be its partner"
     candidate = candidates[0].shown
-    return f"not unique: {candidate} could be the partner of {_either(rivals)}"
+    return f"not unique: {candidate} could be the partner of {_joined_names(rivals)}"
 
 
-def _either(files: Sequence[ScanFile]) -> str:
-    """Name files as alternatives; of many files only the first."""
+def _joined_names(files: Sequence[ScanFile]) -> str:
+    """Join the names of files with "or"; after three files, give the number of the rest."""
     names = sorted((file.shown for file in files), key=natural_order)
     more = len(names) - _MOST_NAMED
     if more > 0:
@@ -329,7 +354,11 @@ def _either(files: Sequence[ScanFile]) -> str:
 
 
 def _same_scan(one: ScanFile, other: ScanFile) -> bool:
-    """Return True if no entity that both names have differs: session 1 is not session 2."""
+    """Return False if the names of two files show that they are of two scans.
+
+    That is so if a BIDS entity that both names have differs, or if both have a session and these
+    differ.
+    """
     entities = dict(other.identity)
     for entity, value in one.identity:
         if entities.get(entity, value) != value:
@@ -339,10 +368,10 @@ def _same_scan(one: ScanFile, other: ScanFile) -> bool:
     return True
 
 
-def _says_less(one: ScanFile, other: ScanFile) -> bool:
-    """Return True if one file identifies its scan and the other does not.
+def _differ_in_detail(one: ScanFile, other: ScanFile) -> bool:
+    """Return True if one of two file names says more about its scan than the other.
 
-    sub-01_ses-1 may be sub-01, and p1/T1 may be T1.
+    Then their match is a guess: sub-01_ses-1 may be sub-01, and p1/T1 may be T1.
     """
     if one.name != other.name and one.scan != other.scan:
         return True
@@ -350,14 +379,15 @@ def _says_less(one: ScanFile, other: ScanFile) -> bool:
 
 
 def _safe_folders(file: ScanFile) -> list[str]:
-    """Return the names that the folders have in the output of `trinat predict`."""
+    """Return the names of a file's folders as they are in the output of `trinat predict`."""
     return [safe_component(part) for part in file.folders]
 
 
 def _folders_differ(one: ScanFile, other: ScanFile) -> bool:
-    """Return True if both files are in subfolders of two participants: p1/T1 is not p2/T1.
+    """Return True if two files are in folders of different participants: p1/T1 is not p2/T1.
 
-    One folder may be deeper: disc1/p1/T1 can be p1/T1.
+    False if the folders of one file contain those of the other in the same order: disc1/p1/T1 can
+    be p1/T1.
     """
     both = (_safe_folders(one), _safe_folders(other))
     shorter, longer = sorted(both, key=len)
@@ -376,9 +406,9 @@ def _says_kind_alone(ending: str) -> bool:
 
 
 def _common_ending(names: Sequence[str]) -> str:
-    """Find the common ending of all names, from a separator on, such as `_seg`; "" without one.
+    """Return the ending that all names share, from a separator on, such as `_seg`; "" without one.
 
-    It has no digits, because digits distinguish scans. It is unknown for fewer than two names.
+    It contains no digits, because digits distinguish scans. It is "" for fewer than two names.
     """
     if len(names) < 2:
         return ""
@@ -392,9 +422,10 @@ def _common_ending(names: Sequence[str]) -> str:
 
 
 def _common_beginning(names: Sequence[str]) -> str:
-    """Find the common beginning of names, up to a separator or a digit; "" for fewer than two.
+    """Return the beginning that all names share, up to a separator or a digit.
 
-    The beginning ends where the identity of the subject starts: "sub-01" and "sub-02" share "sub-".
+    "sub-01" and "sub-02" share "sub-": the beginning ends where the identity of the subject starts.
+    It is "" for fewer than two names.
     """
     if len(names) < 2:
         return ""
@@ -403,7 +434,7 @@ def _common_beginning(names: Sequence[str]) -> str:
     next_letters = [name[length : length + 1] for name in names]
     if all(letter.isdigit() for letter in next_letters):
         return before_digits
-    # -1 without a separator, so that nothing is left.
+    # rfind returns -1 without a separator, so that the beginning is "".
     last_separator = max(before_digits.rfind(mark) for mark in _SEPARATORS)
     return before_digits[: last_separator + 1]
 
@@ -419,9 +450,10 @@ def _shared_beginning(names: Sequence[str]) -> str:
 
 
 def _distinct_parts(files: Sequence[ScanFile]) -> dict[Path, str]:
-    """Return the files' names without the beginning and the ending that all of them share.
+    """Return the part of each file's name that distinguishes it, by path.
 
-    Files with the same name in two folders have the same part.
+    It is the name without the beginning and the ending that all names share. Files with the same
+    name in two folders have the same part.
     """
     names = [file.name for file in files]
     beginning = _common_beginning(names)
@@ -436,9 +468,9 @@ def _distinct_parts(files: Sequence[ScanFile]) -> dict[Path, str]:
 def _longest_beginning(
     name: str, files_by_name: Mapping[str, list[ScanFile]]
 ) -> list[ScanFile]:
-    """Find the files with the longest name that is the beginning of `name`, up to a separator.
+    """Return the files whose name is a beginning of `name` that ends before a separator.
 
-    The complete name itself does not count. The list is empty if there is none.
+    If there are several such names, the longest is used. The list is empty without any.
     """
     for end in range(len(name) - 1, 0, -1):
         beginning = name[:end]

@@ -1,6 +1,6 @@
-"""Facts about participants, and which row of a participants table belongs to which scan.
+"""Facts about participants, and the matching of scans to rows of a participants table.
 
-A row is never given to the scan of another participant. Ambiguous names are reported as doubts.
+A row is never used for the scan of another participant. Ambiguous names are reported as doubts.
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ from dataclasses import dataclass
 
 # Covariates that a linear model of groups may have beside group and site.
 COVARIATES = ("age", "sex", "icv")
-# Participants named in a message; the rest is counted.
+# Maximum number of participants that a message names; the rest is counted.
 _MOST_NAMED = 5
 
 
 @dataclass(frozen=True)
 class Facts:
-    """Age in years, sex (M or F), family, site, group and intracranial volume of a participant.
+    """Facts about a participant.
 
-    Relatives share a `family`. Unknown facts are None; an unknown site or group is "".
+    `age` is in years, `sex` is M or F, and relatives share a `family`. Unknown facts are None; an
+    unknown site or group is "".
     """
 
     age: float | None = None
@@ -31,17 +32,19 @@ class Facts:
     intracranial_mm3: float | None = None
 
 
-# Name of a scan and name of its participant.
+# Pair of the name of a scan and the name of its participant.
 Named = tuple[str, str]
 
 
 @dataclass(frozen=True)
 class Matched:
-    """Rows of a table that belong to scans: `rows` and `facts`, by the scans' names.
+    """Result of matching scans to the rows of a participants table.
 
-    Scans without a row are in neither. `participants` counts the participants of all scans, and
-    `absent` names those without a row. `notes` are those of the table; `doubts` are those of the
-    table, and which names fit several rows.
+    Keys of `rows` and `facts` are pairs of the scan's name and its participant's name. `rows` has
+    the name of the row that belongs to the scan, `facts` the facts in that row. Scans without a row
+    are in neither. `participants` is the number of participants of all scans; `absent` names the
+    participants without a row. `notes` are the notes of the table. `doubts` are the doubts about
+    the table, followed by messages about ambiguous names.
     """
 
     rows: Mapping[Named, str]
@@ -57,9 +60,10 @@ class Matched:
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """Messages about what is not understood in the table, and about scans without a row.
+        """Messages about cells and names that are not understood, and participants without a row.
 
-        A table without rows, such as one that a dataset lacks, misses no scan.
+        There is no message about missing rows if the table has no rows at all, such as a table that
+        a dataset lacks.
         """
         if not self.absent:
             return self.doubts
@@ -73,10 +77,12 @@ class Matched:
 
 @dataclass(frozen=True)
 class ParticipantsTable:
-    """Content of a participants table: facts by participant (or by session, as in OASIS).
+    """Content of a participants table.
 
-    `columns` has the title of the column that each fact was read from. `notes` say how values were
-    read, `doubts` which cells were not understood, and `problems` why the table is refused.
+    `facts` maps the name of each row, which is a participant (or a session, as in OASIS), to its
+    facts. `columns` maps each kind of fact to the title of the column that it was read from.
+    `notes` say how values were read, `doubts` which cells were not understood, and `problems` why
+    the table is invalid.
     """
 
     facts: Mapping[str, Facts]
@@ -86,11 +92,12 @@ class ParticipantsTable:
     problems: tuple[str, ...] = ()
 
     def match(self, scans: Iterable[Named]) -> Matched:
-        """Find the rows of scans by the names of the scans and of their participants.
+        """Match scans to the rows of the table, by the names of scans and of their participants.
 
-        A row belongs to the scan or participant of its name, and to those whose names begin with
-        it: IXI002 to IXI002-Guys-0828-T1. The longest name wins. Case, `sub-` and leading zeros (1,
-        01, SUB-01) are ignored where exactly one row and one participant remain.
+        A row belongs to the scan or participant with the name of the row, or with a name that
+        begins with it: row IXI002 to scan IXI002-Guys-0828-T1. The longest row name wins. Upper
+        case, `sub-` and leading zeros (1, 01, SUB-01) are ignored if only one row and one
+        participant match then.
         """
         every = list(dict.fromkeys(scans))
         rows: dict[Named, str] = {}
@@ -99,7 +106,7 @@ class ParticipantsTable:
             if exact:
                 rows[names] = exact[0]
         doubts = self._match_loosely(every, rows)
-        # A row that fits several participants may mean that they are one.
+        # Participants that share a row may be the same participant under several names.
         participants_of: dict[str, dict[str, None]] = defaultdict(dict)
         for (_, participant), row in rows.items():
             participants_of[row][participant] = None
@@ -126,12 +133,15 @@ class ParticipantsTable:
     def _match_loosely(
         self, scans: Iterable[Named], rows: dict[Named, str]
     ) -> list[str]:
-        """Add the rows that match apart from spelling to `rows`; return what is ambiguous."""
+        """Match the remaining scans by `_normalised` names; add the matches to `rows`.
+
+        Returns a message for each ambiguous name.
+        """
         taken = set(rows.values())
         free: dict[str, list[str]] = defaultdict(list)
         for name in self.facts:
             if name not in taken:
-                free[_loosely(name)].append(name)
+                free[_normalised(name)].append(name)
         claims: dict[str, dict[str, list[Named]]] = defaultdict(
             lambda: defaultdict(list)
         )
@@ -141,14 +151,18 @@ class ParticipantsTable:
                 continue
             found: list[str] = []
             for name in _names_of(*names, with_folder=False):
-                found = found or free.get(_loosely(name), [])
+                found = found or free.get(_normalised(name), [])
             if len(found) > 1:
-                doubts[f"{names[1]} could be {_either(found)} in the table"] = None
+                doubts[f"{names[1]} could be {_joined_names(found)} in the table"] = (
+                    None
+                )
             elif found:
                 claims[found[0]][names[1]].append(names)
         for row, claimed in claims.items():
             if len(claimed) > 1:
-                doubts[f"{row} in the table could be {_either(list(claimed))}"] = None
+                doubts[
+                    f"{row} in the table could be {_joined_names(list(claimed))}"
+                ] = None
                 continue
             (of_one,) = claimed.values()
             rows.update(dict.fromkeys(of_one, row))
@@ -156,10 +170,10 @@ class ParticipantsTable:
 
 
 def _names_of(scan: str, participant: str, *, with_folder: bool = True) -> list[str]:
-    """Return the names that a row of this scan may have, the longest first.
+    """Return the names that the row of a scan may have, the longest first.
 
-    The row of a participant in a folder (A/sub-01) is named with the folder, A/sub-01 or A_sub-01,
-    without it, or by the folder alone.
+    `scan` is the name of the scan. If `participant` has a folder (A/sub-01), row names are A/sub-01
+    and A_sub-01. Without `with_folder` they are sub-01, or the name of the folder alone.
     """
     folder, _, participant_alone = participant.rpartition("/")
     names: dict[str, None] = {}
@@ -174,14 +188,14 @@ def _names_of(scan: str, participant: str, *, with_folder: bool = True) -> list[
     return [f"{folder}{mark}{name}" for name in names for mark in "/_"]
 
 
-def _loosely(name: str) -> str:
-    """Return a name without case, `sub-` and leading zeros: 1 for 1, 01, SUB-01 and sub_1."""
+def _normalised(name: str) -> str:
+    """Return a name without case, `sub-` and leading zeros: "1" for 1, 01, SUB-01 and sub_1."""
     without = re.sub(r"^sub[-_]?(?=.)", "", name.casefold())
     return re.sub(r"(?<![0-9])0+(?=[0-9])", "", without)
 
 
-def _either(names: Sequence[str]) -> str:
-    """Join the first names as alternatives."""
+def _joined_names(names: Sequence[str]) -> str:
+    """Join names with "or"; after three names, give the number of the rest."""
     named = " or ".join(names[:3])
     if len(names) > 3:
         named = f"{named} or {len(names) - 3} more"

@@ -1,6 +1,6 @@
 """Messages about participants tables: what was understood, and what was not.
 
-Commands log a few lines or raise; `trinat participants` prints everything.
+Commands log at most five lines or raise; `trinat participants` prints everything.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from trinat.segmentation.errors import ConfigError, DatasetError, one_line
 
 _log = logging.getLogger(__name__)
 
-# Lines printed by a command; the page of a report has all.
+# Maximum number of lines that a command logs about a table; the page of a report has all lines.
 _MOST_LINES = 5
 _COLUMNS = ("age", "sex", "family", "site", "group", "intracranial_cm3")
 _MM3_PER_CM3 = 1000
 
 
 def read_given(table: Path) -> ParticipantsTable:
-    """Read the table that a user named; ConfigError if it is not there."""
+    """Read a table that the user named; raise ConfigError if it does not exist."""
     if not table.is_file():
         raise ConfigError("no such table", where=table)
     return read_participants(table)
@@ -43,12 +43,12 @@ def report_table(
     *,
     strict: bool = False,
 ) -> None:
-    """Log how a table was read and what was not understood, in five lines at most.
+    """Log `notes` on how a table was read, and `doubts` about it, in five lines at most.
 
-    With `strict`, doubts raise a DatasetError.
+    With `strict`, a DatasetError is raised if there are doubts.
     """
     if strict and doubts:
-        raise _doubtful(table, doubts, "mend the table, or leave out --strict")
+        raise _error_of_doubts(table, doubts, "mend the table, or leave out --strict")
     lines = [(logging.INFO, note) for note in notes]
     lines += [(logging.WARNING, doubt) for doubt in doubts]
     if len(lines) > _MOST_LINES:
@@ -63,7 +63,7 @@ def report_table(
 def refuse_strangers(
     table: Path, participants_table: ParticipantsTable, matched: Matched
 ) -> None:
-    """Raise if no scan has a row in a table that was given for them."""
+    """Raise DatasetError if none of the scans has a row in the table."""
     if matched.rows or not matched.participants:
         return
     remedy = "it has no rows"
@@ -81,9 +81,10 @@ def refuse_strangers(
 def refuse_merged_participants(
     table: Path, participants_table: ParticipantsTable, matched: Matched
 ) -> None:
-    """Raise if the scans that are taken for one participant's have rows of several participants.
+    """Raise DatasetError if scans of one participant match rows of different participants.
 
-    Rows of several sessions of a participant (OAS2_0001_MR1, OAS2_0001_MR2) are of one.
+    Rows of several sessions of a participant (OAS2_0001_MR1, OAS2_0001_MR2) are rows of one
+    participant, unless they differ in sex.
     """
     rows_of: dict[str, dict[str, None]] = defaultdict(dict)
     for (_, participant), row in matched.rows.items():
@@ -112,9 +113,10 @@ def match_participants(
 ) -> Matched:
     """Match scans to the rows of a table, and log how the table was read.
 
-    A table that is not given by the user belongs to the dataset, and may miss its scans or itself.
-    ConfigError for a given table that is not there, DatasetError for one that has none of the
-    scans, and with `strict` for anything that is not understood.
+    `names` are pairs of a scan's name and its participant's name. `is_given` is True if the user
+    has named the table: it must exist (ConfigError) and have a row of at least one scan
+    (DatasetError). A table of a dataset may lack both. With `strict`, DatasetError is raised for
+    anything that is not understood.
     """
     participants_table = read_given(table) if is_given else read_participants(table)
     matched = participants_table.match(names)
@@ -128,12 +130,12 @@ def match_participants(
 def describe_table(
     table: Path, results: Path | None, *, strict: bool = False
 ) -> Iterator[str]:
-    """Yield lines on what is understood of a table and what is not.
+    """Yield the lines of a table that shows how a participants table was understood.
 
-    With `results`, the rows of its scans are included.
-
-    The lines are a table of tab-separated values, between lines that begin with #. DatasetError for
-    a table that is refused, for one that has none of the scans, and with `strict` for doubts.
+    Values are separated by tabs; lines that begin with # are messages. Without `results` there is a
+    row for each participant, with `results` (a folder of label maps) a row for each scan.
+    DatasetError is raised if the table is invalid or has a row of none of the scans, and with
+    `strict` for doubts; ConfigError if it does not exist.
     """
     if not table.is_file():
         raise ConfigError("no such table", where=table)
@@ -175,11 +177,11 @@ def describe_table(
         yield one_line(f"# not understood: {doubt}")
     refuse_problems(table, participants_table)
     if strict and doubts:
-        raise _doubtful(table, doubts, "mend the table")
+        raise _error_of_doubts(table, doubts, "mend the table")
 
 
-def _doubtful(table: Path, doubts: Sequence[str], remedy: str) -> DatasetError:
-    """Make the error of a table with doubts."""
+def _error_of_doubts(table: Path, doubts: Sequence[str], remedy: str) -> DatasetError:
+    """Return the error for a table with doubts: the first doubt and the number of others."""
     what = f"not understood: {doubts[0]}"
     if len(doubts) > 1:
         what = f"{what} (and {len(doubts) - 1} more)"
@@ -187,12 +189,12 @@ def _doubtful(table: Path, doubts: Sequence[str], remedy: str) -> DatasetError:
 
 
 def _row(*cells: str) -> str:
-    """Join cells to a row; a line end or a tab within a name does not end its cell."""
+    """Join cells with tabs; line ends and tabs inside a cell are replaced."""
     return "\t".join(one_line(cell) for cell in cells)
 
 
 def _cells(facts: Facts) -> list[str]:
-    """Write the facts about a participant as text, empty where they are not known."""
+    """Return the facts as cells in the order of `_COLUMNS`; unknown facts are ""."""
     intracranial_cm3 = None
     if facts.intracranial_mm3 is not None:
         intracranial_cm3 = facts.intracranial_mm3 / _MM3_PER_CM3

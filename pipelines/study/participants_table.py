@@ -30,11 +30,12 @@ from trinat.segmentation.io.cells import (
 )
 from trinat.segmentation.io.files import Table, read_table, read_text
 
-# Titles in lower case, compared without spaces; participant_id takes precedence, as in BIDS.
+# Titles of the column that names participants: `_Title.key`, in lower case without spaces.
+# participant_id takes precedence, as in BIDS.
 _BIDS_KEY = "participantid"
 _IXI_KEY = "ixiid"
 _KEYS = (_BIDS_KEY, "subjectid", "ptid", _IXI_KEY, "id")
-# The first of these titles in a table is read.
+# Titles of columns of names, by kind of fact. If a table has several, only the first is read.
 _NAMES = {
     "family": ("family",),
     "site": ("site", "scanner"),
@@ -43,7 +44,7 @@ _NAMES = {
 _AGE = re.compile(
     r"(?:age|alter|edad)(?: at (?:scan|mri|visit|session))?(?: in)?(?: (?P<unit>\w+))?"
 )
-# Words allowed in brackets, in contrast to age at onset or at death.
+# Words in brackets after "age" that are accepted, unlike "at onset" or "at death".
 _AT_THE_SCAN = ("at scan", "at mri", "at visit", "at session")
 _INTRACRANIAL = re.compile(
     r"(?:estimated ?total ?intra ?cranial ?vol|etiv|icv(?= ))(?: (?P<unit>\S+))?"
@@ -52,7 +53,7 @@ _SEX = (
     *("sex", "m/f", "gender", "sex id", "sex at birth"),
     *("geschlecht", "sexe", "sesso", "sexo"),
 )
-# Words in titles that users may expect to be read.
+# Words in titles of columns that users may expect to be read as a kind of fact.
 _LIKE = {
     "age": re.compile(r"\b(?:age|âge|alter|edad|età|dob|birth\w*|geburt\w*)\b"),
     "sex": re.compile(r"\b(?:sexe?|sexo|sesso|\w*gender|\w*geschlecht)\b"),
@@ -106,7 +107,11 @@ class _Title:
 
 @dataclass(frozen=True)
 class _Column:
-    """Column that is read; `value_in` reads a cell, or raises ValueError with the reason."""
+    """A column that is read: its position, its title and its parser.
+
+    `value_in` parses a cell; it raises ValueError with the reason if the cell is invalid. Cells in
+    `missing` (lower case) are unknown values.
+    """
 
     place: int
     title: str
@@ -115,10 +120,10 @@ class _Column:
 
 
 def read_participants(path: Path) -> ParticipantsTable:
-    """Read a table; a missing file has no participants.
+    """Read a participants table; a missing file gives a table without participants.
 
-    DatasetError, with all problems, for a table that contradicts itself: two columns of one kind
-    or two rows of one participant that differ, volumes in several units.
+    DatasetError, with all problems, is raised if the table contradicts itself: if two columns of
+    one kind or two rows of one participant differ, or if volumes are in several units.
     """
     participants = inspect_participants(path)
     refuse_problems(path, participants)
@@ -126,7 +131,7 @@ def read_participants(path: Path) -> ParticipantsTable:
 
 
 def refuse_problems(path: Path, participants: ParticipantsTable) -> None:
-    """Raise a DatasetError if a table has problems."""
+    """Raise DatasetError with all problems of a table, if it has any."""
     if participants.problems:
         raise DatasetError(
             summarise(participants.problems),
@@ -136,9 +141,9 @@ def refuse_problems(path: Path, participants: ParticipantsTable) -> None:
 
 
 def inspect_participants(path: Path) -> ParticipantsTable:
-    """Read a table with its `problems`.
+    """Read a participants table without raising for its `problems`; a missing file has no rows.
 
-    DatasetError for a file that is no table, and for one without a column that names participants.
+    DatasetError is raised if the file is not a table, or has no column that names participants.
     """
     if not path.exists():
         return ParticipantsTable({}, {})
@@ -146,7 +151,11 @@ def inspect_participants(path: Path) -> ParticipantsTable:
 
 
 def _sidecar(table: Path) -> dict[str, dict[str, Any]]:
-    """Read BIDS' descriptions of columns in participants.json; all keys become small letters."""
+    """Read BIDS' descriptions of columns from the .json file beside a .tsv table.
+
+    Returns the description of each column by title, with titles and keys in lower case. Empty if
+    there is no such file.
+    """
     path = table.with_suffix(".json")
     if table.suffix.lower() != ".tsv" or not path.is_file():
         return {}
@@ -167,7 +176,7 @@ def _sidecar(table: Path) -> dict[str, dict[str, Any]]:
 
 
 class _Reader:
-    """Reader of one table, which collects notes, doubts and problems."""
+    """Reader of one table, which collects notes, doubts and problems as messages."""
 
     def __init__(
         self, path: Path, table: Table, sidecar: Mapping[str, Mapping[str, Any]]
@@ -181,7 +190,7 @@ class _Reader:
         self._problems: list[str] = []
 
     def participants(self) -> ParticipantsTable:
-        """Read all rows; rows of one participant are joined, as IXI has some without an age."""
+        """Read all rows; merge rows of the same participant, as IXI has some without an age."""
         columns = self._find_columns()
         values = {kind: self._values(kind, columns[kind]) for kind in columns}
         for kind in _NAMES:
@@ -203,7 +212,7 @@ class _Reader:
                     known.setdefault(kind, value), value
                 ):
                     self._problems.append(
-                        f"rows {first} and {row.number}: {name} has {_called(kind)} "
+                        f"rows {first} and {row.number}: {name} has {_words_for(kind)} "
                         f"{known[kind]} and {value} (keep one row of each participant, or name "
                         "scans: sub-01_ses-1)"
                     )
@@ -216,7 +225,10 @@ class _Reader:
         )
 
     def _find_columns(self) -> dict[str, list[_Column]]:
-        """Find the columns of each kind of fact, and report those that look like one."""
+        """Return the columns to read for each kind of fact, such as "age".
+
+        A column that looks like one of these but is not read is added to the doubts.
+        """
         found = {"participant": self._key_columns()}
         for kind, words in _NAMES.items():
             named = [
@@ -252,7 +264,10 @@ class _Reader:
         return found
 
     def _key_columns(self) -> list[_Column]:
-        """Find the column that names the participants."""
+        """Return the columns that name the participants; several only if their titles are equal.
+
+        DatasetError is raised if there is none, or if columns with different titles could be meant.
+        """
         places = {
             key: [place for place, title in enumerate(self._titles) if title.key == key]
             for key in _KEYS
@@ -270,7 +285,7 @@ class _Reader:
         if len(keys) > 1:
             named = [self._titles[places[key][0]].text for key in keys]
             raise DatasetError(
-                f"the columns {_listed(named)} could each name the participants",
+                f"the columns {_quoted_names(named)} could each name the participants",
                 where=self._path,
                 remedy="call one of them participant_id",
             )
@@ -281,7 +296,10 @@ class _Reader:
         ]
 
     def _first_title(self, kind: str, columns: Sequence[_Column]) -> list[_Column]:
-        """Keep the columns of the first title; report others with other values."""
+        """Return the columns that have the title of the first of `columns`.
+
+        For each other column whose cells differ from the first, a note says that it is not read.
+        """
         first = columns[0]
         name = self._titles[first.place].name
         kept = [column for column in columns if self._titles[column.place].name == name]
@@ -298,7 +316,11 @@ class _Reader:
     def _report_unread(
         self, found: Mapping[str, Sequence[_Column]], why: Mapping[int, str]
     ) -> None:
-        """Report columns that users may expect to be read, where nothing else is of their kind."""
+        """Add a doubt for each column that users may expect to be read as a kind of fact.
+
+        `found` has the columns that are read, by kind of fact. There are doubts only about kinds
+        without such a column. `why` maps the position of a column to the reason why it is not read.
+        """
         read = {column.place for columns in found.values() for column in columns}
         for kind, words in _LIKE.items():
             for place, title in enumerate(self._titles):
@@ -306,11 +328,11 @@ class _Reader:
                     continue
                 reason = why.get(place, "give the column a plain title if it is")
                 self._doubts.append(
-                    f"{title.text!r} is not read as {_called(kind)}: {reason}"
+                    f"{title.text!r} is not read as {_words_for(kind)}: {reason}"
                 )
 
     def _refuse_two_languages(self, columns: Sequence[_Column]) -> None:
-        """Refuse H beside M for sex: hombre and mujer, so that M is a woman."""
+        """Add a problem if sexes are H and M: in Spanish (hombre, mujer) M is a woman."""
         cells = {
             row.cells[column.place].casefold()
             for row in self._rows
@@ -322,7 +344,11 @@ class _Reader:
             )
 
     def _values(self, kind: str, columns: Sequence[_Column]) -> dict[int, Any]:
-        """Read the columns of a kind: the value of each row that has one, by its number."""
+        """Parse all columns of a kind of fact; return the value of each row by row number.
+
+        Rows without a value are omitted. Invalid cells become doubts, or problems in the column
+        that names participants. Columns that differ in a row are a problem.
+        """
         values: dict[int, Any] = {}
         rows_of: dict[str, list[int]] = defaultdict(list)
         for row in self._rows:
@@ -336,10 +362,10 @@ class _Reader:
                     rows_of[f"{column.title}: {cell!r} {error}"].append(row.number)
                     continue
                 if not _agree(values.setdefault(row.number, value), value):
-                    titles = _listed([column.title for column in columns])
+                    titles = _quoted_names([column.title for column in columns])
                     self._problems.append(
                         f"row {row.number}: the columns {titles} are both read as "
-                        f"{_called(kind)}, and differ (rename the other one)"
+                        f"{_words_for(kind)}, and differ (rename the other one)"
                     )
         for what, numbers in rows_of.items():
             rows = f"row {numbers[0]}"
@@ -352,7 +378,10 @@ class _Reader:
     def _with_one_spelling(
         self, kind: str, values: Mapping[int, str]
     ) -> dict[int, str]:
-        """Give names that differ only in case their most frequent spelling."""
+        """Return the values by row number, with the most frequent of spellings that differ in case.
+
+        `kind` is the kind of fact, for a note on what was joined.
+        """
         spellings: dict[str, Counter[str]] = defaultdict(Counter)
         for value in values.values():
             spellings[value.casefold()][value] += 1
@@ -361,14 +390,17 @@ class _Reader:
             chosen[folded] = counts.most_common(1)[0][0]
             if len(counts) > 1:
                 self._notes.append(
-                    f"{kind}: {_listed(list(counts))} are read as one, {chosen[folded]!r}"
+                    f"{kind}: {_quoted_names(list(counts))} are read as one, {chosen[folded]!r}"
                 )
         return {number: chosen[value.casefold()] for number, value in values.items()}
 
     def _intracranial_reader(
         self, place: int, title: _Title, described: Mapping[str, Any]
     ) -> ValueIn | None:
-        """Make the reader of intracranial volumes, in mm³; None for any other column."""
+        """Return the parser of intracranial volumes in mm³; None if the column is of another kind.
+
+        `place` is the position of the column, `described` its description in the JSON sidecar.
+        """
         match = _INTRACRANIAL.fullmatch(title.name)
         if match is None:
             return None
@@ -387,7 +419,11 @@ class _Reader:
         return _unless_ambiguous(volume_in)
 
     def _unit_by_size(self, place: int, title: _Title) -> float:
-        """Find the unit in which a column's volumes are those of heads; refuse several."""
+        """Return the unit of a column, in mm³, in which its numbers are plausible volumes of heads.
+
+        `place` is the position of the column. Rows that fit different units are a problem. Without
+        any plausible number the unit is 1, mm³.
+        """
         low, high = _INTRACRANIAL_MM3
         first_row: dict[float, int] = {}
         for row in self._rows:
@@ -412,7 +448,10 @@ class _Reader:
 
 
 def _age_reader(title: _Title, described: Mapping[str, Any]) -> ValueIn | None:
-    """Make the reader of ages, in years; None for any other column."""
+    """Return the parser of ages, in years; None if the column is of another kind.
+
+    `described` is the description of the column in the JSON sidecar.
+    """
     match = _AGE.fullmatch(title.name)
     if match is None:
         return None
@@ -426,7 +465,11 @@ def _age_reader(title: _Title, described: Mapping[str, Any]) -> ValueIn | None:
 def _sex_reader(
     title: _Title, described: Mapping[str, Any], is_ixi: bool
 ) -> ValueIn | None:
-    """Make the reader of sexes by words and codes; None for any other column."""
+    """Return the parser of sexes; None if the column is of another kind.
+
+    Codes such as 1 and 2 are explained by the title ("1=m") or by `described`, the description of
+    the column in the JSON sidecar. `is_ixi` is True for the table of IXI, whose codes are known.
+    """
     if title.name not in _SEX:
         return None
     codes: dict[str, str] = {}
@@ -455,9 +498,11 @@ def _sex_reader(
 def _unit(
     of_title: str, described: Mapping[str, Any], units: Mapping[str, float]
 ) -> float | None:
-    """Find the unit of a column in its title, or in what participants.json says of it.
+    """Return the unit of a column as a value of `units`; None if none is stated.
 
-    None where neither says it; ValueError for an unknown unit.
+    `of_title` is the unit in the column's title, "" without one. Then the unit is read from
+    `described`, the description of the column in the JSON sidecar. `units` maps names of units to
+    factors. ValueError is raised for an unknown unit.
     """
     if of_title:
         said = of_title
@@ -477,7 +522,10 @@ def _unit(
 
 
 def _unless_ambiguous(value_in: Callable[[str], float]) -> ValueIn:
-    """Make a reader that refuses cells such as 33.238 where 33238 is valid as well."""
+    """Return a parser that raises ValueError if a number could have a thousands separator.
+
+    33.238 is ambiguous if `value_in` accepts 33238 as well.
+    """
 
     def read(cell: str) -> float:
         value = value_in(cell)
@@ -489,7 +537,7 @@ def _unless_ambiguous(value_in: Callable[[str], float]) -> ValueIn:
 
 
 def _ixi_name(cell: str) -> str:
-    """Return the name that IXI's scans have: IXI002 for 2."""
+    """Return the participant's name in the file names of IXI: IXI002 for the cell "2"."""
     if not re.fullmatch(r"\d+", cell, re.ASCII):
         raise ValueError("is no whole number")
     return f"IXI{int(cell):03d}"
@@ -502,13 +550,13 @@ def _agree(first: Any, second: Any) -> bool:
     return bool(first == second)
 
 
-def _called(kind: str) -> str:
-    """Return the words for a kind of fact in messages."""
+def _words_for(kind: str) -> str:
+    """Return the name of a kind of fact for messages, such as "the age"."""
     return "the " + kind.removesuffix("_mm3").replace(
         "intracranial", "intracranial volume"
     )
 
 
-def _listed(names: Sequence[str]) -> str:
-    """Quote names and join them."""
+def _quoted_names(names: Sequence[str]) -> str:
+    """Quote names and join them with "and"."""
     return " and ".join(repr(name) for name in names)

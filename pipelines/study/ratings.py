@@ -1,6 +1,7 @@
 """Ratings of results: ratings.tsv, a row for each result or structure that a rater judged.
 
-A rating refers to the bytes of a label map, by their SHA-256: once they change it is stale.
+A rating contains the SHA-256 of the label map that was judged. If the file has changed since, the
+rating is stale.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ _PATIENCE_S = 5.0
 class Rating:
     """A rater's verdict on a scan or on a structure of it.
 
-    `structure` is empty for the whole scan, `rating` for a verdict that was withdrawn.
+    `structure` is "" for the whole scan. `rating` is one of `VERDICTS`, or "" for a withdrawn
+    verdict.
     """
 
     scan: str
@@ -48,7 +50,7 @@ _JUDGED = ("scan", "structure", "sha256")
 
 
 def read_ratings(path: Path) -> list[Rating]:
-    """Read all ratings; return none if the file does not exist.
+    """Read all ratings in a table; return an empty list if the file does not exist.
 
     Raises DatasetError for a file without one of the columns, or with an unknown verdict.
     """
@@ -72,9 +74,10 @@ def read_ratings(path: Path) -> list[Rating]:
 
 
 def save_rating(path: Path, rating: Rating, *, lock: Path) -> None:
-    """Replace the same rater's earlier rating; keep all others.
+    """Write a rating to the table `path`, in place of an earlier one of the same item and rater.
 
-    The file is written as a whole while `lock` is held, which another process may hold briefly.
+    A rating with an empty verdict only deletes the earlier one. The whole file is written while the
+    file `lock` is locked; if another process holds it, this waits up to five seconds.
     """
     with run_lock(lock, patience_s=_PATIENCE_S):
         kept = [other for other in read_ratings(path) if _key(other) != _key(rating)]
@@ -86,9 +89,10 @@ def save_rating(path: Path, rating: Rating, *, lock: Path) -> None:
 
 
 def rejections(ratings: Iterable[Rating]) -> dict[str, dict[str, str]]:
-    """Map the SHA-256 of a label map to its rejected structures ("" is all of it) and their raters.
+    """Return rejected structures and their raters, for each rejected label map.
 
-    Maps without a rejection are left out.
+    Keys are SHA-256 of label maps. Values map the name of each rejected structure ("" for the whole
+    map) to the names of the raters, separated by commas.
     """
     found: dict[str, dict[str, str]] = defaultdict(dict)
     for rating in ratings:
@@ -102,13 +106,13 @@ def rejections(ratings: Iterable[Rating]) -> dict[str, dict[str, str]]:
 
 
 def rejected_structures(ratings: Iterable[Rating]) -> set[str]:
-    """Return the names of all structures that someone rejected in some scan."""
+    """Return the names of all structures that any rater rejected in any scan."""
     rejected = {rating.structure for rating in ratings if rating.rating == "reject"}
     return rejected - {""}
 
 
 def read_given(path: Path | None) -> list[Rating]:
-    """Return the ratings of a file that a user named; none without a file.
+    """Return the ratings in a file that the user named; an empty list if `path` is None.
 
     ConfigError is raised if the file is missing: a typing error must not count as no ratings.
     """
@@ -125,10 +129,11 @@ def use_of_ratings(
     seen: Collection[str],
     in_part: Collection[tuple[str, str]],
 ) -> str:
-    """Describe how ratings were used, given the SHA-256 of the label maps that were looked at.
+    """Return sentences on how ratings were used: how many scans and structures were excluded.
 
-    `in_part` are rejected structures (SHA-256, name) without a counterpart of the same extent in
-    the label scheme, so that they were measured.
+    `seen` has the SHA-256 of all label maps that were read; ratings of other maps are stale.
+    `in_part` has pairs (SHA-256, structure) of rejected structures that were measured nevertheless,
+    because the label scheme has no structure of the same extent.
     """
     fresh = [rating for rating in ratings if rating.sha256 in seen]
     rejected = {
@@ -158,10 +163,11 @@ def use_of_ratings(
 
 
 def agreement_table(ratings: Iterable[Rating]) -> pd.DataFrame:
-    """Compare each pair of raters: share of equal ratings in percent, and Cohen's kappa.
+    """Return the agreement of each pair of raters: equal ratings in percent, and Cohen's kappa.
 
-    Scans and structures are compared separately: `of` says which. If a rater judged the same item
-    twice, the last verdict counts. The table is empty if no two raters judged the same item.
+    There are rows for whole scans and for structures; the column `of` says which. If a rater judged
+    the same item twice, the last verdict counts. The table is empty if no two raters judged the
+    same item.
     """
     import pandas as pd  # with SciPy too slow to import when the page starts
 
@@ -189,7 +195,7 @@ def agreement_table(ratings: Iterable[Rating]) -> pd.DataFrame:
 
 
 def _key(rating: Rating) -> tuple[str, str, str]:
-    """Return the key of a row, for which a rater's last verdict counts."""
+    """Return the identity of a rating: of ratings with equal keys, the last one is valid."""
     return rating.scan, rating.structure, rating.rater
 
 

@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 GRADES = ("failed", "reject", "look", "ungraded", "pass")
 # Grades of structures that require a reason.
 DOUBTFUL = ("reject", "look")
-# Regions of lesions, and limits of the size classes that they are counted in.
+# Regions of lesions, and the limits between the classes of size in which they are counted.
 LESION_REGIONS = ("periventricular", "juxtacortical", "infratentorial", "deep")
 LESION_SIZES_MM3 = (10, 100, 1000)
-# Results of these grades enter no mean, test, norm, adjustment or change of a group.
+# Group statistics (means, tests, norms, adjustments, changes) leave out results of these grades.
 EXCLUDED_GRADES = ("reject",)
 
 
@@ -62,7 +62,12 @@ class _Record(BaseModel):
 
 
 class ParcelResult(_Record):
-    """Measurements of one parcel of the cortex; its fields are the columns of parcels.tsv."""
+    """Measurements of one parcel of the cortex; its fields are the columns of parcels.tsv.
+
+    `freesurfer` is its number. `share` is its part of the cortex of its side. `asymmetry` is left
+    minus right, divided by their mean. `agreement` is the mean Dice between the views. Unknown
+    values are None.
+    """
 
     freesurfer: int
     side: Side
@@ -79,9 +84,9 @@ class ParcelResult(_Record):
 
 
 class FurtherResult(_Record):
-    """Result of an output beside the segmentation, with a grade of its own.
+    """Result of an output beside the segmentation, such as cortical thickness.
 
-    `title` is the heading of its section in reports.
+    It has a grade of its own, with reasons. `title` is the heading of its section in reports.
     """
 
     title: ClassVar[str]
@@ -93,16 +98,16 @@ class FurtherResult(_Record):
         """Return the measures by the names of their columns; None if not measured.
 
         Names end with the unit, or with "_thickness" (mm), as FreeSurfer names thickness. Measures
-        of structures or parcels that are `left_out` are not included.
+        of the structures or parcels named in `left_out` are omitted.
         """
         raise NotImplementedError
 
     def profile(self) -> dict[str, float]:
-        """Return further columns of the run's table, which no group is compared by."""
+        """Return columns of the run's table that group comparisons do not use; empty by default."""
         return {}
 
     def row(self) -> dict[str, JsonValue]:
-        """Return a row of the run's table by the names of its columns."""
+        """Return a row of the table `NAME.tsv` of a run: the value of each column, by name."""
         return {
             "grade": self.grade,
             "reasons": "; ".join(self.reasons),
@@ -112,7 +117,10 @@ class FurtherResult(_Record):
 
 
 def unit_of(column: str) -> str:
-    """Return the unit of a column of a further output; "" if the name has none."""
+    """Return the unit (mm, mm2 or mm3) of a column of a further output, by the column's name.
+
+    "" if the name has none.
+    """
     if column.endswith("_thickness"):
         return "mm"
     unit = column.rpartition("_")[2]
@@ -120,10 +128,11 @@ def unit_of(column: str) -> str:
 
 
 class SheetResult(_Record):
-    """Cortical thickness of one parcel, or of the cortex of a hemisphere.
+    """Cortical thickness of one parcel, or of the whole cortex of a hemisphere.
 
-    `std_mm` is the standard deviation over the middle surface, `area_mm2` the area of that surface,
-    and `mm3` the sum of the probabilities of cortex.
+    `mm` is the mean thickness; None if it was not measured. `std_mm` is the standard deviation of
+    thickness over the middle surface, `area_mm2` the area of that surface, and `mm3` the volume:
+    the sum of the voxels' probabilities of cortex.
     """
 
     side: Side
@@ -133,9 +142,9 @@ class SheetResult(_Record):
     mm3: FiniteFloat
 
     def column(self, name: str) -> str:
-        """Return the column of thickness.tsv, as `aparcstats2table` names it.
+        """Return the name of its column in thickness.tsv, in the style of `aparcstats2table`.
 
-        `name` is that of the parcel, such as ctx-lh-insula, or of the cortex of a hemisphere.
+        `name` is the name of a parcel, such as ctx-lh-insula, or of the cortex of a hemisphere.
         """
         hemisphere = HEMISPHERES[self.side]
         parcel = "MeanThickness"
@@ -145,14 +154,21 @@ class SheetResult(_Record):
 
 
 class ThicknessResult(FurtherResult):
-    """Cortical thickness: `sheets` has the parcels of a side, followed by its hemisphere."""
+    """Cortical thickness of all parcels and of both hemispheres.
+
+    `sheets` maps the name of each parcel or cortex to its thickness. The parcels of a side come
+    before the cortex of that side.
+    """
 
     title = "Cortical thickness"
 
     sheets: dict[str, SheetResult]
 
     def columns(self, left_out: Collection[str] = ()) -> dict[str, float | None]:
-        """Return the mean thickness of parcels and hemispheres, as `aparcstats2table` does."""
+        """Return the mean thickness in mm of parcels and hemispheres, by column of thickness.tsv.
+
+        Parcels and hemispheres named in `left_out` are omitted.
+        """
         return {
             sheet.column(name): sheet.mm
             for name, sheet in self.sheets.items()
@@ -163,9 +179,9 @@ class ThicknessResult(FurtherResult):
 class CallosumResult(FurtherResult):
     """Measurements of the corpus callosum.
 
-    `volumes_mm3` are those of its parts, `total_mm3` that of the whole, `thickness_mm` the profile
-    from behind to front. Lengths and areas are None, and the profile is empty, if no callosum was
-    found.
+    `volumes_mm3` maps the name of each part to its volume; `total_mm3` is the volume of the whole.
+    `thickness_mm` is the thickness along the midline, from behind to front. If no callosum was
+    found, lengths and areas are None and `thickness_mm` is empty.
     """
 
     title = "Corpus callosum"
@@ -180,7 +196,10 @@ class CallosumResult(FurtherResult):
     thickness_mm: list[FiniteFloat]
 
     def columns(self, left_out: Collection[str] = ()) -> dict[str, float | None]:
-        """Return volumes, area, lengths and thickness."""
+        """Return volumes, area, lengths and thickness by column of callosum.tsv.
+
+        `left_out` is ignored: the callosum is graded as a whole.
+        """
         columns: dict[str, float | None] = {"CorpusCallosum_mm3": self.total_mm3}
         for name, mm3 in self.volumes_mm3.items():
             columns[f"{name}_mm3"] = mm3
@@ -192,7 +211,7 @@ class CallosumResult(FurtherResult):
         return columns
 
     def profile(self) -> dict[str, float]:
-        """Return the thickness at each point of the midline."""
+        """Return the thickness in mm at each point of the midline, by column of callosum.tsv."""
         return {
             f"CC_thickness_{place:02}_mm": mm
             for place, mm in enumerate(self.thickness_mm, start=1)
@@ -202,7 +221,8 @@ class CallosumResult(FurtherResult):
 class LesionResult(_Record):
     """Measurements of one lesion; its fields are the columns of the list of a scan's lesions.
 
-    `x_mm`, `y_mm` and `z_mm` are its centre of gravity in RAS mm.
+    `lesion` is the number of the lesion, `region` one of `LESION_REGIONS`. `x_mm`, `y_mm` and
+    `z_mm` are its centre of gravity in RAS mm.
     """
 
     lesion: int
@@ -215,7 +235,7 @@ class LesionResult(_Record):
 
 
 class LesionsResult(FurtherResult):
-    """Lesions of white matter, the largest first."""
+    """Lesions of white matter; `lesions` are sorted by volume, the largest first."""
 
     title = "Lesions of white matter"
 
@@ -223,11 +243,14 @@ class LesionsResult(FurtherResult):
 
     @property
     def mm3(self) -> float:
-        """Volume of all lesions."""
+        """Volume of all lesions together, in mm³."""
         return round(sum(lesion.mm3 for lesion in self.lesions), 3)
 
     def columns(self, left_out: Collection[str] = ()) -> dict[str, float | None]:
-        """Return the volume of all lesions and of those in each region."""
+        """Return the volume in mm³ of all lesions and of the lesions in each region, by column.
+
+        `left_out` is ignored.
+        """
         columns: dict[str, float | None] = {"lesions_mm3": self.mm3}
         for region in LESION_REGIONS:
             found = [lesion.mm3 for lesion in self.lesions if lesion.region == region]
@@ -235,7 +258,7 @@ class LesionsResult(FurtherResult):
         return columns
 
     def profile(self) -> dict[str, float]:
-        """Return the number of lesions: of all, by region and by size."""
+        """Return numbers of lesions by column: in total, in each region and by size."""
         counts: dict[str, float] = {"lesions": len(self.lesions)}
         for region in LESION_REGIONS:
             of_region = [lesion for lesion in self.lesions if lesion.region == region]
@@ -260,12 +283,14 @@ FURTHER: dict[str, type[FurtherResult]] = {
 
 
 class TimePoint(_Record):
-    """Data of a scan in the joint segmentation of several scans of a participant.
+    """Data of a scan that was segmented together with other scans of the same participant.
 
-    - `year` is the time of the scan in years from any start; None if it is not known.
+    - `participant` is the name, and `group` the group of the participant; "" if it is not known.
+    - `year` is the time of the scan in years from an arbitrary start; None if it is not known.
     - `scans` maps the cases that were segmented together to the SHA-256 of their scans.
-    - `volumes_mm3` are the volumes that changes are computed from.
-    - `stretch_percent` is the difference in size of the head along one axis from most of the scans.
+    - `volumes_mm3` are the volumes that changes are computed from, by structure.
+    - `stretch_percent` is how much larger the head is in this scan, along one axis, than in most of
+      the participant's scans; 0 for an equal size.
     - `views` are the views that were requested; empty for all views of the model.
     """
 
@@ -281,11 +306,12 @@ class TimePoint(_Record):
 class ScanResult(_Record):
     """The numbers of one segmentation.
 
-    Mappings are by the name of a structure, or of a parcel. `agreement` is the mean Dice between
-    the views; `iou`, `pairwise_dice` and `volume_cv` are the uncertainty by dropout samples.
-    `cleaned` is the share of a structure that clean-up changed. `picture` is the
-    path of the picture below the output folder. `pseudo_labels` names the labels by other models
-    that the model was trained with.
+    The keys of mappings are names of structures, or of parcels for `parcels`. `structure_grades`
+    are the grades of single structures, `reasons` explain the grade of the scan, and `notes` are
+    other messages. `agreement` is the mean Dice between the views; `iou`, `pairwise_dice` and
+    `volume_cv` measure the uncertainty by dropout samples. `cleaned` is the share of a structure
+    that clean-up changed. `picture` is the path of the picture below the output folder.
+    `pseudo_labels` names the labels by other models that the model was trained with.
     """
 
     model: str = ""
@@ -313,11 +339,11 @@ class ScanResult(_Record):
     longitudinal: TimePoint | None = None
 
     def as_json(self) -> dict[str, JsonValue]:
-        """Return the content for the ledger and the pages."""
+        """Return all fields that were set as JSON values, for the ledger and the pages."""
         return self.model_dump(mode="json")
 
     def quality_columns(self) -> dict[str, str | float | None]:
-        """Return the columns of qc.tsv that have one value per scan."""
+        """Return the columns of qc.tsv that have one value per scan, by name."""
         return {
             "grade": self.grade or None,
             "mean_agreement": self.mean_agreement,
@@ -326,7 +352,10 @@ class ScanResult(_Record):
         }
 
     def structure_measures(self) -> dict[str, Mapping[str, float | None]]:
-        """Return the measures of qc.tsv that have one value per structure."""
+        """Return the measures of qc.tsv that have one value per structure.
+
+        Keys are names of measures; each value maps structures to numbers, None if not measured.
+        """
         return {
             "agreement": self.agreement,
             "iou": self.iou,
@@ -335,7 +364,10 @@ class ScanResult(_Record):
         }
 
     def further(self) -> dict[str, FurtherResult]:
-        """Return the results of further outputs by name, in the order of reports."""
+        """Return the results of further outputs by name, in the order of `FURTHER` and of reports.
+
+        Outputs without a result are omitted.
+        """
         found = {}
         for name in FURTHER:
             result: FurtherResult | None = getattr(self, name)
@@ -344,10 +376,10 @@ class ScanResult(_Record):
         return found
 
     def counted_columns(self, name: str, excluded: Collection[str]) -> dict[str, float]:
-        """Return the columns of a further output that enter numbers of a group.
+        """Return the measured columns of a further output that group statistics may use.
 
-        These are all that were measured, unless the output or their structure has one of the
-        `excluded` grades.
+        `name` is a key of `FURTHER`. Outputs and structures whose grade is in `excluded` are
+        omitted, and so are columns without a value.
         """
         result = self.further().get(name)
         if result is None or result.grade in excluded:
@@ -366,7 +398,7 @@ class ScanResult(_Record):
         return [*self.reasons, *self.notes]
 
     def corrected(self) -> ScanResult:
-        """Return the result without grades, for a label map that was corrected by hand since."""
+        """Return a copy without grades, for a scan whose label map was corrected by hand."""
         result = self.model_copy()
         result.grade = ""
         result.reasons = []
@@ -375,9 +407,10 @@ class ScanResult(_Record):
         return result
 
     def why_left_out(self, excluded: Collection[str]) -> str:
-        """Return why the scan enters no number of its group; "" if it does.
+        """Return why group statistics leave out this scan; "" if they include it.
 
-        `excluded` are the grades that are left out.
+        A scan is left out if its grade is in `excluded`. The text has the grade and the reasons for
+        it.
         """
         if self.grade not in excluded:
             return ""
@@ -387,9 +420,9 @@ class ScanResult(_Record):
         return why
 
     def structures_left_out(self, excluded: Collection[str]) -> dict[str, str]:
-        """Return the grades of structures and parcels that enter no number of their group.
+        """Return the structures and parcels that group statistics leave out, with their grades.
 
-        `excluded` are the grades that are left out.
+        These are the structures and parcels whose own grade is in `excluded`.
         """
         grades = dict(self.structure_grades)
         for name, parcel in self.parcels.items():
@@ -397,9 +430,10 @@ class ScanResult(_Record):
         return {name: grade for name, grade in grades.items() if grade in excluded}
 
     def counted_volumes(self, *, layers: bool = False) -> dict[str, float]:
-        """Return the volumes in mm³ that other scans are compared with, without those left out.
+        """Return the volumes in mm³ that group statistics may use, by structure.
 
-        With `layers`, the volumes of parcels and parts of the corpus callosum are included.
+        Structures graded `reject` are omitted; the result is empty if the scan is graded `reject`.
+        With `layers`, it includes the volumes of parcels and of the parts of the corpus callosum.
         """
         if self.why_left_out(EXCLUDED_GRADES):
             return {}
@@ -431,11 +465,11 @@ class ScanResult(_Record):
 def measured_in(
     scheme: LabelScheme, structures: Iterable[str], parcels: Iterable[str]
 ) -> set[str]:
-    """Return the names of the structures and parcels of results that a scheme measures.
+    """Return the names of the structures and parcels of results that a label scheme measures.
 
-    `structures` and `parcels` are the names in the results. If the scheme has parcels and the
-    results do, too, the parcels replace the structures that the scheme lacks, such as the cortex.
-    Otherwise all structures are measured, and no parcels.
+    `structures` and `parcels` are the names in the results. If both the scheme and the results have
+    parcels, the parcels replace the structures that the scheme lacks, such as the cortex. Otherwise
+    all structures are returned, and no parcels.
     """
     if scheme.has_parcels and parcels:
         return (set(structures) & set(scheme.names)) | set(parcels)

@@ -36,9 +36,9 @@ _FOLDERS_ABOVE = 4
 class Results:
     """Label maps below a path, and the entries of the ledgers next to them.
 
-    The path is an output folder, a folder with several output folders in it, or a folder or file in
-    one. In the last case only cases with files at the path count. Label maps of other programs have
-    no entries. `folders` has the entries of each output folder.
+    `place` is an output folder, a folder that has output folders in it, or a folder or file inside
+    an output folder. In the last case only the entries with an output at `place` are used. Label
+    maps of other programs have no entries. `folders` maps each output folder to its entries.
     """
 
     def __init__(self, place: Path) -> None:
@@ -61,11 +61,10 @@ class Results:
         return [entry for entries in self.folders.values() for entry in entries]
 
     def find(self, *, parcels: bool = False, corrected: bool = True) -> list[ScanFile]:
-        """Return the label maps as `find_files` does.
+        """Return the label maps as `find_files` does, with the names of their scans in the ledger.
 
-        Label maps whose file names had to be made safe get the names of their scans back. Scans
-        that were segmented together are of the participant whose scans they were then, whatever
-        their names say.
+        A file name may differ from the name of its scan, because it was made safe. Scans that were
+        segmented together get the participant of that run, whatever their names say.
         """
         files = []
         for file in find_files(self.place, parcels=parcels, corrected=corrected):
@@ -76,9 +75,9 @@ class Results:
         return files
 
     def result_of(self, file: ScanFile) -> ScanResult:
-        """Return the result that a label map is of; an empty one if no ledger has it.
+        """Return the result of the run that made a label map; empty if no ledger lists the map.
 
-        It describes the prediction, also if a rater has corrected the label map since.
+        It describes the prediction, even if a rater has corrected the label map since.
         """
         entry = self._entries.get(absolute(file.result))
         return ScanResult() if entry is None else entry.result
@@ -101,18 +100,22 @@ class Results:
 
     @property
     def csf(self) -> Csf | None:
-        """The models' meaning of CSF: all fluid if any model means that, None if unknown."""
+        """Meaning of CSF in the results: "intracranial" (all fluid) if any model means that.
+
+        Otherwise "region", or None if no entry says it.
+        """
         meanings = {entry.result.csf for entry in self.entries} - {None}
         if "intracranial" in meanings:
             return "intracranial"
         return next(iter(meanings), None)
 
     def unfit(self, files: Sequence[ScanFile]) -> dict[Path, str]:
-        """Return which label maps are not the result of their scan as it is now, and why.
+        """Return the label maps that are no longer valid results of their scans, with the reasons.
 
-        Keys are the paths of the results (`ScanFile.result`). A result that the user has changed or
-        added is never unfit. A corrected one is unfit if its correction is of another scan, or
-        cannot be right.
+        Keys are the paths of the results (`ScanFile.result`). A label map is unfit if its scan has
+        changed since, or if a later run has failed or was not finished. A label map that the user
+        has changed or added is never unfit. A corrected label map is unfit if its correction was
+        made on another scan, or if `Correction.why_unfit` finds it wrong.
         """
         with ThreadPoolExecutor(cpu_count()) as pool:
             reasons = list(pool.map(self._why_unfit, files))
@@ -123,7 +126,7 @@ class Results:
         }
 
     def _why_unfit(self, file: ScanFile) -> str:
-        """Return why a label map is unfit; "" if it is the result of its scan."""
+        """Return why a label map is unfit (see `unfit`); "" if it is not."""
         scan = ""
         for folder, contents in self._ledgers.items():
             name = os.path.relpath(file.result, folder)
@@ -143,7 +146,7 @@ class Results:
 
 
 def as_in_ledger(file: ScanFile, entry: Entry) -> ScanFile:
-    """Return a label map with the name and the participant that its entry has."""
+    """Return a label map with the name of its scan and the participant from its ledger entry."""
     scan = Path(entry.input)
     if scan.name and safe_component(without_suffix(scan)) == file.name:
         file = as_scan(file, scan)
@@ -157,7 +160,10 @@ def as_in_ledger(file: ScanFile, entry: Entry) -> ScanFile:
 
 
 def _ledgers_of(place: Path) -> Iterator[tuple[Path, LedgerContents]]:
-    """Yield each output folder of label maps with the content of its ledgers."""
+    """Yield each output folder that belongs to a path, with the content of its ledgers.
+
+    Ledgers that cannot be parsed are skipped, unless they are in the given folder itself.
+    """
     for folder in _output_folders(place):
         try:
             contents = read_ledgers(ledgers_in(folder))
@@ -169,7 +175,11 @@ def _ledgers_of(place: Path) -> Iterator[tuple[Path, LedgerContents]]:
 
 
 def _output_folders(place: Path) -> list[Path]:
-    """Return the folders with ledgers of label maps: here and in folds, else below or above."""
+    """Return the folders that contain ledgers, for a path.
+
+    These are the folder itself with its folds; else all folders below it; else the nearest folder
+    above it, up to four levels.
+    """
     if ledgers_in(place):
         return with_folds(place)
     if place.is_dir():
@@ -184,7 +194,11 @@ def _output_folders(place: Path) -> list[Path]:
 
 
 def _why_outdated(entry: Entry | None, name: str, digest: str, folder: Path) -> str:
-    """Return why a file written by a run is not the result of its scan; "" if it is."""
+    """Return why a file written by a run is not the result of its scan as it is now; "" if it is.
+
+    `entry` is the case's entry, None without a finished run; `name` is the path below `folder`, and
+    `digest` the present SHA-256 of the file.
+    """
     not_of_last_run = (
         "is not of the last run that was finished: run trinat predict again"
     )

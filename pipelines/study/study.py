@@ -60,7 +60,7 @@ _COLOR = re.compile(r"#[0-9A-Fa-f]{6}")
 
 @dataclass(frozen=True)
 class Structure:
-    """Row of a label table."""
+    """Row of a label table: number, name and colour of a structure."""
 
     number: int  # in label maps
     name: str
@@ -70,10 +70,12 @@ class Structure:
 
 @dataclass(frozen=True)
 class Item:
-    """A scan of the list: its ledger entry, its label map and its maps of other `LAYERS`.
+    """A scan in the viewer's list, with its ledger entry and the paths of its label maps.
 
-    `participant` is the participant of the scan. `folder` is the output folder of its ledger: the
-    study's own folder, or that of a fold.
+    `name` is the id of the case, with the name of the fold's folder in front in a cross-validation.
+    `folder` is the output folder that has its ledger: the study's own folder, or that of a fold.
+    `labels` is the label map of structures, before any correction; None if the scan has none.
+    `layers` maps the keys of `LAYERS`, such as "parcels", to the paths of further label maps.
     """
 
     name: str
@@ -93,7 +95,10 @@ class Item:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Facts for the list; the grade of a scan without one is its status, such as "failed"."""
+        """Name, grade and reasons of the scan for the list, as JSON values.
+
+        The grade of a scan without a grade is its status, such as "failed".
+        """
         return {
             "name": self.name,
             "grade": self.entry.grade,
@@ -108,11 +113,12 @@ class Item:
 
 @dataclass(frozen=True)
 class Study:
-    """A folder of results, and the data to compare them with.
+    """A folder of results that is shown in the viewer, and the folders to compare it with.
 
-    `rater` is the name under which ratings and corrections are saved. `images` is a folder of
-    scans, for scans that have moved since they were read; `against` is a folder of other label
-    maps. `labels` names the scheme of label maps whose folder has no label table.
+    `rater` is the name under which ratings and corrections are saved. `images` is a folder to
+    search for the scans if they have moved since the run; `against` is a folder of other label maps
+    of the same scans. None if not used. `labels` names the label scheme that explains the numbers
+    of label maps in a folder without a label table.
     """
 
     folder: Path
@@ -174,7 +180,7 @@ class Study:
         """Structures of the label maps, without background."""
         structures = structures_in(self.folder)
         if not structures:
-            # Use FreeSurfer numbers, as in the files.
+            # Without a label table, the files have FreeSurfer's numbers.
             for label in load_scheme(self.labels).labels[1:]:
                 structures.append(
                     Structure(
@@ -185,7 +191,7 @@ class Study:
 
     @cached_property
     def layers(self) -> dict[str, list[Structure]]:
-        """Structures of each layer that the folder has a label table for."""
+        """Structures of each layer, by key of `LAYERS`; without layers that lack a label table."""
         found = {layer: structures_in(self.folder, layer) for layer in LAYERS}
         return {layer: structures for layer, structures in found.items() if structures}
 
@@ -196,7 +202,7 @@ class Study:
         return self.items[number]
 
     def image(self, item: Item) -> Path | None:
-        """Return the path of the scan, as it was read or in `images`; None if it is missing."""
+        """Return the path of a scan, as read by the run or found in `images`; None if missing."""
         if self.images is None:
             path = item.folder / item.entry.scan
         elif item.entry.input:
@@ -209,21 +215,22 @@ class Study:
         return self._images.get(item.name)
 
     def other(self, item: Item) -> Path | None:
-        """Return the label map of the same scan in the folder to compare with."""
+        """Return the label map of the same scan in `against`; None if there is none."""
         return self._others.get(item.name)
 
     def entropy(self, item: Item) -> Path | None:
-        """Return the entropy map, if it was written."""
+        """Return the path of the entropy map; None if it was not written."""
         return _output(item.folder, item.entry, Product.ENTROPY)
 
     def mask(self, item: Item) -> Path | None:
-        """Return the brain mask, if it was written."""
+        """Return the path of the brain mask; None if it was not written."""
         return _output(item.folder, item.entry, Product.BRAIN_MASK)
 
     def overview(self) -> dict[str, Any]:
-        """Return the list of scans and the distribution of each structure's volumes.
+        """Return the content of the page that lists the study, as JSON values.
 
-        `layers` has the same for the structures of each layer.
+        It has the list of scans (`scans`), and each structure with the distribution of its volumes
+        over the study (`structures`; `layers` for the structures of each layer).
         """
         ratings = self.ratings()
         against = ""
@@ -262,9 +269,10 @@ class Study:
         }
 
     def _structure_rows(self, structures: Sequence[Structure]) -> list[dict[str, Any]]:
-        """Return structures or parcels, each with the distribution of its volumes over the study.
+        """Return structures, each with its volumes in mm³ over the study, as JSON values.
 
-        Rejected scans and structures are left out.
+        More than 101 volumes are reduced to 101 quantiles; `count` is the number of scans. Rejected
+        scans and rejected structures are omitted.
         """
         volumes: dict[str, list[float]] = defaultdict(list)
         for item in self.items:
@@ -283,7 +291,7 @@ class Study:
         return rows
 
     def detail(self, item: Item) -> dict[str, Any]:
-        """Return all facts about a scan."""
+        """Return the content of the page of one scan, as JSON values: result, files and ratings."""
         ratings = [rating for rating in self.ratings() if rating["scan"] == item.name]
         return {
             **item.facts,
@@ -305,9 +313,11 @@ class Study:
         remark: str,
         sha256: str,
     ) -> None:
-        """Save the rater's judgement of a label map with this digest.
+        """Save the rater's verdict on a scan, or on one structure of it.
 
-        InputError is raised if the label map has changed since, or the study has no such structure.
+        `structure` is "" for the whole scan. `rating` is one of `VERDICTS`, or "" to withdraw the
+        verdict. `sha256` is the hash of the label map that the rater saw. InputError is raised if
+        the label map has changed since, or if the study has no such structure.
         """
         if not sha256 or digest(item.shown) != sha256:
             what = "has changed since it was shown"
@@ -328,7 +338,11 @@ class Study:
         save_rating(self.folder / RATINGS, saved, lock=lock)
 
     def ratings(self) -> list[dict[str, Any]]:
-        """Return all ratings, marked as the rater's own and as stale if the result has changed."""
+        """Return all ratings of the study as JSON values.
+
+        `mine` is True for ratings by this rater, `stale` if the label map has changed since the
+        rating.
+        """
         label_maps = {item.name: item.shown for item in self.items}
         rows = []
         for rating in read_ratings(self.folder / RATINGS):
@@ -339,7 +353,10 @@ class Study:
         return rows
 
     def raters(self) -> list[dict[str, Any]]:
-        """Return the agreement of each pair of raters; an undefined kappa is None."""
+        """Return the agreement of each pair of raters, as rows of `agreement_table`.
+
+        An undefined kappa is None.
+        """
         table = agreement_table(read_ratings(self.folder / RATINGS)).astype(object)
         known = table.where(table.notna(), None)
         rows = known.values.tolist()
@@ -347,7 +364,7 @@ class Study:
 
     @cached_property
     def _images(self) -> Mapping[str, Path]:
-        """Scans in `images`, by name."""
+        """Paths of the scans in `images`, by the name of the item."""
         if self.images is None:
             return {}
         label_maps = [item.labels for item in self.items if item.labels is not None]
@@ -355,14 +372,18 @@ class Study:
 
     @cached_property
     def _others(self) -> Mapping[str, Path]:
-        """Label maps in `against`, by the name of their scan."""
+        """Paths of the label maps in `against`, by the name of the item."""
         if self.against is None:
             return {}
         return _files_of_items(self.items, find_files(self.against))
 
 
 def _with_participants(items: Sequence[Item]) -> list[Item]:
-    """Return scans with participants: those of joint segmentations, else by names and folders."""
+    """Return the scans with the participants that they belong to.
+
+    The participant is that of the joint segmentation, if the scan was part of one. Otherwise it is
+    read from the names of the scan and its folders.
+    """
     identities = identify([Named.of_path(item.name) for item in items])
     found = []
     for item, identity in zip(items, identities, strict=True):
@@ -373,9 +394,9 @@ def _with_participants(items: Sequence[Item]) -> list[Item]:
 
 
 def _output(folder: Path, entry: Entry, product: Product) -> Path | None:
-    """Return an output file of a scan, by its ledger; None if there is none.
+    """Return the path of an output file of a scan; None if its ledger entry does not list it.
 
-    A path that leads out of the folder is ignored, whatever the ledger says.
+    A path that leads out of the folder is ignored, because a ledger may come from elsewhere.
     """
     name = product.among(entry.outputs)
     if name is None or not (folder / name).resolve().is_relative_to(folder.resolve()):
@@ -386,9 +407,10 @@ def _output(folder: Path, entry: Entry, product: Product) -> Path | None:
 def _files_of_items(
     items: Sequence[Item], files: Sequence[ScanFile]
 ) -> dict[str, Path]:
-    """Map the names of items to their files.
+    """Map the names of items to the paths of the files that belong to them.
 
     Files are paired with the items' label maps as `trinat evaluate` pairs predictions with truths.
+    Items without a file are omitted.
     """
     label_maps: list[ScanFile] = []
     # Maps the id() of a label map's ScanFile to the name of its item.
@@ -419,16 +441,15 @@ def digest(path: Path | None) -> str:
 
 @cache
 def _digest_of(path: Path, *_: int) -> str:
-    """Return a file's SHA-256, cached for as long as the other arguments stay the same."""
+    """Return a file's SHA-256, cached as long as path, time, size and inode stay the same."""
     return sha256_of(path)
 
 
 def structures_in(folder: Path, layer: str = "") -> list[Structure]:
-    """Return the structures in the label table of a folder or of its first fold; empty without one.
+    """Return the structures in the label table of a folder or its first fold; empty without one.
 
-    With a `layer`, the table for its maps is read.
-
-    Background is left out, and so are rows with an unusable number or colour.
+    With a `layer`, a key of `LAYERS`, the table of that layer is read. Background is omitted, and
+    so are rows with an unusable number or colour.
     """
     plain, in_bids = PLAIN_LABEL_TABLE, LABEL_TABLE
     if layer:

@@ -1,9 +1,10 @@
 """Corrections sent by the page: changed voxels, drafts that survive their tab, and saving.
 
-Changes are relative to the map that was shown. They consist of the indices of voxels, first axis
-first on RAS axes, as n uint32, and then the place of each voxel's new structure in the study's
-table, as n uint8; all little-endian. A voxel that was not edited keeps its number, whatever that
-is.
+Changes are relative to the label map that was shown. They consist of two little-endian arrays. The
+first has the indices of n changed voxels as uint32, for RAS axes with the first axis fastest. The
+second has the new structure of each voxel as uint8: its position in the study's table of
+structures, from 1; 0 for none. Voxels that were not edited keep their number, even if it is not in
+the table.
 
 Drafts are stored on the server rather than in the browser. Browser storage is bound to the address
 of the page, whose port changes with each start of `trinat view`. Each tab has its own draft, so
@@ -52,10 +53,11 @@ _BYTES_A_VOXEL = 5
 
 @dataclass(frozen=True)
 class Painted:
-    """Changes sent by a tab.
+    """Changes sent by a tab of the browser.
 
-    `builds_on` is the SHA-256 of the map that they are relative to, `minutes` the time they took,
-    and `tab` the tab that sent them. `takes` is another tab whose draft is included ("" for none).
+    `content` has the changes as bytes (see above). `builds_on` is the SHA-256 of the label map that
+    they are relative to, `minutes` the time spent on them, and `tab` the id of the tab. `takes` is
+    the id of another tab whose draft these changes include; "" for none.
     """
 
     content: bytes
@@ -67,7 +69,7 @@ class Painted:
 
 @dataclass(frozen=True)
 class _DraftFacts:
-    """Header of a draft file, stored before the changes."""
+    """Header of a draft file, a line of JSON before the changes; `at` is the time of saving."""
 
     scan: str
     rater: str
@@ -80,22 +82,25 @@ _DRAFT_FACTS = TypeAdapter(_DraftFacts)
 
 
 class Corrections:
-    """Corrections and drafts of a study for the page; scans are addressed by number."""
+    """Corrections and drafts of a study for the page; scans are given by their number."""
 
     def __init__(self, study: Study, voxels: Voxels) -> None:
         self._study = study
         self._voxels = voxels
 
     def facts(self, item: Item) -> dict[str, Any]:
-        """Return the correction of a scan and the rater's drafts, as sent to the page.
+        """Return the correction of a scan and the rater's drafts, as JSON values for the page.
 
-        Drafts are sorted from newest to oldest. `correction` is None if there is none; an imported
-        label map has few details. `unreadable` has a line for each file that cannot be used.
+        `correction` is None if there is none; for a label map of another program most values are
+        empty. `drafts` are sorted from newest to oldest. `unreadable` has a message for each file
+        that cannot be used.
         """
         drafts: list[dict[str, Any]] = []
         unreadable: list[str] = []
         try:
-            paths = sorted(self._drafts(item).glob(f"{self._key(item)}-*.draft"))
+            paths = sorted(
+                self._draft_folder(item).glob(f"{self._draft_prefix(item)}-*.draft")
+            )
         except OutputError as error:
             paths = []
             unreadable.append(_client_reason(error))
@@ -117,7 +122,7 @@ class Corrections:
         return {"correction": correction, "drafts": drafts, "unreadable": unreadable}
 
     def _correction_data(self, item: Item) -> dict[str, Any] | None:
-        """Return the correction of a scan as sent to the page, or None if there is none."""
+        """Return the correction of a scan as JSON values for the page; None if there is none."""
         if item.labels is None:
             return None
         correction = correction_of(item.labels)
@@ -141,15 +146,15 @@ class Corrections:
         return said
 
     def draft(self, number: int, tab: str) -> bytes:
-        """Return the changes of a draft; raise InputError if it does not exist."""
+        """Return the changes in the draft of a tab; raise InputError if it does not exist."""
         item = self._study[number]
-        path = self._draft(item, tab)
+        path = self._draft_path(item, tab)
         if not path.is_file():
             raise InputError("no such draft: saved or dropped meanwhile")
         return self._read_draft(path, item)[1]
 
     def keep(self, number: int, painted: Painted) -> None:
-        """Store changes as the draft of their tab."""
+        """Store changes as the draft of their tab; delete the draft that they include."""
         item = self._study[number]
         _parse_changes(painted.content)
         known = _DraftFacts(
@@ -159,21 +164,21 @@ class Corrections:
             painted.minutes,
             _now(),
         )
-        path = self._draft(item, painted.tab)
+        path = self._draft_path(item, painted.tab)
         path.parent.mkdir(parents=True, exist_ok=True)
         remove_leftovers(path.parent, older_than_s=ABANDONED_S)
         head = json.dumps(asdict(known)).encode()
         write_whole(path, head + b"\n" + painted.content)
         self._study.on_draft_saved(item)
         if painted.takes and painted.takes != painted.tab:
-            self._draft(item, painted.takes).unlink(missing_ok=True)
+            self._draft_path(item, painted.takes).unlink(missing_ok=True)
 
     def drop(self, number: int, tab: str) -> None:
         """Delete the draft of a tab, if there is one."""
-        self._draft(self._study[number], tab).unlink(missing_ok=True)
+        self._draft_path(self._study[number], tab).unlink(missing_ok=True)
 
     def save(self, number: int, painted: Painted) -> None:
-        """Write the corrected label map next to the result and delete the drafts that it includes.
+        """Write the corrected label map next to the result; delete the drafts that it includes.
 
         Raises InputError if nothing was changed or the map cannot be corrected here, and
         OvertakenError if the changes are not based on the latest map.
@@ -199,7 +204,7 @@ class Corrections:
         )
         for tab in (painted.tab, painted.takes):
             if tab:
-                self._draft(item, tab).unlink(missing_ok=True)
+                self._draft_path(item, tab).unlink(missing_ok=True)
         self._study.on_correction_saved(item, correction, lock)
 
     def _apply_changes(
@@ -209,7 +214,12 @@ class Corrections:
         places: NDArray[np.uint8],
         numbers: NDArray[np.int32],
     ) -> Volume:
-        """Return the map shown for a scan, in its own axes, with the changes applied."""
+        """Return the label map that is shown for a scan, in its own axes, with the changes applied.
+
+        `indices` (n,) and `places` (n,) are from `_parse_changes`, `numbers` from `_numbers`.
+        Raises GeometryError if the map is on another grid than its scan, and InputError if the
+        changes do not fit the map.
+        """
         item = self._study[number]
         assert item.shown is not None
         shown = Volume.read(item.shown, labels=True)
@@ -231,14 +241,15 @@ class Corrections:
         return reoriented(replace(ras, data=data), shown.axcodes)
 
     def _names(self) -> list[str]:
-        """Return the names of structures in the order of the study's table."""
+        """Return the names of the study's structures, in the order of its table."""
         return [structure.name for structure in self._study.structures]
 
     def _numbers(self, item: Item) -> NDArray[np.int32]:
-        """Return the label number in a scan's map for each place of the study's table.
+        """Return the label numbers (S + 1,) of the S structures of the study in a scan's label map.
 
-        Place 0 has the number 0. Raises InputError if the scan's own folder lacks a structure
-        of the study.
+        The position in the array is that in the study's table, from 1; position 0 has the number 0
+        (background). Raises InputError if the label table of the scan's folder lacks a structure of
+        the study.
         """
         structures = structures_in(item.folder) or self._study.structures
         number_of = {structure.name: structure.number for structure in structures}
@@ -247,7 +258,7 @@ class Corrections:
                 raise InputError(f"no structure {name!r} in its label table")
         return np.array([0, *(number_of[name] for name in self._names())], np.int32)
 
-    def _drafts(self, item: Item) -> Path:
+    def _draft_folder(self, item: Item) -> Path:
         """Return the folder with the drafts of a scan; raise OutputError if it is a link."""
         folder = self._study.drafts(item)
         for path in (folder, folder.parent):
@@ -255,11 +266,14 @@ class Corrections:
                 raise OutputError("is a link", where=path, remedy="remove it")
         return folder
 
-    def _draft(self, item: Item, tab: str) -> Path:
-        return self._drafts(item) / f"{self._key(item)}-{tab}.draft"
+    def _draft_path(self, item: Item, tab: str) -> Path:
+        return self._draft_folder(item) / f"{self._draft_prefix(item)}-{tab}.draft"
 
     def _read_draft(self, path: Path, item: Item) -> tuple[_DraftFacts, bytes]:
-        """Return header and changes of a draft; raise InputError if it belongs to another scan."""
+        """Return header and changes of a draft file.
+
+        Raises InputError if it is unreadable, or belongs to another scan or rater.
+        """
         head, _, changes = read_bytes(path).partition(b"\n")
         try:
             known = _DRAFT_FACTS.validate_json(head)
@@ -274,8 +288,8 @@ class Corrections:
             )
         return known, changes
 
-    def _key(self, item: Item) -> str:
-        """Return the prefix of the file names of a rater's drafts of a scan.
+    def _draft_prefix(self, item: Item) -> str:
+        """Return the prefix of the file names of this rater's drafts of a scan.
 
         It is a hash, because the scan's own name may contain slashes.
         """
@@ -284,7 +298,10 @@ class Corrections:
 
 
 def _parse_changes(content: bytes) -> tuple[NDArray[np.uint32], NDArray[np.uint8]]:
-    """Return indices (n,) and places (n,) of changed voxels."""
+    """Return the indices (n,) of changed voxels and the positions (n,) of their new structures.
+
+    Raises InputError if `content` does not have a valid length.
+    """
     count, rest = divmod(len(content), _BYTES_A_VOXEL)
     if rest:
         raise InputError("not changes: send n uint32 and then n uint8")
@@ -293,7 +310,7 @@ def _parse_changes(content: bytes) -> tuple[NDArray[np.uint32], NDArray[np.uint8
 
 
 def _client_reason(error: TrinatError) -> str:
-    """Return the reason of an error with the bare name of its file, as clients see the text."""
+    """Return the message of an error for clients: with the file's name, but not its path."""
     return f"{Path(error.where or '').name}: {reason_of(error, where=False)}"
 
 

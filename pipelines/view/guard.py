@@ -80,9 +80,10 @@ def is_loopback(host: str) -> bool:
 
 @dataclass(frozen=True)
 class Names:
-    """Host names of a server at `host` and `port`; `public` adds those of its proxies.
+    """Host names under which a server may be addressed.
 
-    Proxies may use any port. `value in names` tells whether a Host header is allowed.
+    The server listens on `host` and `port`; `public` are host names of its proxies, which may use
+    any port. `value in names` is True if the Host header `value` is allowed.
     """
 
     host: str
@@ -112,10 +113,10 @@ class Names:
 
 
 class Guard:
-    """ASGI middleware that admits requests with the token and an allowed host name.
+    """ASGI middleware that admits only requests with the token and an allowed host name.
 
-    `max_body` is the maximum size of a request in bytes, `policy` the content policy of answers.
-    Refusals are JSON on one line, {"reason": ...}.
+    `max_body` is the maximum size of a request's body in bytes, `policy` the
+    Content-Security-Policy of responses. Refused requests get JSON on one line, {"reason": ...}.
 
     A browser that opens the page with `?token=` is given a cookie instead. The cookie is not the
     token, because browsers send it to every server on this machine, whatever its port.
@@ -139,9 +140,9 @@ class Guard:
         self._cookie = hashlib.sha256(f"cookie {token}".encode()).hexdigest()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Check a request and pass it on; turn an exception of the application into a 500.
+        """Check a request and pass it on; answer an exception of the application with status 500.
 
-        The body of the response is one line.
+        The body of that response is one line, without the text of the exception.
         """
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
@@ -167,7 +168,10 @@ class Guard:
                 await answer.refuse(HTTPException(500, f"a fault of trinat at {place}"))
 
     def _check(self, scope: Scope) -> None:
-        """Raise HTTPException if a request must be refused."""
+        """Raise HTTPException unless a request has an allowed host and origin, and the token.
+
+        Requests with too long a head are refused, too. /healthz needs no token.
+        """
         headers = Headers(scope=scope)
         # uvicorn's own limit only applies to heads that arrive in several pieces.
         if sum(len(name) + len(value) for name, value in headers.raw) > MAX_HEAD:
@@ -201,9 +205,9 @@ class Guard:
         )
 
     def _exchange(self, scope: Scope) -> None:
-        """Redirect a page request with the token to the page without it, with a cookie.
+        """Redirect a request for the page with `?token=` to the page without it; set the cookie.
 
-        The redirect is raised as an HTTPException; other requests are left alone.
+        The redirect is raised as an HTTPException. Nothing happens for other requests.
         """
         is_page = scope["method"] == "GET" and scope["path"] == "/"
         if not is_page or not self._is_ours(scope):
@@ -227,7 +231,10 @@ class Guard:
 
 
 class _Body:
-    """Body of a request, limited to `limit` bytes and to a minimum speed."""
+    """Body of a request, limited in size (`limit` bytes) and in the time that it may take.
+
+    `more` is True until the whole body has been received.
+    """
 
     def __init__(self, receive: Receive, limit: int, headers: Headers) -> None:
         self._receive = receive
@@ -244,7 +251,7 @@ class _Body:
             raise self._too_large()
 
     async def receive(self) -> Message:
-        """Return the next ASGI message of the body; raise HTTPException if it is late or large."""
+        """Return the next ASGI message of the body; raise HTTPException if late or too large."""
         if not self.more:
             return await self._receive()
         allowed_s = _PATIENCE_S + self._bytes / _BYTES_PER_S
@@ -261,7 +268,10 @@ class _Body:
         return message
 
     async def drain(self) -> None:
-        """Read and discard the body for a while, unless the client waits for permission."""
+        """Read and discard the rest of the body for two seconds at most.
+
+        Nothing is read if the client waits for permission to send it (`Expect`).
+        """
         if "expect" in self._headers:
             return
         with suppress(TimeoutError):
@@ -275,7 +285,7 @@ class _Body:
 
 
 class _Answer:
-    """Response that always has the security headers."""
+    """Response that always has the security headers; `body` is the body of the request."""
 
     def __init__(self, send: Send, policy: str, body: _Body) -> None:
         self._send = send
@@ -284,7 +294,7 @@ class _Answer:
         self._begun = False
 
     async def send(self, message: Message) -> None:
-        """Send a part of the answer; before a refusal, drain the body of the request."""
+        """Send an ASGI message of the response; before a refusal, drain the body of the request."""
         if message["type"] == "http.response.start":
             self._begun = True
             headers = MutableHeaders(scope=message)
@@ -299,7 +309,7 @@ class _Answer:
         await self._send(message)
 
     async def refuse(self, error: HTTPException) -> None:
-        """Send the reason of a refusal, unless a response has already begun."""
+        """Send the reason of a refusal as JSON, unless a response has already begun."""
         if self._begun:
             return
         body = json.dumps({"reason": one_line(error.detail)}).encode() + b"\n"
@@ -316,7 +326,7 @@ class _Answer:
 
 
 def _same(given: str, known: str) -> bool:
-    """Compare secrets in constant time."""
+    """Return True if two secrets are equal; the comparison takes constant time."""
     return hmac.compare_digest(given.encode("utf-8", "surrogateescape"), known.encode())
 
 

@@ -50,12 +50,12 @@ def answer(
     policy: str = POLICY,
     on_listening: Callable[[str], object],
 ) -> None:
-    """Answer requests until a signal.
+    """Serve an application until a signal stops it.
 
-    `on_listening` is called with the address and token once the server listens.
-
-    Port 0 is any free one. `names` are those of reverse proxies. `token`, `max_body` (bytes) and
-    `policy` are those of `Guard`. Raises ConfigError if it cannot listen.
+    `on_listening` is called with the address of the page, including the token, once the server
+    listens. Port 0 means any free port. `names` are the host names of reverse proxies. `token`,
+    `max_body` (bytes) and `policy` are passed to `Guard`. Raises ConfigError if it cannot listen on
+    `host` and `port`.
     """
     with _listen(host, port) as listening:
         port = listening.getsockname()[1]
@@ -95,7 +95,7 @@ def answer(
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """Return a listening socket, or raise ConfigError with what to change."""
+    """Return a listening socket; raise ConfigError if the address or port cannot be used."""
     family = socket.AF_INET
     if ":" in host:
         family = socket.AF_INET6
@@ -133,7 +133,7 @@ class _Protocol(H11Protocol):
         super().connection_lost(exc)
 
     def _watch(self) -> None:
-        """Start the timer, or stop it if the head is complete."""
+        """Start the timer if a request head is expected; stop it if the head is complete."""
         if self.conn.their_state is not h11.IDLE:
             self._unwatch()
         elif self._slow is None:
@@ -154,7 +154,7 @@ class _Protocol(H11Protocol):
         self._end(HTTPStatus.BAD_REQUEST, reason)
 
     def _end(self, status: HTTPStatus, reason: str) -> None:
-        """Send the reason, and close the connection."""
+        """Send an error response with the reason, and close the connection."""
         # If a response has already begun, no other can be sent.
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             body = json.dumps({"reason": reason}).encode() + b"\n"
@@ -174,7 +174,7 @@ class _Protocol(H11Protocol):
 
 
 class _IsolatedFiles(StaticFiles):
-    """Static files with the headers that browsers require for threads."""
+    """Static files, with the headers that browsers require for threads with shared memory."""
 
     async def get_response(self, path: str, scope: Scope) -> Response:
         """Return a file, or the page itself for the folder."""

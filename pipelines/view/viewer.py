@@ -32,14 +32,15 @@ for _file in _PAGE.iterdir():
         _FILES[f"/{_file.name}"] = _file.name
 
 _TAB = re.compile("[0-9a-f]{16}")
-# Maximum number of scans in the list of those to correct next.
+# Maximum number of scans in the list of scans to correct next.
 _MOST_NEXT = 50
 
 
 class _Judgement(BaseModel):
     """A rating sent by the page.
 
-    `structure` is empty for the whole scan; an empty `rating` withdraws an earlier one.
+    `structure` is "" for the whole scan; a `rating` of "" withdraws an earlier one. `sha256` is the
+    hash of the label map that was shown.
     """
 
     structure: str
@@ -55,7 +56,7 @@ def make_app(study: Study) -> Starlette:
 
 
 def routes_of(study: Study, voxels: Voxels) -> list[BaseRoute]:
-    """Return the routes of the page and of its requests."""
+    """Return the routes of the page and of its requests; `voxels` reads the files of the study."""
     answers = _Answers(study, voxels)
     return [
         *(Route(path, answers.file) for path in _FILES),
@@ -122,7 +123,7 @@ class _Answers:
         return Response(content, media_type="application/octet-stream")
 
     def value(self, request: Request) -> Response:
-        """Return the scan's own value at ?mm=x,y,z, or null outside of it."""
+        """Return the scan's own value at a position in RAS mm, ?mm=x,y,z; null outside of it."""
         words = request.query_params.get("mm", "").split(",")
         try:
             place_mm = [float(word) for word in words]
@@ -134,7 +135,7 @@ class _Answers:
         return JSONResponse({"value": value})
 
     async def rate(self, request: Request) -> Response:
-        """Store a rating and return the updated scan."""
+        """Store a rating and return the updated details of the scan."""
         number = request.path_params["number"]
         item = self._study[number]
         body = await request.body()
@@ -148,16 +149,18 @@ class _Answers:
         return JSONResponse(await run_in_threadpool(self._detail, number))
 
     async def correct(self, request: Request) -> Response:
-        """Save a correction from the changes in the body and return the updated scan."""
+        """Save a correction from the changes in the body; return updated details of the scan."""
         number = request.path_params["number"]
         painted = await _read_changes(request)
         await run_in_threadpool(self._corrections.save, number, painted)
         return JSONResponse(await run_in_threadpool(self._detail, number))
 
     def draft(self, request: Request) -> Response:
-        """Return the changes of a draft."""
+        """Return the changes in the draft of a tab, as bytes."""
         number = request.path_params["number"]
-        content = self._corrections.draft(number, _tab(request.path_params["tab"]))
+        content = self._corrections.draft(
+            number, _checked_tab(request.path_params["tab"])
+        )
         return Response(content, media_type="application/octet-stream")
 
     async def keep(self, request: Request) -> Response:
@@ -168,14 +171,14 @@ class _Answers:
         return Response(status_code=204)
 
     def drop(self, request: Request) -> Response:
-        """Delete a draft."""
+        """Delete the draft of a tab."""
         number = request.path_params["number"]
-        self._corrections.drop(number, _tab(request.path_params["tab"]))
+        self._corrections.drop(number, _checked_tab(request.path_params["tab"]))
         return Response(status_code=204)
 
 
 async def _read_changes(request: Request) -> Painted:
-    """Return the changes in the body of a request, with the parameters of its address."""
+    """Return the changes in the body of a request, with the parameters in its address."""
     given = request.query_params
     minutes = -1.0
     with suppress(ValueError):
@@ -187,13 +190,13 @@ async def _read_changes(request: Request) -> Painted:
         content=await request.body(),
         builds_on=given.get("builds_on", ""),
         minutes=minutes,
-        tab=_tab(request.path_params.get("tab") or given.get("tab", "")),
-        takes=_tab(takes) if takes else "",
+        tab=_checked_tab(request.path_params.get("tab") or given.get("tab", "")),
+        takes=_checked_tab(takes) if takes else "",
     )
 
 
-def _tab(name: str) -> str:
-    """Return the name of a tab if it is valid: it becomes part of a file name."""
+def _checked_tab(name: str) -> str:
+    """Return the id of a browser tab; raise InputError unless it is safe as part of a file name."""
     if not _TAB.fullmatch(name):
         raise InputError("not the name of a tab: give 16 hexadecimal digits")
     return name

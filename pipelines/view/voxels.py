@@ -1,7 +1,8 @@
 """Voxel data for the page: everything of a scan is on one grid, with RAS axes.
 
-The page overlays arrays without looking at their affines. So every array is reoriented to RAS here,
-whatever the axes of its file, and label maps on another grid are resampled to the scan's.
+The page overlays arrays without looking at their affines. Therefore every array is reoriented to
+RAS here, whatever the axes of its file, and label maps on another grid are resampled to the grid of
+the scan.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from trinat.segmentation.space.views import reoriented
 _BRIGHTEST_PERCENT = 99.8
 _BRIGHTEST_NATS = 2 * np.log(2)  # four equally likely structures
 _LABELS = ("labels", "predicted", "against", *LAYERS)
-# Kinds of surfaces, and the labels that they are made of.
+# Kinds of surfaces, with the kind of labels that each is made of.
 _SURFACES = {"surfaces": "labels"} | {f"{layer}-surfaces": layer for layer in LAYERS}
 KINDS = ("scan", "entropy", "mask", *_LABELS, *_SURFACES)
 # Larger boxes are meshed from every other voxel, so that the page can rotate the surface smoothly.
@@ -39,10 +40,10 @@ _LARGE_BOX = 60**3
 
 
 class Voxels:
-    """Reader of the content that the page asks for; caches the most recent maps."""
+    """Reader of the voxel data that the page requests; caches the last volumes."""
 
     def __init__(self, study: Study) -> None:
-        """Create a reader for the scans of a study, by their numbers in its list."""
+        """Create a reader for a study; all methods take the number of a scan in its list."""
         self._study = study
         self._lock = Lock()
         self._read_once = lru_cache(maxsize=4)(self._read)
@@ -55,16 +56,17 @@ class Voxels:
         self._whole.cache_clear()
 
     def scan(self, number: int) -> Volume:
-        """Return the image of a scan, by its number, as uint8 on RAS axes."""
+        """Return the image of a scan as uint8 on RAS axes."""
         return self._volume(number, "scan")
 
     def value(self, number: int, place_mm: Sequence[float]) -> float | None:
-        """Return the scan's own value at a place (3,) in RAS mm; None outside of the scan.
+        """Return the value of a scan's voxel at a position in RAS mm; None outside of the scan.
 
-        Raises InputError if the study does not have the scan.
+        `place_mm` has three coordinates. The value is that of the file, not rescaled. Raises
+        InputError if there is no such scan.
         """
         item = self._study[number]
-        path = _existing(self._study.image(item), "scan", item)
+        path = _required(self._study.image(item), "scan", item)
         with self._lock:
             volume = self._whole(path, path.stat().st_mtime_ns)
         to_voxels = np.linalg.inv(volume.affine)
@@ -77,15 +79,18 @@ class Voxels:
         return float(volume.data[tuple(voxel)])
 
     def content(self, number: int, kind: str, step: int) -> bytes:
-        """Return content of a scan, by its number, with every `step`-th voxel of each axis.
+        """Return voxels or surfaces of a scan as bytes; `kind` is one of `KINDS`.
 
         - "scan", "entropy" and "mask" (its outline): a NIfTI file with 8 bits per voxel.
         - "labels", "predicted" (before its correction) and "against" (the label map to compare
-          with): one byte per voxel, the first axis first; it is the place of its structure in the
-          study's table, 0 for none. A layer, such as "parcels", is the same for its own table.
-        - "surfaces", and "parcels-surfaces" of a layer: those of all structures, whatever the step.
+          with): one byte per voxel, the first axis fastest. The byte is the position of the voxel's
+          structure in the study's table, from 1; 0 for none. A layer, such as "parcels", is the
+          same for the layer's own table.
+        - "surfaces", and "parcels-surfaces" of a layer: the surfaces of all structures (see
+          `_surfaces`).
 
-        Raises InputError if there is no such scan, or if it has no content of this kind.
+        Voxel data have every `step`-th voxel of each axis. Raises InputError if there is no such
+        scan, or if it has no content of this kind.
         """
         if kind in _SURFACES:
             return _surfaces(self._volume(number, _SURFACES[kind]))
@@ -97,9 +102,10 @@ class Voxels:
         return bytes(nib.Nifti1Image(data, affine).to_bytes())
 
     def _volume(self, number: int, kind: str) -> Volume:
-        """Return the volume of one kind, as uint8 on RAS axes.
+        """Return voxel data of one kind, as uint8 on RAS axes.
 
-        A cached volume is read again after the label map has changed.
+        For a kind of surfaces, these are the label map that the surfaces are made of. Data are
+        cached until the label map changes.
         """
         # Serialised: the page asks for a scan and its labels at once, and labels need the scan.
         with self._lock:
@@ -109,23 +115,23 @@ class Voxels:
             return self._read_once(number, kind, digest(shown))
 
     def _read(self, number: int, kind: str, version: str) -> Volume:
-        """Read a volume for `_volume`; `version`, the digest of the label map, is a cache key."""
+        """Read voxel data for `_volume`; `version`, the label map's digest, is a cache key."""
         item = self._study[number]
         if kind == "scan":
             image = self._study.image(item)
             if image is None:
-                # Without an image: black, on the grid of the label map.
-                path = _existing(item.labels, kind, item)
+                # Without an image, show black on the grid of the label map.
+                path = _required(item.labels, kind, item)
                 return _to_bytes(_read_ras(path, labels=True), np.inf)
             volume = self._whole(image, image.stat().st_mtime_ns)
             thinned = volume.data[::3, ::3, ::3]
             brightest = float(np.percentile(thinned, _BRIGHTEST_PERCENT))
             return _to_bytes(volume, brightest or np.inf)
         if kind == "entropy":
-            path = _existing(self._study.entropy(item), kind, item)
+            path = _required(self._study.entropy(item), kind, item)
             return _to_bytes(_read_ras(path), _BRIGHTEST_NATS)
         if kind == "mask":
-            mask = _read_ras(_existing(self._study.mask(item), kind, item), labels=True)
+            mask = _read_ras(_required(self._study.mask(item), kind, item), labels=True)
             # Voxels that share a face with the outside.
             inside = mask.data > 0
             core = ndimage.binary_erosion(inside, border_value=1)
@@ -142,7 +148,7 @@ class Voxels:
         if kind == "against":
             folder = self._study.against
             has_grid_of_another = True
-        labels = _read_ras(_existing(maps[kind], kind, item), labels=True)
+        labels = _read_ras(_required(maps[kind], kind, item), labels=True)
         if has_grid_of_another:
             scan = self._read_once(number, "scan", version)
             labels, _ = on_grid_of(labels, scan, resample=True)
@@ -153,12 +159,11 @@ class Voxels:
     def _places_in_table(
         self, labels: Volume, folder: Path | None, layer: str
     ) -> NDArray[np.uint8]:
-        """Return each voxel's place in the study's table of structures, from 1; 0 if it has none.
+        """Return the position of each voxel's structure in the study's table, from 1; 0 for none.
 
-        With a `layer`, its table is used.
-
-        The numbers of a label map are those of its folder's own label table, or otherwise those of
-        FreeSurfer. Structures are matched by name.
+        With a `layer`, this is the layer's own table. The numbers in `labels` are explained by the
+        label table of `folder`, the folder of the label map; without one they are FreeSurfer's.
+        Structures are matched by name.
         """
         known = self._study.structures
         if layer:
@@ -184,10 +189,11 @@ class Voxels:
 
 
 def _surfaces(labels: Volume) -> bytes:
-    """Return the surfaces of all structures: number and counts (3 uint32), vertices, faces of each.
+    """Return the surfaces of all structures as bytes, one after the other.
 
-    Structures without a surface are left out. Vertices are float32 in RAS mm, faces three uint32
-    each; all are little-endian.
+    Each structure has its number, its count of vertices and of faces (3 uint32), followed by the
+    vertices (3 float32 each, RAS mm) and the faces (3 uint32 each); all little-endian. Structures
+    without a surface are omitted. `labels` has positions in the study's table.
     """
     parts: list[bytes] = []
     for number, box in enumerate(ndimage.find_objects(labels.data), start=1):
@@ -204,9 +210,10 @@ def _surfaces(labels: Volume) -> bytes:
 
 
 def _surface_of(labels: Volume, number: int, box: Box) -> Surface:
-    """Return the smoothed surface of one structure in a box around it; coarser in a large box.
+    """Return the smoothed surface of one structure, whose voxels have the value `number`.
 
-    A structure of one or two voxels, which smoothing would remove, is not smoothed.
+    `box` is a box around it. In a large box, every other voxel is used. A structure of one or two
+    voxels, which smoothing would remove, is not smoothed.
     """
     mask = (labels.data[box] == number).astype(np.float32)
     step = 1
@@ -222,8 +229,8 @@ def _surface_of(labels: Volume, number: int, box: Box) -> Surface:
     return surface_net(share - 0.5, labels.affine @ to_voxels)
 
 
-def _existing(path: Path | None, kind: str, item: Item) -> Path:
-    """Return a file of a scan; raise InputError if there is none."""
+def _required(path: Path | None, kind: str, item: Item) -> Path:
+    """Return `path`; raise InputError if it is None, because the scan has no data of this kind."""
     if path is None:
         raise InputError(f"has no {kind}", where=item.name)
     return path
@@ -234,12 +241,12 @@ def _read_ras(path: Path, *, labels: bool = False) -> Volume:
 
 
 def _read_whole(path: Path, _: int) -> Volume:
-    """Read a scan on RAS axes with its own values; its modification time is a cache key."""
+    """Read a scan on RAS axes with its own values; the second argument is only a cache key."""
     return _read_ras(path)
 
 
 def _to_bytes(volume: Volume, brightest: float) -> Volume:
-    """Rescale voxels from 0 to `brightest` to uint8, 0 to 255."""
+    """Rescale voxels to uint8: 0 stays 0, and `brightest` becomes 255."""
     data = volume.data.astype(np.float32) * (255 / brightest)
     np.clip(data, 0, 255, out=data)
     return replace(volume, data=data.astype(np.uint8))
