@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from trinat.pipelines.jobs.cluster import Cluster
     from trinat.pipelines.predict.case import CaseWorker
 
-# One case being read, one in the networks, one being written.
+# Cases that a worker process has at once: one being read, one in the networks, one being written.
 _IN_HAND = 3
 _T = TypeVar("_T")
 _InProgress = CaseInProgress | ParticipantInProgress
@@ -48,8 +48,9 @@ class Engine(Protocol):
     ) -> Iterator[Entry]:
         """Process cases until they are exhausted or `stop` returns True.
 
-        `stop` is called often. Once it returns True, cases in hand are finished and no more are
-        begun. A None among the cases means that no case is ready yet: the iterator is asked again.
+        `stop` is called often. Once it returns True, cases that were begun are finished and no more
+        are begun. A None among the cases means that no case is ready yet: the iterator is asked
+        again.
         """
         ...
 
@@ -58,7 +59,7 @@ class SerialEngine:
     """Engine that processes one scan after another in this process.
 
     No worker has to start, but a crash ends the run. A scan is written while the next scan is in
-    the networks. `on_stage` is as in `local_engine`; a scan has only one stage here.
+    the networks. `on_stage` is called as by `local_engine`; the only stage of a scan is "networks".
     """
 
     def __init__(
@@ -134,7 +135,7 @@ class _Beside(threading.Thread):
             del self._finish
 
     def entry(self) -> Entry:
-        """Wait for the case; return its entry or raise its error."""
+        """Wait for the case to be finished; return its entry or raise its error."""
         self.join()
         if self._entry is None:
             raise self._error
@@ -266,7 +267,11 @@ class _Steps:
             del scan
 
     def _step(self, name: str, case: Work, work: Callable[[], _T]) -> _T | None:
-        """Return the result of `work`; if it fails, send a failed entry and return None."""
+        """Run the step `name` of a case: return the result of `work`.
+
+        The parent is told that the case enters the step and leaves it. If `work` fails, send a
+        failed entry and return None.
+        """
         self._say((case.id, name))
         try:
             result = work()
@@ -345,9 +350,9 @@ class DaskEngine:
 
 
 def segment(settings: RunSettings, device: str, case: Work) -> Entry:
-    """Segment one scan on a worker of a cluster, with the model that the worker has loaded once.
+    """Segment one case on a worker of a cluster, with the model that the worker has loaded once.
 
-    Failures are returned as failed entries, too. `device` is a device of the worker's machine.
+    If a step fails, return a failed entry. `device` is a device of the worker's machine.
     """
     from distributed import get_worker
 

@@ -30,10 +30,11 @@ _GRADES = ("pass", "look", "reject")
 def run_with_progress(
     requests: Sequence[PredictRequest], *, quiet: bool, as_json: bool = False
 ) -> Outcome:
-    """Run requests one after another until one is interrupted; return the sum of their outcomes.
+    """Run requests one after another; return the sum of their outcomes.
 
-    With `as_json`, stdout gets one line of JSON for each entry and one for the end, and nothing
-    else.
+    No further request is run once one was interrupted. With `quiet`, only failures and the last
+    line of each request are shown. With `as_json`, stdout gets one line of JSON for each entry and
+    one for the end of each request, and nothing else.
     """
     outcomes = []
     interactive = sys.stderr.isatty()
@@ -55,8 +56,8 @@ def run_with_progress(
 def listener(*, quiet: bool, as_json: bool, interactive: bool) -> Iterator[Listener]:
     """Provide the callbacks of a run: messages and progress go to stderr, JSON lines to stdout.
 
-    `interactive` shows a progress bar instead of lines for a log file. With `quiet` only
-    failures and the last line are shown.
+    With `as_json` there are only JSON lines. `interactive` shows a progress bar instead of lines
+    for a log file. With `quiet` only failures and the last line are shown.
     """
     if as_json:
         yield Listener(
@@ -77,7 +78,11 @@ def listener(*, quiet: bool, as_json: bool, interactive: bool) -> Iterator[Liste
 
 
 class _Reporter:
-    """Counter of a run's entries that shows its progress; `began` is its monotonic start time."""
+    """Counter of a run's entries that reports its progress to `shown`.
+
+    With `quiet` it shows only failures and the last line. `began` is the start of the run by
+    `time.monotonic`.
+    """
 
     def __init__(self, shown: Progress, *, quiet: bool, began: float) -> None:
         self._shown = shown
@@ -110,7 +115,11 @@ class _Reporter:
             self._show_at_work(f"{case}: {words}")
 
     def _show_at_work(self, words: str) -> None:
-        """Show the current work; log files get every line until the first scan has ended."""
+        """Show the current work, with the number of inputs that have ended.
+
+        Until the first input has ended, a log file gets every line; after that only one from time
+        to time.
+        """
         seen = self._counts.total()
         line = f"{seen}/{self._total} {words}"
         failed = self._counts["failed"]
@@ -128,7 +137,10 @@ class _Reporter:
         )
 
     def hear(self, entry: Entry) -> None:
-        """Show the failure of an entry, if it has failed, and the progress of the run."""
+        """Count an entry and show the progress of the run.
+
+        The reason is shown if the entry has failed or was left out.
+        """
         self._stages.pop(entry.case, None)
         self._counts[entry.status] += 1
         seen = self._counts.total()

@@ -77,7 +77,11 @@ For research, not for diagnosis.
 
 
 class _Slices(BaseModel):
-    """Slices that a worker wrote for the page: tiled pictures, and the position to show first."""
+    """Slices that a worker wrote for the page of the run.
+
+    `gray` and `prediction` are pictures as data URIs, with the slices tiled in a number of
+    `columns`. `shape` is the grid of the slices, `start` the voxel to show first.
+    """
 
     shape: tuple[int, int, int]
     columns: int
@@ -91,10 +95,9 @@ class _Slices(BaseModel):
 def write_tables(
     out: Path, entries: Iterable[Entry], results: Path | None = None
 ) -> None:
-    """Write summary.tsv, volumes.tsv, qc.tsv and report.html, in natural order of cases.
+    """Write summary.tsv, volumes.tsv, qc.tsv and report.html to `out`, in natural order of cases.
 
     parcels.tsv and the tables of further outputs are written if results have these measures.
-
     `results` is the folder that has, or will have, the scans' own files; by default `out`.
     """
     ordered = _in_order(entries)
@@ -112,7 +115,10 @@ def _in_order(entries: Iterable[Entry]) -> list[Entry]:
 
 
 def write_measures(out: Path, entries: Iterable[Entry]) -> None:
-    """Write volumes.tsv, qc.tsv, and the tables of parcels and further outputs that exist."""
+    """Write volumes.tsv, qc.tsv and, if there are rows for them, the tables of further measures.
+
+    These are parcels.tsv and the tables of further outputs.
+    """
     measured = [entry for entry in _in_order(entries) if entry.status == "done"]
     write_volumes(out / "volumes.tsv", measured)
     _write_quality(out / "qc.tsv", measured)
@@ -126,8 +132,8 @@ def write_measures(out: Path, entries: Iterable[Entry]) -> None:
 def _write_summary(path: Path, entries: Sequence[Entry], folder: Path) -> None:
     """Write a row for each scan: its status, the reason and the time it took.
 
-    The reason also says if the scan of a result has since disappeared; `folder` is the output
-    folder.
+    If the scan of a result has since disappeared, the reason says so. `folder` is the output
+    folder, which the paths of scans are relative to.
     """
     rows = []
     for entry in entries:
@@ -172,7 +178,10 @@ def write_volumes(path: Path, entries: Sequence[Entry]) -> None:
 
 
 def _write_quality(path: Path, entries: Sequence[Entry]) -> None:
-    """Write a row for each scan: grade, reasons, grades of structures, and their basis."""
+    """Write a row for each scan: grade, reasons, notes, and the measures that grades are based on.
+
+    Grades and measures of structures have a column for each structure.
+    """
     names = _keys_in(entry.result.structure_grades for entry in entries)
     # Used as an ordered set of the measures of structures.
     measures: dict[tuple[str, str], None] = {}
@@ -207,7 +216,10 @@ def write_parcels(path: Path, entries: Sequence[Entry]) -> None:
 
 
 def write_further(path: Path, name: str, entries: Sequence[Entry]) -> None:
-    """Write a row for each scan: the grade of a further output, its reasons, and its columns."""
+    """Write a row for each scan: grade, reasons and measures of the further output `name`.
+
+    Scans without this output have empty cells.
+    """
     key_names, keys = _keys(entries)
     found = []
     for entry in entries:
@@ -226,7 +238,10 @@ def _keys_in(mappings: Iterable[Iterable[str]]) -> list[str]:
 
 
 def _keys(entries: Sequence[Entry]) -> tuple[list[str], list[list[str | None]]]:
-    """Return names and values of the columns that identify a row, in BIDS as BIDS names them."""
+    """Return the names of the columns that identify a row, and their values for each entry.
+
+    They are participant_id, session_id and case for scans of a BIDS dataset, else the case only.
+    """
     keys: list[list[str | None]] = []
     for entry in entries:
         match = _BIDS_CASE.fullmatch(entry.case)
@@ -239,10 +254,10 @@ def _keys(entries: Sequence[Entry]) -> tuple[list[str], list[list[str | None]]]:
 
 
 def _write_page(path: Path, entries: Sequence[Entry], results: Path) -> None:
-    """Write the page of all entries, given in natural order; `results` has the scans' own files.
+    """Write the page of all entries, which are given in natural order.
 
-    Pictures are linked, not embedded, so that pages of many scans stay small. An existing page is
-    replaced.
+    `results` is the folder with the scans' own files. Pictures are linked, not embedded, so that
+    pages of many scans stay small. An existing page is replaced.
     """
     ranked = sorted(entries, key=attrgetter("doubt"))
     counts = Counter(entry.grade for entry in entries)
@@ -323,7 +338,11 @@ def _facts(entries: Iterable[Entry]) -> dict[str, str]:
 def _case(
     entry: Entry, results: Path, volumes: Mapping[str, Sequence[float]]
 ) -> dict[str, Any]:
-    """Return a scan for the page: its slices, and its structures compared with the batch."""
+    """Return the template variables of one scan: its slices and a table of its structures.
+
+    `results` is the folder with the scan's files. `volumes` has the sorted volumes of each
+    structure in all scans of the run.
+    """
     result = entry.result
     try:
         file = results / slices_of(entry.case)
@@ -343,7 +362,11 @@ def _case(
 
 
 def _structures(entry: Entry, volumes: Mapping[str, Sequence[float]]) -> Table:
-    """Return the structures of a scan, the most doubtful first, with their ranks in the batch."""
+    """Return the table of a scan's structures, the most doubtful first.
+
+    `volumes` has the sorted volumes of each structure in all scans of the run: the table has the
+    rank of this scan's volume among them.
+    """
     result = entry.result
     counted = result.counted_volumes()
     rows: list[list[Any]] = []
@@ -387,7 +410,8 @@ def _place_in_batch(
 ) -> Cell:
     """Return the rank of a volume among the sorted volumes of the batch.
 
-    `is_one` is True if the volume is one of them, which it is not if it was rejected.
+    `is_one` is True if the volume is one of them; the volume of a rejected scan or structure is
+    not.
     """
     if not of_batch:
         return number(None, hint="all are rejected")
@@ -410,9 +434,9 @@ def _place_in_batch(
 
 
 def write_bids_files(folder: Path, out: Path, raw: Path) -> None:
-    """Write the BIDS description, README.md and .bidsignore of `out` for the dataset `raw`.
+    """Write dataset_description.json, README.md and .bidsignore for the derivatives in `out`.
 
-    The description is dataset_description.json. The files are written into `folder`, from where
+    `raw` is the BIDS dataset that was segmented. The files are written into `folder`, from where
     they are moved to `out` like the other outputs.
     """
     # Relative to the output, so that no path of this machine gets into the file.
