@@ -171,7 +171,7 @@ def prepare_store(
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:
-    """Return inode and modification time of a file in ns; None if it does not exist.
+    """Return inode and modification time (ns) of a file; None if it does not exist.
 
     Files of a store are replaced, never changed in place, so a new file has other values.
     """
@@ -274,8 +274,8 @@ def _conclude(
     """Write the tables of the store, and return the numbers of its subjects.
 
     store.json, which opens the store, is written last. `outcomes` has the outcome of each subject
-    by its id. `csf` is what the labels call CSF. `current` is the number of subjects that were up
-    to date before this run.
+    by its id. `csf` is the meaning of CSF in the labels. `current` is the number of subjects that
+    were up to date before this run.
     """
     rows = _ledger_rows(listing, outcomes)
     write_ledger(out, rows)

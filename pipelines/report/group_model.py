@@ -2,7 +2,8 @@
 
 All differences, slopes, intervals and p values of a report come from these models. They are fitted
 to measured volumes: head size and site are terms of the model. A test on volumes that were
-harmonised or adjusted before would ignore the degrees of freedom that this took.
+harmonised or adjusted before would ignore the degrees of freedom that this took. `icv` is the
+intracranial volume.
 """
 
 from __future__ import annotations
@@ -35,15 +36,17 @@ FACTORS = ("group", "site", "sex")
 # The order in which terms enter as long as the number of participants allows.
 _TERMS = ("group", "site", "age", "sex", "icv")
 _ORDER_IN_FORMULA = ("group", "age", "sex", "icv", "site")
-# A covariate that the user did not name enters if it is known for this share of participants ...
+# A covariate that the user did not name becomes a term if it is known for this share of the
+# participants ...
 _LEAST_KNOWN = 0.8
 # ... and if at least this number of residual degrees of freedom remains.
 _FEWEST_RESIDUAL = 5
-# Levels of a factor with more levels than this are not compared in pairs.
+# The levels of a factor with more levels than this are not compared.
 _MOST_LEVELS = 4
-# Variance inflation from which two terms are hard to separate (a common rule).
+# From this variance inflation on, two terms are hard to separate (a common rule).
 _HIGH_INFLATION = 5.0
-# Groups that differ by more standard deviations in age need age in the model.
+# Ages of two groups are uneven if their means differ by more than this number of standard
+# deviations.
 _UNEVEN_AGES = 0.5
 
 
@@ -52,13 +55,15 @@ class GroupModel:
     """Results of one linear model for each structure.
 
     - `formula` is the model that was fitted, `terms` are its terms.
-    - `participants` are the participants in it, a row each with their facts.
-    - `effects` has a row for each pair of levels of a factor and each structure, `slopes` a row for
-      each structure with its change per year of age (empty where age is no term), and `means` the
-      expected value of each group at the mean of the other terms.
+    - `participants` are those in the model, a row each with their facts.
+    - `effects` has a row for each pair of levels of a factor and each structure: the difference of
+      the levels.
+    - `slopes` has a row for each structure: its change per year of age. It is empty if age is not a
+      term.
+    - `means` has the expected value of each structure and group at the mean of the other terms.
     - `residuals` has the fitted value and the studentised residual of each participant and
       structure.
-    - `notices` say what a reader must know, such as terms that cannot be separated.
+    - `notices` are warnings for the reader, such as terms that cannot be separated.
     """
 
     formula: str
@@ -72,7 +77,7 @@ class GroupModel:
 
     @property
     def fact(self) -> str:
-        """The factor that figures show: the group, else sex, else site; "" without any."""
+        """The factor that figures show: group, else sex, else site; "" if no factor is a term."""
         for fact in ("group", "sex", "site"):
             if fact in self.terms:
                 return fact
@@ -92,21 +97,22 @@ def fit_groups(
     means
         A row for each participant and structure: `subject`, `structure`, `value`, and the facts
         `group`, `site`, `sex` ("" if not known), `age` in years and `icv` in mm³ (NaN if not
-        known). With a column `weight`, rows count by it, and standard errors stay right whatever
-        the weights.
+        known). A column `weight` is optional: rows are weighted by it, and standard errors stay
+        right whatever the weights.
     response
         The name of the value in the formula.
     covariates
-        Of `COVARIATES`, those to take. None takes each that is known of most participants, as long
-        as the number of participants allows. Group and site are terms wherever they are known.
+        The covariates of `COVARIATES` to include. None includes each one that is known for most
+        participants, as long as the number of participants allows. Group and site are always
+        terms if they are known.
     needed
         Terms that must be in the model.
 
     Raises
     ------
     EvaluationError
-        If a covariate that was named, or a needed term, is not known or is the same for all, or if
-        there are too few participants for them.
+        If a named covariate or a needed term is unknown or the same for all, or if there are too
+        few participants for them.
     """
     means = means.assign(
         icv=means["icv"] / 1e6,
@@ -143,7 +149,12 @@ def fit_groups(
 def _choose_terms(
     participants: pd.DataFrame, asked: Collection[str] | None, needed: Collection[str]
 ) -> tuple[list[str], list[str]]:
-    """Choose the terms of the model; also return a notice for each term that is not in it."""
+    """Choose the terms of the model; also return notices about terms that are left out.
+
+    `participants` has a row for each participant and a column for each term. `asked` are the
+    covariates that the user named, None if the choice is free; `needed` are further terms that must
+    be in. EvaluationError as for `fit_groups`.
+    """
     terms: list[str] = []
     left_out: dict[str, list[str]] = {}
     for term in _TERMS:
@@ -189,7 +200,10 @@ def _choose_terms(
 def _participants_without(
     participants: pd.DataFrame, terms: Iterable[str]
 ) -> list[str]:
-    """Name the participants who are not in the model, by the term that is not known of them."""
+    """Return notices that name the participants who are not in the model.
+
+    They are grouped by the term that is unknown for them.
+    """
     notices = []
     for term in terms:
         lacking = list(participants.index[participants[term].isna()])
@@ -204,7 +218,11 @@ def _participants_without(
 def _confounding(
     complete: pd.DataFrame, terms: Sequence[str], participants: pd.DataFrame
 ) -> list[str]:
-    """Warn of groups that the model can hardly separate, or cannot, from another term."""
+    """Return notices about groups that can hardly, or not at all, be separated from another term.
+
+    Without groups, sexes are checked. `complete` are the participants in the model, `participants`
+    all; the latter are used to compare ages if age is not a term.
+    """
     fact = next((fact for fact in ("group", "sex") if fact in terms), "")
     if not fact:
         return []
@@ -247,7 +265,10 @@ def _confounding(
 def _confounder(
     complete: pd.DataFrame, terms: Sequence[str], fact: str, first: str, second: str
 ) -> str:
-    """Return the term without which the difference of two levels is known best."""
+    """Return the term that is most confounded with the difference of two levels of a factor.
+
+    Without this term the variance inflation of the difference is smallest.
+    """
     inflation = {}
     for term in terms:
         if term != fact:
@@ -263,9 +284,11 @@ def _levels(values: pd.Series) -> list[str]:
 
 
 class Coding:
-    """Design matrix: intercept, a 0/1 column for each level but the first, centred covariates.
+    """Design matrix of a linear model, with the contrasts that reports use.
 
-    `participants` has a row for each participant and a column for each of the `terms`.
+    It has an intercept, a column of 0 and 1 for each level of a factor but the first, and centred
+    covariates. `participants` has a row for each participant and a column for each of the `terms`;
+    a column `weight` has their weights.
     """
 
     def __init__(self, participants: pd.DataFrame, terms: Iterable[str]) -> None:
@@ -288,12 +311,15 @@ class Coding:
 
     @cache  # noqa: B019 - a coding lives as long as its report
     def participants_of(self, fact: str, level: str) -> int:
-        """Return the number of participants of a level."""
+        """Return the number of participants with a level of a factor."""
         return int((self._participants[fact] == level).sum())
 
     @cache  # noqa: B019
     def difference(self, fact: str, first: str, second: str) -> Contrast | None:
-        """Return the contrast of two levels, first minus second; None if not determined."""
+        """Return the contrast of two levels of a factor, first minus second.
+
+        None if the design does not determine it.
+        """
         if not self.participants_of(fact, first) or not self.participants_of(
             fact, second
         ):
@@ -307,14 +333,20 @@ class Coding:
 
     @cache  # noqa: B019
     def slope(self, term: str) -> Contrast | None:
-        """Return the contrast of a covariate, its change per unit; None if not determined."""
+        """Return the contrast of a covariate's slope, the change per unit.
+
+        None if the design does not determine it.
+        """
         coefficients = np.zeros(len(self._places))
         coefficients[self._places[term, ""]] = 1
         return self.design.contrast(coefficients)
 
     @cache  # noqa: B019
     def mean(self, fact: str, level: str) -> Contrast | None:
-        """Return the contrast of a level's expected value at the mean of all other terms."""
+        """Return the contrast of a level's expected value at the mean of all other terms.
+
+        None if the design does not determine it.
+        """
         coefficients = self.design.matrix.mean(axis=0)
         for term, other in self._places:
             if term == fact:
@@ -323,7 +355,10 @@ class Coding:
 
     @cache  # noqa: B019
     def inflation_of_difference(self, fact: str, first: str, second: str) -> float:
-        """Return the variance inflation of a difference by the other terms; inf if unknown."""
+        """Return the variance inflation of the difference of two levels by the other terms.
+
+        inf if the difference is not determined.
+        """
         contrast = self.difference(fact, first, second)
         if contrast is None:
             return float("inf")
@@ -333,7 +368,10 @@ class Coding:
         return float(contrast.variance / alone)
 
     def inflation_of_slope(self, term: str) -> float:
-        """Return the variance inflation of a covariate's slope; inf if unknown."""
+        """Return the variance inflation of a covariate's slope by the other terms.
+
+        inf if the slope is not determined.
+        """
         contrast = self.slope(term)
         if contrast is None:
             return float("inf")
@@ -343,7 +381,7 @@ class Coding:
 
 @dataclass(frozen=True)
 class _Fit:
-    """The model of one structure, and the participants in it."""
+    """The fitted model of one structure; `rows` are the values and facts of its participants."""
 
     structure: str
     rows: pd.DataFrame
@@ -352,7 +390,7 @@ class _Fit:
 
     @property
     def facts(self) -> dict[str, float]:
-        """Columns that say how good the fit is."""
+        """Columns that describe the fit: number of participants, degrees of freedom, and R²."""
         return {
             "participants": len(self.rows),
             "residual_df": self.coding.design.residual_freedom,
@@ -363,7 +401,7 @@ class _Fit:
 def _fit_structures(
     rows: pd.DataFrame, terms: Sequence[str], levels: Mapping[str, Sequence[str]]
 ) -> list[_Fit]:
-    """Fit the model of each structure to the participants who have a value of it."""
+    """Fit the model of each structure to the participants who have a value of this structure."""
     fits = []
     codings: dict[tuple[str, ...], Coding] = {}
     for structure, of_structure in rows.groupby("structure", sort=False):
@@ -381,7 +419,7 @@ def _fit_structures(
 
 
 def _result(estimate: Estimate, name: str) -> dict[str, float]:
-    """Return the columns of an estimate; `name` is that of its value."""
+    """Return an estimate as columns of a table; the column of its value gets the name `name`."""
     columns = dict(vars(estimate))
     value = columns.pop("value")
     error = columns.pop("error")
@@ -390,7 +428,10 @@ def _result(estimate: Estimate, name: str) -> dict[str, float]:
 
 
 def _effects(fits: Sequence[_Fit], levels: Mapping[str, Sequence[str]]) -> pd.DataFrame:
-    """Compare the levels of each factor in pairs, with p corrected over structures."""
+    """Return the differences of the levels of each factor in pairs, a row for each structure.
+
+    `levels` has the levels by factor. p is corrected over structures.
+    """
     tables = []
     for fact, names in levels.items():
         if len(names) > _MOST_LEVELS:
@@ -421,7 +462,10 @@ def _effects(fits: Sequence[_Fit], levels: Mapping[str, Sequence[str]]) -> pd.Da
 
 
 def _slopes(fits: Sequence[_Fit]) -> pd.DataFrame:
-    """Return the change of each structure per year of age, with p corrected over structures."""
+    """Return the slope of each structure over age, in its unit per year.
+
+    p is corrected over structures. The table is empty if no slope is determined.
+    """
     rows = []
     for fit in fits:
         estimate = fit.model.estimate(fit.coding.slope("age"))
@@ -474,7 +518,7 @@ def _residuals(fits: Sequence[_Fit]) -> pd.DataFrame:
 
 
 def _corrected(rows: Sequence[Mapping[str, object]]) -> pd.DataFrame:
-    """Make a table, and insert p after Holm's correction behind p."""
+    """Return a table of rows, with a column `p_holm` after `p`: p after Holm's correction."""
     table = pd.DataFrame(list(rows))
     corrected = holm(table["p"].to_numpy(float))
     table.insert(list(table.columns).index("p") + 1, "p_holm", corrected)

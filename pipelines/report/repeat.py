@@ -48,16 +48,17 @@ _COLUMNS = (
     "dice",
     "absolute_difference_percent",
 )
-# A model ("" for labels) in one comparison, as (comparison, model).
+# Column of the page: a comparison and a model ("" for labels with labels).
 Kind = tuple[str, str]
 
 
 def over_participants(frame: pd.DataFrame, scheme: LabelScheme) -> pd.DataFrame:
-    """Compute means over participants: by structure and comparison, and of all structures.
+    """Return the mean over participants of each structure in each comparison.
 
-    `frame` is that of repeat.csv. Pairs of scans of one participant are averaged first. To be
-    comparable, the means of all structures (`group:structures`) and of all parcels
-    (`group:parcels`) only include those that every comparison has for a participant, without CSF.
+    `frame` is the table of repeat.csv. Pairs of scans of one participant are averaged first.
+    Further rows are the means over all structures (`group:structures`) and over all parcels
+    (`group:parcels`). To be comparable, they only include structures that have a value in every
+    comparison for that participant, and no CSF.
     """
     frame = frame.assign(absolute=frame["difference_percent"].abs())
     keys = ["model", "comparison", "structure", "fs_id"]
@@ -98,9 +99,9 @@ def repeat_page(
     scheme: LabelScheme,
     provenance: Mapping[str, str],
 ) -> str:
-    """Return the HTML page: the limit beside the results, by structure and by pair of scans.
+    """Return the HTML page: agreement of labels with labels as the limit, next to that of models.
 
-    `means` are those of `over_participants`, `frame` is that of repeat.csv, `pairs` that of
+    `means` are from `over_participants`, `frame` is the table of repeat.csv, `pairs` that of
     pairs.csv.
     """
     kinds = _kinds(means)
@@ -122,7 +123,10 @@ def repeat_page(
 
 
 def _kinds(means: pd.DataFrame) -> list[Kind]:
-    """Return the comparisons: labels first, then each model with labels, and with itself."""
+    """Return the comparisons that were made, in the order of columns.
+
+    Labels with labels come first, then each model with labels, and with itself.
+    """
     compared = set(zip(means["comparison"], means["model"], strict=True))
     models = [model for model in means["model"].unique() if model]
     kinds = [(LABELS, "")]
@@ -142,7 +146,7 @@ def _title(kind: Kind) -> str:
 
 
 def _notices(kinds: list[Kind], pairs: pd.DataFrame, participants: int) -> list[str]:
-    """Return warnings to read before the numbers."""
+    """Return warnings to show above the numbers."""
     notices = []
     comparisons = {comparison for comparison, _ in kinds}
     if LABELS not in comparisons:
@@ -168,7 +172,7 @@ def _notices(kinds: list[Kind], pairs: pd.DataFrame, participants: int) -> list[
 
 
 def _cards(means: pd.DataFrame, kinds: list[Kind]) -> list[tuple[str, str, str]]:
-    """Return a card for each mean Dice: the comparison, its value, and what it is of."""
+    """Return the cards of the mean Dice: the comparison, the value, and what it is a mean of."""
     cards = []
     for group, title in _GROUP_TITLES.items():
         for kind in kinds:
@@ -180,7 +184,10 @@ def _cards(means: pd.DataFrame, kinds: list[Kind]) -> list[tuple[str, str, str]]
 
 
 def _row(means: pd.DataFrame, structure: str, kind: Kind) -> pd.Series | None:
-    """Return the means of a structure or group in one comparison; None if not measured."""
+    """Return the row of `means` of a structure or group in one comparison.
+
+    None if there is none.
+    """
     comparison, model = kind
     rows = means[
         (means["structure"] == structure)
@@ -191,7 +198,7 @@ def _row(means: pd.DataFrame, structure: str, kind: Kind) -> pd.Series | None:
 
 
 def _cells(means: pd.DataFrame, structure: str, kinds: list[Kind]) -> list[Any]:
-    """Return the Dice of each comparison, then the differences of volumes."""
+    """Return the cells of a structure: Dice in each comparison, then differences of volumes."""
     rows = [_row(means, structure, kind) for kind in kinds]
     cells: list[Any] = []
     for value in ("dice", "absolute_difference_percent"):
@@ -200,7 +207,7 @@ def _cells(means: pd.DataFrame, structure: str, kinds: list[Kind]) -> list[Any]:
 
 
 def _columns(first: str, kinds: list[Kind]) -> Columns:
-    """Return the columns that `_cells` fills, after the first one."""
+    """Return the columns of a table: one with the title `first`, then those that `_cells` fills."""
     columns: Columns = [first]
     columns += [Column(f"Dice: {_title(kind)}", 3) for kind in kinds]
     hint = "Mean of |second − first| / mean of both"
@@ -209,7 +216,7 @@ def _columns(first: str, kinds: list[Kind]) -> Columns:
 
 
 def _headline(means: pd.DataFrame, kinds: list[Kind]) -> Table:
-    """Return the means of structures and of parcels."""
+    """Return the table of the means over structures and over parcels."""
     rows = [
         [title, *_cells(means, group, kinds)]
         for group, title in _GROUP_TITLES.items()
@@ -225,7 +232,7 @@ def _headline(means: pd.DataFrame, kinds: list[Kind]) -> Table:
 
 
 def _structures(means: pd.DataFrame, kinds: list[Kind]) -> Table:
-    """Make the table with a row for each structure."""
+    """Return the table with a row for each structure."""
     rows = []
     names = means.loc[~is_group(means), "structure"].unique()
     for place, name in enumerate(names):
@@ -239,7 +246,7 @@ def _structures(means: pd.DataFrame, kinds: list[Kind]) -> Table:
 
 
 def _pairs(pairs: pd.DataFrame) -> Table:
-    """Return a row for each two scans: their registration, and what was not compared."""
+    """Return the table of pairs of scans: their registration, and what was not compared."""
     columns: Columns = [
         "Participant",
         "First scan",
@@ -260,9 +267,10 @@ def _pairs(pairs: pd.DataFrame) -> Table:
 
 
 def dice_plot(means: pd.DataFrame, scheme: LabelScheme) -> Drawing:
-    """Draw Dice by structure, the means of both sides: a bar for the limit, dots for the models.
+    """Draw the Dice of each structure, averaged over its two sides.
 
-    A full dot is a model with the other scan's labels, a hollow one the model with itself.
+    A bar is the limit: labels with labels. A full dot is a model with the other scan's labels, a
+    ring the model with itself.
     """
     singles = means[~is_group(means)]
     # Structure names without sides; a scheme of one side keeps its names.

@@ -24,7 +24,7 @@ from trinat.segmentation.metrics.definitions import DIGITS, HEADLINE, METRICS, M
 
 _MOST_SCANS = 200  # in the tables by scan; metrics.csv has all
 _MOST_CONFUSIONS = 25
-# The shade is full for a perfect value, and empty for a distance of this.
+# Shades are full for a perfect value, and empty for a distance of this or more.
 _FAR_MM = 10.0
 
 _UNDEFINED = (
@@ -61,10 +61,7 @@ def headline(evaluation: Evaluation) -> Table:
 
 
 def not_predicted(evaluation: Evaluation) -> Table | None:
-    """Return the structures that a model does not know; None if all models know all.
-
-    A row for each structure and model.
-    """
+    """Return the table of structures that a model does not predict; None if there are none."""
     if evaluation.not_predicted.empty:
         return None
     note = "Structures that the model does not predict are excluded from means and worst cases."
@@ -76,9 +73,9 @@ def not_predicted(evaluation: Evaluation) -> Table | None:
 
 
 def groups(evaluation: Evaluation) -> Table:
-    """Return the means over the structures of each group, a row for each model and group.
+    """Return the table of means over the structures of each group, a row for each model and group.
 
-    Groups that the label scheme lacks have no row; the group of all structures is in `headline`.
+    Groups without statistics have no row; the group of all structures is in `headline`.
     """
     known = set(evaluation.statistics["structure"])
     shown = [
@@ -140,7 +137,7 @@ def structures(evaluation: Evaluation) -> Table:
 
 
 def _places_of_structures(evaluation: Evaluation) -> dict[str, int]:
-    """Return the order of rows in tables: single structures, then groups and all else."""
+    """Return the place of each structure in tables: single structures first, then groups."""
     names = [
         *measurements.structures_of(evaluation.frame),
         *evaluation.frame["structure"].unique(),
@@ -152,11 +149,11 @@ def _places_of_structures(evaluation: Evaluation) -> dict[str, int]:
 
 
 def heat(evaluation: Evaluation, model: str, metric: str, scheme: LabelScheme) -> Table:
-    """Return every scan in one metric, the worst first.
+    """Return the table of one metric of a model: a row for each scan, the worst first.
 
-    A column for each structure, under its abbreviation. If there are many scans only the worst are
-    shown, by the mean over all structures; a note says so. Cells are shaded by how good the value
-    is.
+    There is a column for each structure, under its abbreviation, after the mean over all
+    structures. If there are many scans only the worst are shown; a note says so. Cells are shaded
+    by how good the value is.
     """
     definition = METRICS[metric]
     scans = measurements.by_scan(evaluation.frame, model, metric)
@@ -188,9 +185,10 @@ def heat(evaluation: Evaluation, model: str, metric: str, scheme: LabelScheme) -
 
 
 def comparison(evaluation: Evaluation) -> Table:
-    """Return the tests of every two models: a row for each structure or group and metric.
+    """Return the tests of every two models: a row for each metric and structure or group.
 
-    Differences are in the metric's unit. If a test was not possible, the note says why.
+    Differences are in the metric's unit. If a test was not possible, the column of notes has the
+    reason.
     """
     columns: Columns = [
         "Structure",
@@ -246,9 +244,9 @@ def agreement(evaluation: Evaluation) -> Table:
 
 
 def retest(evaluation: Evaluation) -> Table | None:
-    """Return the agreement of volumes of two scans of a participant; None if nobody has two.
+    """Return the table of volumes in two scans of a participant; None if nobody has two scans.
 
-    Predicted and true volumes have a row each, to show what the network adds to the difference
+    Predicted and true volumes have a row each, to show what the model adds to the difference
     between scans.
     """
     if evaluation.retest.empty:
@@ -269,10 +267,9 @@ def retest(evaluation: Evaluation) -> Table | None:
 
 
 def confusions(frame: pd.DataFrame) -> Table:
-    """Return the largest shares of each true structure that a model labelled as another.
+    """Return the largest confusions of each model: true structure, predicted structure, share.
 
-    The share is of the true structure's voxels. Voxels that were labelled as background are
-    included.
+    The share is that of the true structure's volume. Confusions with background are included.
     """
     rows = []
     for model in measurements.models_of(frame):
@@ -297,7 +294,7 @@ def confusions(frame: pd.DataFrame) -> Table:
 def _largest_confusions(
     frame: pd.DataFrame, model: str
 ) -> list[tuple[str, str, float]]:
-    """Return true structure, predicted structure and share, the largest share first."""
+    """Return the largest confusions of a model: true structure, predicted structure and share."""
     shares = summary.confusion(frame, model).drop(index="background")
     values = np.nan_to_num(shares.to_numpy(float, copy=True))
     true_names = np.array(shares.index)
@@ -315,9 +312,10 @@ def _largest_confusions(
 
 
 def pairs(pairs: pd.DataFrame) -> Table:
-    """Return every file of both sides, as in pairs.csv, with its grid in words.
+    """Return the table of all files of both sides, as in pairs.csv.
 
-    Files without a partner are listed too, with the reason in the note.
+    The grid is described in words. Files without a partner are listed, too, with the reason in the
+    note.
     """
     columns = {
         "subject": Column("Subject"),
@@ -337,9 +335,9 @@ def pairs(pairs: pd.DataFrame) -> Table:
 
 
 def definitions() -> Table:
-    """Return the definition of each metric, and its value if a structure is absent.
+    """Return the table of definitions of metrics, with their values if a structure is absent.
 
-    The same for each page: nothing in it is measured.
+    It is the same on every page.
     """
     columns: Columns = [
         "Metric",
@@ -374,7 +372,10 @@ def _records(
     *,
     note: str = "",
 ) -> Table:
-    """Make a table of records, its columns by their keys; structures have their short names."""
+    """Return a table with a row for each row of `records`; structures have their short names.
+
+    `columns` has the columns to show by their names in `records`, in order.
+    """
     shown = records.copy()
     if "structure" in shown:
         shown["structure"] = [short_name(name) for name in shown["structure"]]
@@ -383,12 +384,12 @@ def _records(
 
 
 def digits_of(metric: str) -> int:
-    """Return the number of decimals that are useful in a metric's unit."""
+    """Return the number of decimals to show for a metric, which depends on its unit."""
     return DIGITS[METRICS[metric].unit]
 
 
 def _numbers_of(row: Mapping[Any, Any], *keys: str, sign: bool = False) -> list[Cell]:
-    """Format numbers of a metric, with the decimals that are useful in its unit."""
+    """Return the cells of the columns `keys` of a row, with the decimals of the row's metric."""
     return [number(row[key], digits_of(row["metric"]), sign=sign) for key in keys]
 
 
@@ -398,7 +399,7 @@ def _mean_with_interval(
     metric: str,
     structure: str = "group:all",
 ) -> Cell:
-    """Format a mean with its 95 % interval; a dash if there is none."""
+    """Return a mean with its 95 % interval as a cell; a dash if there is none."""
     found = evaluation.statistic(model, metric, structure)
     if not found or np.isnan(found["mean"]):
         return number(None)
@@ -412,7 +413,10 @@ def _mean_with_interval(
 
 
 def _shaded(metric: Metric, structure: str, value: float) -> Cell:
-    """Format a number on a background that shows how good it is."""
+    """Return a number as a cell whose shade shows how good the value is.
+
+    The structure is shown at the pointer.
+    """
     cell = number(value, 2)
     shade = None
     if not np.isnan(value):
@@ -425,7 +429,7 @@ def _shaded(metric: Metric, structure: str, value: float) -> Cell:
 
 
 def _p_value(value: float) -> Cell:
-    """Format a p value; the smallest ones by their limit."""
+    """Return a p value as a cell; very small ones are shown as "< 0.001"."""
     if np.isnan(value):
         return number(None, hint="no test")
     text = f"{value:.3f}"
