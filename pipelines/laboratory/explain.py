@@ -54,10 +54,10 @@ def explain(
 ) -> Explanation:
     """Write attribution maps of a structure in one slice: a NIfTI of each method, and a PNG of all.
 
-    The slice is the one in which the network of `view` finds the largest area of the structure.
-    `model` is a name or a folder, `out` the folder for the files. InputError is raised if the
-    network does not find the structure in the scan, and ConfigError, before anything is read, if
-    captum is not installed.
+    `scan` is an image file, `structure` the name of a structure, `model` a name or a folder, and
+    `out` the folder for the files. The slice is the one in which the network of `view` finds the
+    largest area of the structure. InputError is raised if the network does not find the structure
+    in the scan, and ConfigError, before anything is read, if captum is not installed.
     """
     require_extra("explain", "captum", what="captum is not installed")
     with stage("loading the model"):

@@ -153,7 +153,10 @@ def write_profile(
 def _profile_model(
     name: str, device: torch.device, steps: int, trace: Path
 ) -> Profiled:
-    """Profile the network of a model's first view on one slice."""
+    """Profile the forward pass of a model's first view on one slice of random values.
+
+    `trace` is the file for the profiler's trace.
+    """
     networks = load_model(name).networks
     first = next(iter(networks.values())).fold()
     size = (1, first.config.channels, _SIDE, _SIDE)
@@ -206,7 +209,8 @@ def _affordable(
 ) -> StageConfig:
     """Return the stage with a batch that fits in the free memory.
 
-    On a GPU the batch stays as it is. DeviceError if not even one slice fits in the CPU's memory.
+    A batch that is too large for the CPU's memory is reduced; on a GPU the batch stays as it is.
+    DeviceError if not even one slice fits.
     """
     rows = stage.data.rows
     columns = stage.data.columns

@@ -159,8 +159,8 @@ def _by_structure(
 ) -> dict[str, float | None]:
     """Map values of classes, (K,), to the names of structures, without background.
 
-    Structures without an entry in `volumes_mm3`, which the model cannot predict, are left out. A
-    value that is not finite becomes None.
+    `found` has the label scheme of the classes. Structures without an entry in `volumes_mm3`, which
+    the model cannot predict, are left out. A value that is not finite becomes None.
     """
     by_name = {}
     for label in found.scheme.labels[1:]:
@@ -399,7 +399,7 @@ class CaseFiles:
         self._write_sidecar(Product.LESIONS, Type="Lesion")
 
     def _write_lesion_list(self, result: ScanResult) -> None:
-        """Write a row for each lesion, the largest first."""
+        """Write the list of lesions, a row for each, the largest first."""
         assert result.lesions is not None
         rows = [list(lesion.model_dump().values()) for lesion in result.lesions.lesions]
         path = self.names.path(Product.LESION_LIST)
@@ -425,7 +425,7 @@ class CaseFiles:
         self.found.thickness_map.write(self.names.path(Product.THICKNESS))
 
     def _write_cortex_stats(self, product: Product, side: Side) -> None:
-        """Write lh.aparc.stats or rh.aparc.stats."""
+        """Write lh.aparc.stats or rh.aparc.stats, the measures of a side's parcels."""
         table = format_cortex_stats(
             self.case.stem, self.found.cortex_thickness, side, self.found.parcel_voxels
         )
@@ -573,9 +573,10 @@ def format_aseg_stats(
 ) -> str:
     """Format volumes as FreeSurfer's `aseg.stats`.
 
-    `voxels` has the number of voxels of each structure by name: a structure with 0 voxels has a
-    row, a structure that is not in `voxels` has none. Rows are sorted by FreeSurfer number and
-    counted from 1. Unknown `volumes` of the brain as a whole have no line; a note gives the reason.
+    `subject` is the name in its header. `voxels` has the number of voxels of each structure by
+    name: a structure with 0 voxels has a row, a structure that is not in `voxels` has none. Rows
+    are sorted by FreeSurfer number and counted from 1. Unknown `volumes` of the brain as a whole
+    have no line; a note gives the reason.
     """
     lines = [
         "# Title Segmentation Statistics",

@@ -163,9 +163,10 @@ def courses_in(
 def _left_out(
     scans: Sequence[Entry], excluded: Collection[str]
 ) -> list[tuple[str, str, str]]:
-    """List what no change is computed from: (case, structure, reason).
+    """List what no change of a participant is computed from: (case, structure, reason).
 
-    The structure is "" if the whole scan is left out.
+    The structure is "" if the whole scan is left out. `scans` are the entries of the participant's
+    scans; `excluded` are the grades to leave out.
     """
     rows = []
     first_with: dict[str, str] = {}
@@ -203,7 +204,8 @@ def _participants_in(entries: Iterable[Entry], results: Path) -> dict[str, list[
 
     The key is the participant. Volumes of different segmentations are never compared: only the
     scans of a participant's latest joint segmentation are returned. Segmentations that include a
-    scan that has since been removed or renamed are skipped.
+    scan that has since been removed or renamed are skipped. `results` is the folder that the paths
+    of scans are relative to.
     """
     known = {entry.case: entry for entry in entries}
     moved = _find_moved(known.values(), results)
@@ -398,8 +400,8 @@ def _write_time_points(
 ) -> None:
     """Write a row for each scan: participant, time, and the volumes that changes are computed from.
 
-    The column `left_out` lists the structures, or the scan as a whole, that no change is computed
-    from, with the reasons.
+    `participants` has the entries of each participant's scans. The column `left_out` lists the
+    structures, or the scan as a whole, that no change is computed from, with the reasons.
     """
     names: dict[str, None] = {}
     for scans in participants.values():

@@ -145,8 +145,8 @@ class _Beside(threading.Thread):
 def do_cases(connection: Connection, settings: RunSettings, device: str) -> None:
     """Run a worker process, which reads, segments and writes different scans at the same time.
 
-    It communicates with its parent through one pipe, as `Pool` describes: the answer to a case is
-    its entry. Returns when the parent asks it to finish.
+    It communicates with its parent through the pipe `connection`, as `Pool` describes: it receives
+    cases and sends an entry for each. It returns when the parent asks it to finish.
     """
     if settings.threads:
         # Threads started later read their number from here, not from torch's own setting.
@@ -302,7 +302,7 @@ def local_engine(
 
     A device can be repeated: cpu twice gives two processes on the CPU. `timeout_s` is the limit for
     one scan; 0 or None: no limit. `on_stage` is called with a case and the stage that it enters,
-    and with ("", "ready") when a process is ready.
+    and with ("", "ready") when a process is ready. `target` is the function that a process runs.
     """
     return Pool[Work, Entry](
         target,
@@ -366,7 +366,7 @@ def segment(settings: RunSettings, device: str, case: Work) -> Entry:
 # Keep one model only: workers of a long-lived scheduler serve many runs with different models.
 @lru_cache(maxsize=1)
 def _worker(settings: RunSettings, device: str) -> CaseWorker:
-    """Return the case worker of this process, with its model loaded."""
+    """Return the case worker of this process, whose model stays loaded between cases."""
     from trinat.pipelines.predict.case import CaseWorker
 
     return CaseWorker(settings, device)

@@ -95,11 +95,11 @@ class _Reporter:
         self._stages: dict[str, str] = {}
 
     def start(self, count: int) -> None:
-        """Set the number of inputs of the run."""
+        """Note the number of inputs of the run."""
         self._total = count
 
     def enter(self, case: str, stage: str) -> None:
-        """Show the stage that a case, or (without a case) the run, has entered."""
+        """Show the stage that a case has entered; with "" as case, a stage of the run."""
         if stage == "starting":
             self._show_at_work("loading the model")
         elif stage == "ready":
@@ -109,7 +109,10 @@ class _Reporter:
         self._show_stage(case, stage)
 
     def _show_stage(self, case: str, stage: str) -> None:
-        """Show the stage of a case, unless the case is waiting for its turn or for the model."""
+        """Show the stage of a case.
+
+        Nothing is shown while the case waits for its turn, or before the model is loaded.
+        """
         words = _STAGES.get(stage)
         if words and self._is_ready:
             self._show_at_work(f"{case}: {words}")
@@ -166,7 +169,7 @@ class _Reporter:
             self._show_stage(case, stage)
 
     def end(self, outcome: Outcome, out: Path) -> None:
-        """Sum up the run in a line, with the path of its page."""
+        """Print the counts of the run on one line of stderr, with the path of its page."""
         line = f"{outcome.done} done"
         graded = []
         for name in _GRADES:
@@ -198,7 +201,7 @@ def _say_entry_as_json(entry: Entry) -> None:
 
 
 def say_outcome_as_json(outcome: Outcome, out: Path) -> None:
-    """Print the counts of a run as a line of JSON."""
+    """Print the counts of a run as a line of JSON on stdout."""
     _say_json(
         done=outcome.done,
         skipped=outcome.skipped,

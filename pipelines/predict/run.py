@@ -164,7 +164,11 @@ def predict(request: PredictRequest, callbacks: Listener | None = None) -> Outco
 
 
 def _check_for_fmriprep(suffix: str, found: Found) -> None:
-    """Raise if fMRIPrep cannot use the results; log participants with too many scans."""
+    """Raise ConfigError if fMRIPrep cannot use the results.
+
+    It needs T1w scans of a BIDS dataset. Participants with several scans are logged, because
+    fMRIPrep takes the results of one.
+    """
     if found.bids_root is None or suffix != T1W:
         raise ConfigError(
             "--for fmriprep: the scans are no T1w scans of a BIDS dataset",
@@ -183,7 +187,11 @@ def _check_for_fmriprep(suffix: str, found: Found) -> None:
 
 
 def _with_facts(request: PredictRequest, found: Found) -> tuple[Case, ...]:
-    """Return the cases with age, sex and intracranial volume of their participants, for norms."""
+    """Return the cases with age, sex and intracranial volume of their participants.
+
+    Norms need these. They are read from the participants table of the request or else of the BIDS
+    dataset; ConfigError if there is neither.
+    """
     table = request.participants_table
     if table is None:
         if found.bids_root is None:
@@ -287,9 +295,9 @@ def _open_ledger(
 ) -> Ledger:
     """Return the ledger of this part of the work, which includes the results of earlier runs.
 
-    OutputError is raised if a file of the user has the name of a file that the run writes for the
-    whole folder. ConfigError is raised if the folder has results of other scans of the dataset,
-    such as T1w instead of T2w.
+    `cases` and `refusals` are those of this part. OutputError is raised if a file of the user has
+    the name of a file that the run writes for the whole folder. ConfigError is raised if the folder
+    has results of other scans of the dataset, such as T1w instead of T2w.
     """
     own_files: list[str] = []
     if not request.part:
@@ -427,7 +435,11 @@ def _renew_tables(
     excluded: Collection[str],
     out: Path,
 ) -> None:
-    """Write the tables and pages of a group into `folder`; remove outdated tables and pages."""
+    """Write the tables and pages of all entries into `folder`, to be moved into place.
+
+    Tables and pages of an earlier run that are not written again are removed. `out` is the output
+    folder; no change is computed from scans whose grade is in `excluded`.
+    """
     write_tables(folder, entries, out)
     for name in TABLES:
         if not (folder / name).exists():

@@ -108,7 +108,10 @@ def write_tables(
 
 
 def _in_order(entries: Iterable[Entry]) -> list[Entry]:
-    """Return the entries that tables show, in natural order of cases."""
+    """Return the entries that tables show, in natural order of cases.
+
+    Withdrawn entries are not shown.
+    """
     given = (entry for entry in entries if not entry.is_withdrawn)
     ordered: list[Entry] = natsorted(given, key=lambda entry: entry.case)
     return ordered
@@ -256,8 +259,8 @@ def _keys(entries: Sequence[Entry]) -> tuple[list[str], list[list[str | None]]]:
 def _write_page(path: Path, entries: Sequence[Entry], results: Path) -> None:
     """Write the page of all entries, which are given in natural order.
 
-    `results` is the folder with the scans' own files. Pictures are linked, not embedded, so that
-    pages of many scans stay small. An existing page is replaced.
+    `results` is the output folder, which has the scans' own files. Pictures are linked, not
+    embedded, so that pages of many scans stay small. An existing page is replaced.
     """
     ranked = sorted(entries, key=attrgetter("doubt"))
     counts = Counter(entry.grade for entry in entries)
@@ -408,10 +411,10 @@ def _structures(entry: Entry, volumes: Mapping[str, Sequence[float]]) -> Table:
 def _place_in_batch(
     volume_mm3: float, of_batch: Sequence[float], *, is_one: bool
 ) -> Cell:
-    """Return the rank of a volume among the sorted volumes of the batch.
+    """Return a cell with the rank of a volume among the volumes of the batch.
 
-    `is_one` is True if the volume is one of them; the volume of a rejected scan or structure is
-    not.
+    `of_batch` are these volumes, sorted. `is_one` is True if the volume is one of them; the volume
+    of a rejected scan or structure is not.
     """
     if not of_batch:
         return number(None, hint="all are rejected")
@@ -455,7 +458,7 @@ def write_bids_files(folder: Path, out: Path, raw: Path) -> None:
 
 
 def write_label_table(path: Path, scheme: LabelScheme, *, by_index: bool) -> None:
-    """Write the BIDS table of the numbers in label maps, for the whole dataset.
+    """Write the BIDS table that explains the numbers in label maps, for the whole dataset.
 
     The numbers are class indices with `by_index`, else FreeSurfer's.
     """

@@ -80,8 +80,9 @@ def fetch(
 ) -> Fetched:
     """Download a file to `folder` under its own name, complete and checked.
 
-    An incomplete transfer stays in a hidden file, from which the next call resumes. `progress` is
-    called with the bytes received so far and the bytes of the whole file (None if unknown).
+    An incomplete transfer stays in a hidden file, from which the next call resumes. `policy` limits
+    the attempts. `progress` is called with the bytes received so far and the bytes of the whole
+    file (None if unknown).
 
     Raises
     ------
@@ -137,7 +138,10 @@ def _found(target: Path, remote: RemoteFile, expected: str | None) -> Fetched:
 
 
 def _read_checksums(folder: Path) -> dict[str, str]:
-    """Read the checksums of earlier downloads to a folder, by file name."""
+    """Return the checksums of earlier downloads to a folder by file name.
+
+    They are "md5 ..." or "sha256 ...". DownloadError if the file of checksums is damaged.
+    """
     path = folder / CHECKSUMS
     try:
         content = json.loads(read_text(path))

@@ -32,8 +32,9 @@ def label_with_model(
     """Replace the label maps of subjects by those of a model.
 
     `name` is the name or folder of the model. Label maps are written to `out`, as by trinat
-    predict. Returns the listing with the new label maps, and the model's entry for the store. A
-    subject without an image or a result becomes an exclusion.
+    predict. `cut` has the settings of the store, such as its label scheme. Returns the listing with
+    the new label maps, and the model's entry for the store. A subject without an image or a result
+    becomes an exclusion.
     """
     model = load_model(name)
     if notice := licence_notice(model.folder):
@@ -81,9 +82,10 @@ def add_csf_of_model(
     """Fill background in the labels of subjects with the CSF that a model finds.
 
     FreeSurfer's labels leave out most of the fluid around the brain. `name` is the name or folder
-    of the model; its label maps are written to `out`, as by trinat predict. A subject without an
-    image or a result becomes an exclusion. ConfigError if the model does not find all fluid inside
-    the skull, or if the scheme has no CSF.
+    of the model; its label maps are written to `out`, as by trinat predict. `cut` has the settings
+    of the store, such as its label scheme. A subject without an image or a result becomes an
+    exclusion. ConfigError if the model does not find all fluid inside the skull, or if the scheme
+    has no CSF.
     """
     model = load_model(name)
     if model.info.csf != "intracranial":
@@ -120,10 +122,11 @@ def _predict(
     cut: Cut,
     remark: str,
 ) -> list[tuple[Subject, Path | Exclusion]]:
-    """Segment all scans of a listing; return each subject with its new label map.
+    """Segment all scans of a listing; return each subject with the path of its new label map.
 
-    An exclusion takes the place of the label map if the subject has no image or its scan failed.
-    Results of an earlier call are used again. `remark` is logged for each segmented scan.
+    An exclusion takes the place of the path if the subject has no image or its scan failed. `name`
+    is the model, `out` the folder for its results; results of an earlier call are used again.
+    `remark` is logged for each segmented scan.
     """
     output = OutputSettings(
         picture=False,

@@ -194,7 +194,10 @@ def _checked_members(
     archive: Path,
     limits: ArchiveLimits,
 ) -> Iterator[tarfile.TarInfo]:
-    """Yield the members in order; raise DatasetError at the first one that must not be written."""
+    """Yield the members of an archive in order; raise DatasetError at the first unsafe one.
+
+    A member is unsafe if its name or type is, or if the archive exceeds its `limits` with it.
+    """
     count = 0
     content_bytes = 0
     while True:

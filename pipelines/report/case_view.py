@@ -77,7 +77,7 @@ def view_case(
     All are on one grid. The slices shown first pass through the largest error in class `focus`; if
     that class has no error, or `focus` is 0, through the largest error of all. Voxels of the scan
     that are far from the brain are black unless `show_head`. Classes in `not_compared` count as
-    background in the picture of errors.
+    background in the picture of errors. `scheme` has the colours of the classes.
     """
     # Only axes are reordered: slightly oblique scans stay oblique.
     truth = reoriented(truth, "RAS")
@@ -135,7 +135,7 @@ def _packed(
     start: Shape,
     **webp: int,
 ) -> CaseView:
-    """Encode grey values and classes (X, Y, Z) for the viewer.
+    """Encode grey values and classes, both (X, Y, Z), as data of the viewer.
 
     `start` is the voxel to show first; `webp` are options of the WebP encoder.
     """
@@ -209,9 +209,10 @@ def far_from_brain(brain: NDArray[np.bool_]) -> NDArray[np.bool_]:
 def _errors(
     true: NDArray[Any], predicted: NDArray[Any], not_compared: Collection[int]
 ) -> NDArray[np.uint8]:
-    """Return the kind of error of each voxel: 0 for none, else the index in `ERROR_COLORS` plus 1.
+    """Return the error of each voxel: 0 for none, else the index in `ERROR_COLORS` plus 1.
 
-    Classes in `not_compared` count as background.
+    `true` and `predicted` are class indices of the same shape. Classes in `not_compared` count as
+    background.
     """
     ignored = list(not_compared)
     true = np.where(np.isin(true, ignored), 0, true)

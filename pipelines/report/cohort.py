@@ -372,10 +372,11 @@ def _volume_frame(
     metric: str,
     unit_of: Callable[[str], str],
 ) -> pd.DataFrame:
-    """Return the frame of measured values: a row for each scan and structure.
+    """Return the frame of measured values: a row for each scan and each of `structures`.
 
     Each pair has a row for its asymmetry index in percent, too. Values that a scan does not have
-    are NaN.
+    are NaN. `metric` is the name of what was measured, and `unit_of` returns its unit for a
+    structure.
     """
     rows = []
     for number_of_scan, scan in enumerate(scans):
@@ -422,7 +423,7 @@ def _or_nan(value: float | None) -> float:
 def _range_notes(
     frame: pd.DataFrame, scans: Sequence[Scan], ranges: Iterable[Range]
 ) -> pd.Series:
-    """Return a note for each row outside of its range; "" for all other rows.
+    """Return a note for each row of `frame` that is outside of its range; "" for all others.
 
     If one range ends at the age at which another begins, the range that begins applies.
     """

@@ -196,7 +196,10 @@ def _model_variables(cohort: Cohort) -> dict[str, Any]:
 def _change_variables(
     changes: Changes, drawings: Sequence[Drawing]
 ) -> dict[str, object]:
-    """Return the template variables of the section on longitudinal changes."""
+    """Return the template variables of the section on longitudinal changes.
+
+    `drawings` are all figures of the page.
+    """
     shown: dict[str, object] = {
         "notices": changes.notices,
         "model": changes.model,
@@ -215,7 +218,10 @@ def _change_variables(
 def _section_variables(
     section: Section, drawings: Sequence[Drawing]
 ) -> dict[str, object]:
-    """Return the template variables of a section on other measures than volumes of structures."""
+    """Return the template variables of a section on other measures than volumes.
+
+    `drawings` are all figures of the page.
+    """
     cohort = section.cohort
     tables = {
         "outliers": _outliers(cohort),

@@ -181,9 +181,9 @@ def canvas(
 ) -> Iterator[Any]:
     """Provide a matplotlib figure in the report's style: (figure, axis or array of axes).
 
-    `width` and `height` are in inches. With several rows or columns the axes are an array, as from
-    matplotlib's `subplots`. The layout is computed when the context ends, so everything must be
-    drawn within it. pyplot is not used.
+    `width` and `height` are in inches. With several `rows` or `columns` of panels the axes are an
+    array, as from matplotlib's `subplots`. The layout is computed when the context ends, so
+    everything must be drawn within it. pyplot is not used.
     """
     import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg

@@ -202,7 +202,7 @@ def _participants_without(
 ) -> list[str]:
     """Return notices that name the participants who are not in the model.
 
-    They are grouped by the term that is unknown for them.
+    There is a notice for each term that is unknown for some of them.
     """
     notices = []
     for term in terms:
@@ -265,9 +265,10 @@ def _confounding(
 def _confounder(
     complete: pd.DataFrame, terms: Sequence[str], fact: str, first: str, second: str
 ) -> str:
-    """Return the term that is most confounded with the difference of two levels of a factor.
+    """Return the term that is most confounded with the difference of two levels of `fact`.
 
-    Without this term the variance inflation of the difference is smallest.
+    Without this term the variance inflation of the difference is smallest. `complete` are the
+    participants in the model.
     """
     inflation = {}
     for term in terms:
@@ -279,7 +280,7 @@ def _confounder(
 
 
 def _levels(values: pd.Series) -> list[str]:
-    """Return the levels of a factor, sorted."""
+    """Return the known levels of a factor, sorted."""
     return sorted(values.dropna().unique())
 
 
@@ -401,7 +402,10 @@ class _Fit:
 def _fit_structures(
     rows: pd.DataFrame, terms: Sequence[str], levels: Mapping[str, Sequence[str]]
 ) -> list[_Fit]:
-    """Fit the model of each structure to the participants who have a value of this structure."""
+    """Fit the model of each structure to the participants who have a value of this structure.
+
+    `rows` has a row for each participant and structure.
+    """
     fits = []
     codings: dict[tuple[str, ...], Coding] = {}
     for structure, of_structure in rows.groupby("structure", sort=False):
@@ -485,7 +489,7 @@ def _slopes(fits: Sequence[_Fit]) -> pd.DataFrame:
 
 
 def _means(fits: Sequence[_Fit], levels: Mapping[str, Sequence[str]]) -> pd.DataFrame:
-    """Return the expected value of each group at the mean of the other terms."""
+    """Return the expected value of each structure and group at the mean of the other terms."""
     rows = []
     for fit in fits:
         for level in levels.get("group", ()):

@@ -330,8 +330,8 @@ def site_effects(values: Values, sites: Sites, covariates: Values) -> SiteEffect
 def tells_apart(sites: Sites, covariates: Values) -> bool:
     """Return True if effects of sites (N,) and of covariates (N, P) can be separated.
 
-    They cannot if a covariate is determined by the site and the other covariates, for example if
-    all patients, and nobody else, are of one site.
+    `sites` counts from 0. They cannot if a covariate is determined by the site and the other
+    covariates, for example if all patients, and nobody else, are of one site.
     """
     design = np.hstack([np.eye(int(sites.max()) + 1)[sites], covariates])
     return bool(np.linalg.matrix_rank(design) == design.shape[1])

@@ -69,15 +69,15 @@ def write_table(path: Path, frame: pd.DataFrame) -> None:
 
 
 def models_of(frame: pd.DataFrame) -> list[str]:
-    """Return the names of the models in the order of the command line."""
+    """Return the models in the table of metrics.csv, in the order of the command line."""
     return [str(model) for model in frame["model"].unique()]
 
 
 def structures_of(frame: pd.DataFrame) -> list[str]:
-    """Return the names of single structures in the order of the label scheme.
+    """Return the single structures in the table of metrics.csv.
 
-    The right side of a pair follows the left one. Groups and background are left out. KeyError for
-    a right side without a left one.
+    They are in the order of the label scheme; the right side of a pair follows the left one. Groups
+    and background are left out. KeyError for a right side without a left one.
     """
     left_out = {"background", *groups_of(frame)}
     every = [str(name) for name in frame["structure"].unique()]
@@ -99,7 +99,7 @@ def without_side(name: str) -> str:
 
 
 def groups_of(frame: pd.DataFrame) -> list[str]:
-    """Return the names of groups of structures (`group:<name>`) in the order of the table."""
+    """Return the groups of structures, `group:<name>`, in the order of the table of metrics.csv."""
     # Test the few distinct names instead of the many rows.
     names = frame[["structure"]].drop_duplicates()
     return [str(name) for name in names.loc[is_group(names), "structure"]]
@@ -114,15 +114,19 @@ def where(table: pd.DataFrame, **values: str) -> pd.DataFrame:
 
 
 def _in_order(table: pd.DataFrame, frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the table with its columns sorted: structures as in `structures_of`, then groups."""
+    """Return `table` with its columns sorted: structures as in `structures_of`, then groups.
+
+    `frame` is the table of metrics.csv.
+    """
     names = (*structures_of(frame), *groups_of(frame))
     return table[[name for name in names if name in table.columns]]
 
 
 def by_participant(frame: pd.DataFrame, model: str, metric: str) -> pd.DataFrame:
-    """Return the values of one metric of a model: a table of participants x structures and groups.
+    """Return one metric of a model as a table of participants x structures and groups.
 
-    Values are means over a participant's scans, without undefined values.
+    `frame` is the table of metrics.csv. Values are means over a participant's scans; undefined
+    values are ignored.
     """
     rows = where(frame, model=model, metric=metric)
     means = rows.groupby(["subject", "structure"])["value"].mean()
@@ -130,9 +134,10 @@ def by_participant(frame: pd.DataFrame, model: str, metric: str) -> pd.DataFrame
 
 
 def by_scan(frame: pd.DataFrame, model: str, metric: str) -> pd.DataFrame:
-    """Return the values of one metric of a model: a table of scans x structures and groups.
+    """Return one metric of a model as a table of scans x structures and groups.
 
-    The index is (subject, session). Cells are NaN where a value is undefined or was not measured.
+    `frame` is the table of metrics.csv. The index is (subject, session). Cells are NaN where a
+    value is undefined or was not measured.
     """
     rows = where(frame, model=model, metric=metric)
     values = rows.set_index(["subject", "session", "structure"])["value"]
@@ -144,8 +149,8 @@ def volumes_by_participant(
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return predicted and true volumes: two tables of participants x structures and groups.
 
-    Volumes are means over a participant's scans. A scan in which a structure was not measured is
-    left out of both tables.
+    `frame` is the table of metrics.csv. Volumes are means over a participant's scans. A scan in
+    which a structure was not measured is left out of both tables.
     """
     predicted = by_scan(frame, model, "volume")
     true = by_scan(frame, model, "truth_volume").where(predicted.notna())
@@ -156,5 +161,5 @@ def volumes_by_participant(
 
 
 def is_group(frame: pd.DataFrame) -> pd.Series:
-    """Return a mask that is True in the rows of groups of structures."""
+    """Return a mask that is True in the rows of `frame` for groups of structures."""
     return frame["structure"].str.startswith("group:").rename("is_group")

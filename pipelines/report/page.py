@@ -197,7 +197,7 @@ def short_name(structure: str) -> str:
 
 
 def _short_column(column: str) -> str:
-    """Return the short form of a column of a further output."""
+    """Return the short name of a column of a further output; see `short_name`."""
     for hemisphere, letter in (("lh_", "L "), ("rh_", "R ")):
         if column.startswith(hemisphere):
             parcel = column.removeprefix(hemisphere).removesuffix("_thickness")

@@ -256,8 +256,9 @@ def _draw_participants(
 ) -> list[str]:
     """Draw the participants of one group in a panel; return a label for each dot.
 
-    `color` is the number of the group's colour, and without ages its position. `gid` is the id of
-    the dots in the SVG. `unit` is the unit of the values; mm³ are drawn in ml.
+    The horizontal axis is age if `over_age`, else the group. `color` is the number of the group,
+    for its colour and position. `gid` is the id of the dots in the SVG. `unit` is the unit of the
+    values; mm³ are drawn in ml.
     """
     x = participants["age"].to_numpy(float)
     if not over_age:

@@ -102,7 +102,7 @@ def repeat_page(
     """Return the HTML page: agreement of labels with labels as the limit, next to that of models.
 
     `means` are from `over_participants`, `frame` is the table of repeat.csv, `pairs` that of
-    pairs.csv.
+    pairs.csv. `provenance` is shown at the end, as `page.provenance` returns it.
     """
     kinds = _kinds(means)
     participants = frame["participant"].nunique()
@@ -198,7 +198,7 @@ def _row(means: pd.DataFrame, structure: str, kind: Kind) -> pd.Series | None:
 
 
 def _cells(means: pd.DataFrame, structure: str, kinds: list[Kind]) -> list[Any]:
-    """Return the cells of a structure: Dice in each comparison, then differences of volumes."""
+    """Return the cells of a structure or group: Dice by comparison, then volume differences."""
     rows = [_row(means, structure, kind) for kind in kinds]
     cells: list[Any] = []
     for value in ("dice", "absolute_difference_percent"):

@@ -186,8 +186,8 @@ def _compare_with_reference(
 ) -> _Compared:
     """Compare the volumes of a scan with normal ranges or norms.
 
-    The result has no cells if `reference` is empty, or if the norms do not cover the participant;
-    then `note` has the reason.
+    `participant` has the age and sex that norms need. The result has no cells if `reference` is
+    empty, or if the norms do not cover the participant; then `note` has the reason.
     """
     volumes_mm3 = result.volumes_mm3
     if not isinstance(reference, Norms):
@@ -240,7 +240,8 @@ def _volumes(
 ) -> Table:
     """Return the table of volumes, with a row for each structure and both its sides.
 
-    A structure without sides has its volume in the column of both sides together.
+    A structure without sides has its volume in the column of both sides together. `compared` has
+    the cells of the comparison with ranges or norms.
     """
     volumes_mm3 = result.volumes_mm3
     labels = {label.name: label for label in found.scheme.labels}

@@ -52,8 +52,9 @@ _STATISTICS = ["participants", "undefined", "mean", "median", "sd", "low", "high
 def structure_statistics(frame: pd.DataFrame, members: Members) -> pd.DataFrame:
     """Return the statistics of each model, metric, and structure or group, a row each.
 
-    They are mean, median, SD and 95 % interval of the mean over participants, in the metric's unit,
-    the number of participants, and the number of undefined values.
+    `frame` is the table of metrics.csv. The columns are mean, median, SD and 95 % interval of the
+    mean over participants, in the metric's unit, the number of participants, and the number of
+    undefined values.
     """
     metrics = [metric for metric in frame["metric"].unique() if metric in METRICS]
     tables = []
@@ -107,10 +108,10 @@ def _statistics(
 def comparisons(frame: pd.DataFrame, members: Members) -> pd.DataFrame:
     """Compare every two models, with Wilcoxon's test and Holm's correction.
 
-    Only values that both models have, of one structure in one scan, are compared. A structure that
-    one model misses has no distance from this model; leaving it out of this model's mean alone
-    would make the mean look better. `left_out` is the number of values that only one of the models
-    has.
+    `frame` is the table of metrics.csv. Only values that both models have, of one structure in one
+    scan, are compared. A structure that one model misses has no distance from this model; leaving
+    it out of this model's mean alone would make the mean look better. The column `left_out` is the
+    number of values that only one of the models has.
 
     p is corrected over structures, for each metric and pair of models. Groups are corrected
     separately, because they consist of structures.
@@ -243,9 +244,9 @@ def retest(frame: pd.DataFrame) -> pd.DataFrame:
 def confusion(frame: pd.DataFrame, model: str) -> pd.DataFrame:
     """Return the share of each true structure's volume by predicted structure, over all scans.
 
-    The table is square: rows are true structures, columns are predicted ones, background is first.
-    Structures that are not compared, such as the CSF of many pairs, come last, with an empty row,
-    because other structures may have been labelled as these.
+    `frame` is the table of metrics.csv. The result is square: rows are true structures, columns are
+    predicted ones, background is first. Structures that are not compared, such as the CSF of many
+    pairs, come last, with an empty row, because other structures may have been labelled as these.
     """
     rows = where(frame, model=model)
     rows = rows[rows["metric"].str.startswith("labelled_as:")]
@@ -429,13 +430,13 @@ def evaluate_frame(
 
 
 def _with_note(frame: pd.DataFrame, note: str) -> pd.DataFrame:
-    """Return the model and structure of the rows with a note, each pair once."""
+    """Return the model and structure of the rows whose note is `note`, each pair once."""
     found = frame.loc[frame["note"] == note, ["model", "structure"]]
     return found.drop_duplicates(ignore_index=True)
 
 
 def _records(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """Convert rows to JSON records: a number that is not finite is null."""
+    """Return the rows of a table as JSON records; a number that is not finite becomes null."""
     records = []
     for row in table.to_dict("records"):
         record = {}

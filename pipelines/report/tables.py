@@ -151,9 +151,9 @@ def _places_of_structures(evaluation: Evaluation) -> dict[str, int]:
 def heat(evaluation: Evaluation, model: str, metric: str, scheme: LabelScheme) -> Table:
     """Return the table of one metric of a model: a row for each scan, the worst first.
 
-    There is a column for each structure, under its abbreviation, after the mean over all
-    structures. If there are many scans only the worst are shown; a note says so. Cells are shaded
-    by how good the value is.
+    There is a column for each structure, under its abbreviation in `scheme`, after the mean over
+    all structures. If there are many scans only the worst are shown; a note says so. Cells are
+    shaded by how good the value is.
     """
     definition = METRICS[metric]
     scans = measurements.by_scan(evaluation.frame, model, metric)
