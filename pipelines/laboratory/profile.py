@@ -42,7 +42,7 @@ from trinat.segmentation.training.network import ViewsNet
 ROWS = "profile.json"
 OPERATORS = "operators.txt"
 TRACE = "trace.json"
-_SIDE = 256  # of the slice for profiling a model
+_SIDE = 256  # height and width of the slice that a model is profiled on
 # Prefix of module names in the profiler's record.
 _PREFIX = "module "
 # Names for the parts of a training step outside the forward pass.
@@ -216,7 +216,7 @@ def _affordable(
     columns = stage.data.columns
     batch = stage.batch
     if device.type == "cpu":
-        # Reducing the batch is harmless, because times are per slice.
+        # Reducing the batch is harmless, because the time of a step is about proportional to it.
         memory = StepMemory.of(network, (rows, columns))
         free = free_memory()
         batch = memory.largest_batch(batch, free)

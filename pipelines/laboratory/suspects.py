@@ -45,8 +45,8 @@ PAGE = "suspects.html"
 # and all structures.
 LIMIT = 8.0
 _FEWEST_SUBJECTS = 5
-# With fewer subjects, the usual spread has more influence than the subjects' own
-# (docs/notes/toolbox.md).
+# With fewer subjects, a predefined spread has more than a third of the weight against the spread of
+# the subjects (docs/notes/toolbox.md), so scores are less certain.
 _SURE_SUBJECTS = 10
 _MOST_PICTURES = 12
 

@@ -39,8 +39,8 @@ class CaseInProgress:
     to_align: Volume | None = None
     found: Prediction | None = None
     clock: Clock = field(default_factory=Clock)
-    # Set for one of several scans of a participant: data for the tables of changes, and the cases
-    # of all scans that it was segmented with.
+    # Set if the scan was segmented together with other scans of the participant: data for the
+    # tables of changes, and the cases of all these scans.
     longitudinal: TimePoint | None = None
     together: tuple[Case, ...] = ()
 

@@ -202,7 +202,9 @@ class Recorder:
         for refusal in refusals:
             shown = refusal.shown
             if refusal.harmless:
-                # A twin of a case is reported, but it is no case of its own in the ledger.
+                # Nothing is missing without this input, such as a scan that was given twice. It is
+                # reported, but has no line in the ledger unless it is a part that is no scan to
+                # segment.
                 entry = Entry(shown, "skipped", shown, refusal.reason)
                 self.note(entry, keep=entry.is_left_out)
             else:

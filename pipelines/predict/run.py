@@ -319,8 +319,8 @@ def _open_ledger(
         overwrite=request.overwrite,
     )
     if settings.bids:
-        # Tables and changes are keyed by participant and session, which would mix two kinds of
-        # scans.
+        # Tables and changes are keyed by participant and session: two kinds of scans would be mixed
+        # up.
         for entry in ledger.entries.values():
             other = suffix_of_results(entry.outputs)
             if other not in (None, request.suffix):

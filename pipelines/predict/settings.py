@@ -42,7 +42,7 @@ SEGMENTATION = "Segmentation"
 FILES = "Output files"
 MACHINE = "Machine"
 
-# In the order of computation.
+# Views in the order of computation.
 _VIEWS = ("coronal", "axial", "sagittal")
 TABLES = (
     *("summary.tsv", "volumes.tsv", "qc.tsv", "report.html"),
@@ -62,7 +62,7 @@ CHANGES = (
     *("changes.tsv", "timepoints.tsv", "changes.html"),
     *map(changes_table, FURTHER),
 )
-# Folder beside the page with its slices of the most doubtful scans.
+# Folder next to the page, with its slices of the most doubtful scans.
 SLICES = ".trinat-page"
 _NOT_IN_BIDS = [product for product in Product if not product.is_in_bids]
 # Exactly the files for which BIDS has no names.
@@ -77,7 +77,7 @@ BIDSIGNORE = (
     f"{WORK}/",
     f"{SLICES}/",
 )
-# Time for each pass of the networks after which a scan counts as hung.
+# Seconds for each pass of the networks; a scan that takes longer counts as hung.
 _LIMIT_OF_PASS_S = 7200.0
 
 

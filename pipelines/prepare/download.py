@@ -110,7 +110,7 @@ def fetch(
         except BlockingIOError:
             what = "another process is downloading this file"
             raise LockedError(what, where=folder) from None
-        if target.exists():  # another process finished between the look and the lock
+        if target.exists():  # another process finished before this one had the lock
             part.unlink()
             return _found(target, remote, expected)
         transfer = _Transfer(remote, part, stream, expected, policy, progress)
@@ -246,7 +246,7 @@ class _Transfer:
                 except DownloadError as error:
                     reasons.append(f"{urlsplit(url).hostname}: {error.what}")
                     if not isinstance(error, _WrongContentError):
-                        break  # this server will not do better
+                        break  # another attempt would fail, too
                     # Damaged bytes cannot be told from good ones, so discard all.
                     self.start_over()
         # Each reason once, in order.
@@ -274,7 +274,7 @@ class _Transfer:
                 wait_s = error.wait_s
             except TimeoutError:
                 reason = "no data came in time"
-            # http.client raises ValueError for numbers and hosts that are none.
+            # http.client raises ValueError for invalid numbers and host names.
             except (OSError, HTTPException, ValueError) as error:
                 reason = str(error) or type(error).__name__
             if self.have() - before >= _CHUNK:
@@ -328,7 +328,7 @@ class _Transfer:
                 )
                 raise DownloadError(what, where=self.part.parent)
             etag = response.headers.get("ETag", "")
-            if etag.startswith('"'):  # a weak one is not for ranges
+            if etag.startswith('"'):  # a weak ETag does not guarantee equal bytes
                 self.validator.write_text(etag)
             elif modified := response.headers.get("Last-Modified"):
                 self.validator.write_text(modified)

@@ -43,7 +43,8 @@ def label_with_model(
     for label in model.scheme.labels:
         if label.name not in model.info.not_predicted:
             predicted.update(label.numbers)
-    # A class that is made as the rim of another counts as predicted.
+    # Classes that the model never predicts. A class that is made as the rim of another counts as
+    # predicted.
     never = tuple(
         label.name
         for label in cut.scheme.labels

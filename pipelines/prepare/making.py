@@ -143,7 +143,9 @@ def prepare_store(
                 shutil.copyfile(config.labels, table)
 
         known: Mapping[str, StoredSubject] = {}
-        with suppress(DatasetError):  # there is no store yet, or none of this version
+        with suppress(
+            DatasetError
+        ):  # there is no store yet, or it is of another version
             known = Store(out).info.subjects
         todo = [
             SubjectJob(
@@ -246,7 +248,7 @@ def _with_facts(
     names = [(subject.id, subject.participant) for subject in found]
     is_given = table == config.participants
     matched = match_participants(table, names, strict=config.strict, is_given=is_given)
-    # A scan without a row has the facts of the participant's other scan.
+    # A scan without a row gets the facts of another scan of the participant.
     of_participant = {
         participant: facts for (_, participant), facts in matched.facts.items()
     }

@@ -54,7 +54,7 @@ Values = NDArray[np.float64]
 
 # Columns with the group, site, sex, age and intracranial volume of participants.
 _FACTS = ["group", "site", "sex", "age", "icv"]
-# Above this number of participants a table shows only the largest changes.
+# A table shows at most this number of changes: the largest ones, relative to noise.
 _MOST_ROWS = 1000
 # In years; a little less than a day, so that rounding does not split a day.
 _ONE_DAY = 1 / 366
@@ -129,7 +129,7 @@ def change_of(
         high = slope + half
     noise = None
     if retest_percent is not None:
-        # A difference of two scans has the noise of both.
+        # The difference of two scans has sqrt(2) times the noise of one scan.
         of_one_scan = retest_percent / np.sqrt(2)
         noise = float(of_one_scan / spread)
     return Change(
@@ -250,7 +250,8 @@ def compare_changes(
             ],
         }
     ).astype({"value": float})
-    # Assumes that participants vary by as much as the noise of a slope over the usual sessions.
+    # This assumes that true slopes differ between participants by as much as a slope over the usual
+    # sessions is uncertain.
     usual = slopes["spread"].median()
     slopes["weight"] = slopes["spread"] / (slopes["spread"] + usual)
     with_slope = set(slopes.dropna(subset="value")["subject"])
@@ -406,8 +407,8 @@ def _draw_panel(
     retest = courses[0].retest_percent
     half = 0.0
     if retest is not None:
-        # Noise of one scan: a difference of two has the noise of both. The mean of the scans varies
-        # with each of them.
+        # The noise of one scan is that of a difference of two, divided by sqrt(2). The band is
+        # around the mean of the scans, which varies with each of them: hence the second factor.
         scans = _fewest_scans(courses)
         half = float(retest / np.sqrt(2) * np.sqrt((scans - 1) / scans))
         axis.axhspan(-half, half, color=INK, alpha=0.12, lw=0)

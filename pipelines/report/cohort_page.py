@@ -56,7 +56,7 @@ from trinat.segmentation.metrics.definitions import METRICS
 
 _GROUPS = {"sex": "sex", "group": "group", "age_band": "age (years)", "site": "site"}
 _MOST_SCANS = 500
-# Name of the figures of changes in time.
+# Name of the figures of longitudinal changes.
 CHANGES = "changes"
 
 
@@ -429,7 +429,7 @@ def _by_group(cohort: Cohort, key: str) -> Table | None:
         return None
     by_group = volumes.groupby(["structure", key])
     found = by_group["value"].agg(["count", "mean", "std"])
-    # A scan counts if it has any of the structures.
+    # Number of scans in each group that have a value of any structure.
     scans_of = volumes.dropna(subset="value").groupby(key)["scan"].nunique()
     rows = []
     for place, structure in enumerate(cohort.structures):

@@ -146,7 +146,7 @@ def _lay_out(figure: Figure, rows: int) -> None:
     """
     engine: Any = figure.get_layout_engine()
     if rows > 1:
-        # A panel's title is nearer to it than to the row above.
+        # Rows are so far apart that a panel's title is nearer to its panel than to the row above.
         engine.set(hspace=_BETWEEN_PANELS)
     with _any_letters():
         engine.execute(figure)
@@ -356,7 +356,7 @@ def plain_svg(figure: Figure) -> bytes:
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "trinat"}):
         figure.set_dpi(
             100
-        )  # resolution of pictures within; lines and letters have none
+        )  # resolution of embedded pictures; lines and letters have none
         # `savefig` would draw the figure twice, first to look at its layout.
         with _any_letters():
             FigureCanvasSVG(figure).print_svg(buffer, metadata={"Date": None})
@@ -388,7 +388,7 @@ def inline_svg(
         group = by_id.get(gid)
         if group is None:
             continue
-        # Shapes in definitions are not marks.
+        # Shapes inside <defs> are templates, not marks.
         defined: set[int] = set()
         for definitions in group.iter(_DEFS):
             defined.update(id(element) for element in definitions.iter())
@@ -417,13 +417,13 @@ def _restyle(element: ElementTree.Element) -> None:
         key, _, value = declaration.partition(":")
         key = key.strip()
         value = value.strip()
-        if key == "font":  # up to matplotlib 3.10, one shorthand for all of a font
+        if key == "font":  # matplotlib up to 3.10 writes the whole font as one value
             size = re.search(r"([\d.]+)px", value)
             if size:
                 element.set("font-size", size[1])
             if re.match(r"(\w+ )*(bold|[6-9]00) ", value):
                 element.set("font-weight", "bold")
-        # The font family is the page's; a length as an attribute has no unit.
+        # The page sets the font family. Lengths in attributes have no unit.
         elif value and key != "font-family":
             element.set(key, value.removesuffix("px"))
     classes = []

@@ -242,7 +242,7 @@ def _notices(evaluation: Evaluation) -> list[str]:
             f"Only {count(participants, 'participant')}: intervals are rough, and a test needs at "
             f"least {FEWEST_PARTICIPANTS}."
         )
-    # Steps that were needed to make files comparable.
+    # Notes on the steps that were needed to make files comparable.
     pairs = evaluation.pairs
     measured = pairs[pairs["status"] == "measured"]
     notes = measured["note"].replace("", pd.NA)

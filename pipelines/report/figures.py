@@ -76,7 +76,7 @@ def box_plot(frame: pd.DataFrame, metric: str) -> Drawing:
             from_middle_of_row = (number - middle_band) * band
             places = np.arange(len(structures)) + from_middle_of_row
             rows = []
-            # The name of each dot, in the order in which they are drawn.
+            # The label of each dot, in the order in which they are drawn.
             names = []
             for place, structure in zip(places, structures, strict=True):
                 # No values for a structure that the table lacks.
@@ -165,7 +165,7 @@ def _bland_altman_panel(
     axis.set_ylim(low - margin, high + margin)
     names = []
     for participant, x, y in zip(true.index, true_ml, predicted_ml, strict=True):
-        # Only dots that are drawn have a name.
+        # Only dots that are drawn have a label.
         if np.isfinite(x + y):
             names.append(f"{participant}: {x:.3g} ml true, {y:.3g} ml predicted")
     return names
@@ -205,7 +205,7 @@ def comparison_plot(
             gid=gid,
         )
         name_rows(axis, rows["structure"])
-        # Also below the names of the structures, because names of models are long.
+        # Centred below the whole figure, because names of models are long.
         figure.supxlabel(as_text(f"{title}: {brief(second)} − {brief(first)}"))
     names = []
     for row in rows.to_dict("records"):

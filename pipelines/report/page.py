@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     import jinja2
 
 
-# Control characters except tab and line break; marks of direction, of zero width, and of byte
-# order. Joiners are not included, because some scripts need them.
+# Characters that are invisible or change the direction of text: control characters except tab and
+# line break, direction marks, characters of zero width, and byte order marks. Joiners are not
+# included, because some scripts need them.
 _UNSEEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff]"
 )

@@ -271,7 +271,7 @@ def _draw_participants(
         _draw_line(axis, x, y, model_color(color))
     names = []
     for participant, age, value in zip(participants["subject"], x, y, strict=True):
-        # Only dots that are drawn have a name.
+        # Only dots that are drawn have a label.
         if np.isfinite(age + value):
             shown_unit = "ml" if unit == "mm³" else unit
             names.append(f"{participant}: {value:.4g} {shown_unit}")
