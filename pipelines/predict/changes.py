@@ -163,10 +163,10 @@ def courses_in(
 def _left_out(
     scans: Sequence[Entry], excluded: Collection[str]
 ) -> list[tuple[str, str, str]]:
-    """List what no change of a participant is computed from: (case, structure, reason).
+    """Return the scans and structures of a participant that are excluded from changes.
 
-    The structure is "" if the whole scan is left out. `scans` are the entries of the participant's
-    scans; `excluded` are the grades to leave out.
+    Each item is (case, structure, reason); the structure is "" if the whole scan is excluded.
+    `scans` are the entries of the participant's scans; `excluded` are the grades to exclude.
     """
     rows = []
     first_with: dict[str, str] = {}
@@ -401,7 +401,7 @@ def _write_time_points(
     """Write a row for each scan: participant, time, and the volumes that changes are computed from.
 
     `participants` has the entries of each participant's scans. The column `left_out` lists the
-    structures, or the scan as a whole, that no change is computed from, with the reasons.
+    excluded structures, or the scan as a whole, with the reasons.
     """
     names: dict[str, None] = {}
     for scans in participants.values():

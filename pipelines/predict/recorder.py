@@ -185,10 +185,11 @@ class Recorder:
     def refuse(self, refusals: Sequence[Refusal], *, are_all: bool) -> None:
         """Record the inputs of this run that cannot be segmented.
 
-        Results that an earlier run made of a refused case become invalid. `are_all` says that these
-        are all refusals of the folder, not only those of a part or a selection. Then inputs that
-        earlier runs refused and this run does not are withdrawn, so that no table shows them: a
-        missing file was found, say, or one of two files of the same name is gone.
+        Results that an earlier run made of a refused case become invalid. `are_all` is True if
+        these are all refusals of the folder, not only those of a part or a selection. Then inputs
+        that earlier runs refused and this run does not refuse are withdrawn, so that no table shows
+        them. The reason may be that a missing file was found, or that one of two files of the same
+        name is gone.
         """
         if are_all:
             refused_now = {refusal.shown for refusal in refusals}

@@ -42,11 +42,11 @@ _LONGEST_WAIT_S = 60.0
 
 @dataclass(frozen=True)
 class Policy:
-    """Limits and pauses of a download.
+    """Number of attempts and waiting times of a download.
 
-    It is given up after `attempts` failures in a row; a failed attempt that received a megabyte
-    counts as the first. `timeout_s` limits the wait for data. `pause` is called with the seconds to
-    wait before the next attempt.
+    The download is given up after `attempts` failures in a row. If a failed attempt has received a
+    megabyte, the count starts again at 1. `timeout_s` limits the wait for data. `pause` is called
+    with the seconds to wait before the next attempt.
     """
 
     attempts: int = 6
@@ -414,7 +414,7 @@ def _open_url(
 
 
 class SafeRedirects(urllib.request.HTTPRedirectHandler):
-    """Redirect handler that never leaves https for anything else."""
+    """Redirect handler that refuses to go from https to anything else."""
 
     def redirect_request(
         self,

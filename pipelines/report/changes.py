@@ -279,8 +279,8 @@ def changes_page(
 ) -> str:
     """Return the HTML page: warnings, a plot of each structure, and tables of all changes.
 
-    `left_out` lists what no change is computed from: the scan, the structure ("" for the whole
-    scan), and the reason.
+    `left_out` are the scans and structures that are excluded from changes: the scan, the structure
+    ("" for the whole scan), and the reason.
     """
     participants = {course.participant for course in courses}
     beyond = [course for course in courses if course.change.is_beyond_noise]

@@ -47,7 +47,7 @@ _LATEX = str.maketrans(
 
 @dataclass(frozen=True)
 class WorstScan:
-    """One of the worst scans, with what the page shows of it.
+    """One of the worst scans, as it is shown on the page.
 
     `title` names the scan, `text` says what is wrong with it, `alt` describes the picture for
     readers who cannot see it. `view` is the data of the slice viewer.

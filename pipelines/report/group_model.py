@@ -102,9 +102,9 @@ def fit_groups(
     response
         The name of the value in the formula.
     covariates
-        The covariates of `COVARIATES` to include. None includes each one that is known for most
-        participants, as long as the number of participants allows. Group and site are always
-        terms if they are known.
+        The covariates of `COVARIATES` to include. By default (None), each one that is known for
+        most participants is included, as long as the number of participants allows. Group and
+        site are always terms if they are known.
     needed
         Terms that must be in the model.
 

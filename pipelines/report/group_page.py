@@ -265,7 +265,8 @@ def residual_plot(model: GroupModel) -> Drawing | None:
 def methods_text(model: GroupModel, response: str, left_out: int) -> str:
     """Return a description of the analysis, for the methods section of a paper.
 
-    `response` says what was measured. `left_out` is the number of scans that were left out.
+    `response` names the values, such as "The volumes". `left_out` is the number of scans that were
+    left out.
     """
     structures = model.residuals["structure"].nunique()
     participants = _participants_in(model)

@@ -52,7 +52,7 @@ class Harmonisation:
     - `participants`, and the means of their values, `mean_before` and `mean_after`
     - `percent_before` and `percent_after`: the difference of the site from the mean of all sites
       for equal kept covariates, in percent of the structure's mean
-    - `shift`, in standard deviations, and `scale`, a factor: what ComBat removed
+    - `shift`, in standard deviations, and `scale`, a factor: the effects that ComBat removed
     """
 
     metric: str
@@ -330,8 +330,8 @@ def site_effects(values: Values, sites: Sites, covariates: Values) -> SiteEffect
 def tells_apart(sites: Sites, covariates: Values) -> bool:
     """Return True if effects of sites (N,) and of covariates (N, P) can be separated.
 
-    `sites` counts from 0. They cannot if a covariate is determined by the site and the other
-    covariates, for example if all patients, and nobody else, are of one site.
+    `sites` counts from 0. Effects cannot be separated if a covariate is determined by the site and
+    the other covariates, for example if all patients, and no other participants, are of one site.
     """
     design = np.hstack([np.eye(int(sites.max()) + 1)[sites], covariates])
     return bool(np.linalg.matrix_rank(design) == design.shape[1])

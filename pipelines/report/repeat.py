@@ -172,7 +172,10 @@ def _notices(kinds: list[Kind], pairs: pd.DataFrame, participants: int) -> list[
 
 
 def _cards(means: pd.DataFrame, kinds: list[Kind]) -> list[tuple[str, str, str]]:
-    """Return the cards of the mean Dice: the comparison, the value, and what it is a mean of."""
+    """Return the cards of the mean Dice: title, value and detail.
+
+    They are the comparison, the mean, and the structures and number of participants.
+    """
     cards = []
     for group, title in _GROUP_TITLES.items():
         for kind in kinds:
