@@ -176,7 +176,7 @@ def _profile_recipe(
     recipe = read_recipe(name)
     if store is not None:
         recipe = adapt_to_store(recipe, store)
-    stage = _affordable(recipe.network, recipe.stages[0], device)
+    stage = _fit_to_memory(recipe.network, recipe.stages[0], device)
     batch = stage.batch
     wanted = recipe.stages[0].batch
     if store is None:
@@ -204,7 +204,7 @@ def _profile_recipe(
     return replace(found, what=what)
 
 
-def _affordable(
+def _fit_to_memory(
     network: NetworkConfig, stage: StageConfig, device: torch.device
 ) -> StageConfig:
     """Return the stage with a batch that fits in the free memory.

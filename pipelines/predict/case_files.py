@@ -131,11 +131,11 @@ def judge(
 def thickness_result(found: Prediction) -> ThicknessResult:
     """Return the grade of the cortical thickness, and the thickness of parcels and hemispheres."""
     grade, reasons = grade_thickness(Evidence.of(found))
-    sheets = _sheets(found.cortex_thickness)
+    sheets = _sheet_results(found.cortex_thickness)
     return ThicknessResult(grade=grade, reasons=list(reasons), sheets=sheets)
 
 
-def _sheets(found: CortexThickness) -> dict[str, SheetResult]:
+def _sheet_results(found: CortexThickness) -> dict[str, SheetResult]:
     """Return the thickness of parcels and hemispheres by their names.
 
     The parcels of a side come before its hemisphere.
@@ -218,7 +218,7 @@ def lesions_result(found: Lesions) -> LesionsResult:
     return LesionsResult(grade=found.grade, reasons=list(found.reasons), lesions=rows)
 
 
-def _raw(case: Case) -> str:
+def _bids_uri(case: Case) -> str:
     """Return the BIDS URI of a case's scan."""
     return f"bids:raw:{case.shown}"
 
@@ -266,12 +266,12 @@ class CaseFiles:
         return replace(self.settings.output, **also)
 
     @cached_property
-    def _origin(self) -> dict[str, Any]:
+    def _provenance(self) -> dict[str, Any]:
         """Provenance of the case's files, as written to their JSON sidecars."""
         origin: dict[str, Any] = {}
         if self.settings.bids:
-            origin["SpatialReference"] = _raw(self.case)
-            origin["Sources"] = [_raw(case) for case in self.sources]
+            origin["SpatialReference"] = _bids_uri(self.case)
+            origin["Sources"] = [_bids_uri(case) for case in self.sources]
         origin["Model"] = self.model
         origin["ModelSHA256"] = self.settings.model_sha256
         if self.settings.parcels_sha256:
@@ -355,7 +355,7 @@ class CaseFiles:
         It has the `facts` as keys and values, and the provenance.
         """
         if self.settings.bids:
-            content = {**facts, **self._origin}
+            content = {**facts, **self._provenance}
             _write_json(self.names.path(product, ".json"), content)
 
     def _write_labels(self) -> None:
@@ -477,7 +477,7 @@ class CaseFiles:
         ]
         maps = (self.found.probabilities(label.name) for label in labels)
         write_maps(self.names.path(Product.PROBABILITIES), maps, len(labels))
-        content = dict(self._origin)
+        content = dict(self._provenance)
         content["LabelMap"] = [label.abbreviation for label in labels]
         _write_json(self.names.path(Product.PROBABILITIES, ".json"), content)
 

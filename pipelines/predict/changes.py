@@ -87,7 +87,7 @@ def write_changes(
     for name in natsorted(participants):
         courses += _courses(participants[name], excluded)
         left_out += _left_out(participants[name], excluded)
-    rows = [_row(course, digits=1) for course in courses]
+    rows = [_table_row(course, digits=1) for course in courses]
     write_tsv(folder / changes, _COLUMNS, rows)
     write_whole(folder / page, changes_page(courses, left_out))
     written = [changes, time_points, page]
@@ -97,7 +97,7 @@ def write_changes(
             of_output += further_courses(output, participants[name], excluded)
         if of_output:
             table = changes_table(output)
-            rows = [_row(course, digits=3) for course in of_output]
+            rows = [_table_row(course, digits=3) for course in of_output]
             write_tsv(folder / table, _FURTHER_COLUMNS, rows)
             written.append(table)
     return tuple(written)
@@ -215,13 +215,13 @@ def _participants_in(entries: Iterable[Entry], results: Path) -> dict[str, list[
         time_point = entry.result.longitudinal
         if entry.status == "done" and time_point is not None:
             groups = found.setdefault(time_point.participant, {})
-            groups.setdefault(_together(entry), []).append(entry)
+            groups.setdefault(_segmentation_of(entry), []).append(entry)
     ordered = {}
     for participant, groups in found.items():
         current = [
             group
             for segmentation, group in groups.items()
-            if len(group) > 1 and _is_whole(segmentation, known, moved)
+            if len(group) > 1 and _is_complete(segmentation, known, moved)
         ]
         if current:
             last = max(
@@ -259,7 +259,7 @@ def _find_moved(entries: Iterable[Entry], results: Path) -> set[str]:
     return {case for case, digest in gone.items() if digest in current}
 
 
-def _is_whole(
+def _is_complete(
     segmentation: _Segmentation, known: Mapping[str, Entry], moved: Collection[str]
 ) -> bool:
     """Return True if all results of a segmentation are written and none was replaced since.
@@ -272,12 +272,15 @@ def _is_whole(
     for case, _ in scans:
         if case not in known or case in moved:
             return False
-        if known[case].status == "done" and _together(known[case]) != segmentation:
+        if (
+            known[case].status == "done"
+            and _segmentation_of(known[case]) != segmentation
+        ):
             return False
     return True
 
 
-def _together(entry: Entry) -> _Segmentation:
+def _segmentation_of(entry: Entry) -> _Segmentation:
     """Return the joint segmentation of a scan: the model, and its scans with their SHA-256."""
     time_point = entry.result.longitudinal
     scans = {} if time_point is None else time_point.scans
@@ -369,7 +372,7 @@ def _retest_of(entry: Entry) -> Mapping[str, float]:
     return retest_of(name)
 
 
-def _row(course: Course, digits: int) -> list[Any]:
+def _table_row(course: Course, digits: int) -> list[Any]:
     """Format a course as a row of a table of changes, with `digits` decimals in its values."""
     change: Change = course.change
     beyond = change.is_beyond_noise

@@ -84,7 +84,7 @@ class SerialEngine:
         prepare_process(self._settings.threads)
         worker = CaseWorker(self._settings, self._device)
         self._on_stage("", READY)
-        writing: _Beside | None = None
+        writing: _FinishingThread | None = None
         try:
             for case in cases:
                 if stop():
@@ -97,7 +97,7 @@ class SerialEngine:
                     yield writing.entry()
                     writing = None
                 if finish is not None:
-                    writing = _Beside(finish)
+                    writing = _FinishingThread(finish)
                 # Drop the reference to the scan, so that it is released before the next scan is
                 # read.
                 del finish
@@ -110,7 +110,7 @@ class SerialEngine:
                 writing.join()
 
 
-class _Beside(threading.Thread):
+class _FinishingThread(threading.Thread):
     """Thread that finishes a case in the background.
 
     A thread pool is not used, because its thread may die silently when memory runs out, and waiting
@@ -192,12 +192,12 @@ class _Steps:
                 prepare_process(self._settings.threads)
             self._worker.set_result(CaseWorker(self._settings, self._device))
         except TrinatError as error:
-            self._say(error)
+            self._send(error)
             return
         except Exception as error:
-            self._say(DeviceError(f"a worker could not start: {error}"))
+            self._send(DeviceError(f"a worker could not start: {error}"))
             return
-        self._say(READY)
+        self._send(READY)
         self._infer_all()
         writer.join()
 
@@ -228,11 +228,11 @@ class _Steps:
                 break
             if self._stopping.is_set():
                 continue
-            scan = self._step("reading", case, partial(read, case, self._settings))
+            scan = self._run_step("reading", case, partial(read, case, self._settings))
             if scan is not None:
                 # The case waits here until the model is loaded.
                 worker = self._worker.result()
-                scan = self._step("reading", case, partial(worker.prepare, scan))
+                scan = self._run_step("reading", case, partial(worker.prepare, scan))
             if scan is not None:
                 self._read.put(scan)
             # Drop the reference to the large scan before waiting for the next case.
@@ -247,7 +247,9 @@ class _Steps:
             if scan is None:
                 break
             if not self._stopping.is_set():
-                done = self._step("networks", scan.case, partial(worker.infer, scan))
+                done = self._run_step(
+                    "networks", scan.case, partial(worker.infer, scan)
+                )
                 if done is not None:
                     self._segmented.put(done)
                 del done
@@ -261,29 +263,29 @@ class _Steps:
             if scan is None:
                 return
             worker = self._worker.result()
-            entry = self._step("writing", scan.case, partial(worker.write, scan))
+            entry = self._run_step("writing", scan.case, partial(worker.write, scan))
             if entry is not None:
-                self._say(Done(scan.case.id, entry))
+                self._send(Done(scan.case.id, entry))
             del scan
 
-    def _step(self, name: str, case: Work, work: Callable[[], _T]) -> _T | None:
+    def _run_step(self, name: str, case: Work, work: Callable[[], _T]) -> _T | None:
         """Run the step `name` of a case: return the result of `work`.
 
         The parent is told that the case enters the step and leaves it. If `work` fails, send a
         failed entry and return None.
         """
-        self._say((case.id, name))
+        self._send((case.id, name))
         try:
             result = work()
         except Exception as error:
             reason = reason_of(error, where=False)
             failed = Entry.failed(case, self._settings, reason)
-            self._say(Done(case.id, failed))
+            self._send(Done(case.id, failed))
             return None
-        self._say((case.id, WAITING))
+        self._send((case.id, WAITING))
         return result
 
-    def _say(self, message: object) -> None:
+    def _send(self, message: object) -> None:
         """Send a message to the parent, from one thread at a time."""
         with self._speaking:
             self._connection.send(message)

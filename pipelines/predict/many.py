@@ -113,7 +113,7 @@ def segment_many(
         # Scans done by an earlier run have skipped entries; their results are in the ledger.
         known = read_entries(ledgers_in(folder))
     rows = [known.get(entry.case, entry) for entry in entries]
-    return _table(refused + rows, None if out is None else folder)
+    return _result_table(refused + rows, None if out is None else folder)
 
 
 def _split_inputs(
@@ -179,7 +179,7 @@ def _predict(
     return entries
 
 
-def _table(entries: Iterable[Entry], out: Path | None) -> pd.DataFrame:
+def _result_table(entries: Iterable[Entry], out: Path | None) -> pd.DataFrame:
     """Return the table of `segment_many`, a row for each scan; `out` is the folder of its files."""
     import pandas as pd
 

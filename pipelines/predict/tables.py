@@ -157,9 +157,9 @@ def write_volumes(path: Path, entries: Sequence[Entry]) -> None:
     Cells for structures or measures that a scan does not have, such as those of a failed scan, are
     empty (n/a). Rows are in the order of `entries`.
     """
-    measures = _keys_in(entry.result.measures_mm3 for entry in entries)
-    names = _keys_in(entry.result.volumes_mm3 for entry in entries)
-    key_names, keys = _keys(entries)
+    measures = _unique_keys(entry.result.measures_mm3 for entry in entries)
+    names = _unique_keys(entry.result.volumes_mm3 for entry in entries)
+    key_names, keys = _key_columns(entries)
     rows = []
     for key, entry in zip(keys, entries, strict=True):
         volumes = entry.result.volumes_mm3
@@ -185,14 +185,14 @@ def _write_quality(path: Path, entries: Sequence[Entry]) -> None:
 
     Grades and measures of structures have a column for each structure.
     """
-    names = _keys_in(entry.result.structure_grades for entry in entries)
+    names = _unique_keys(entry.result.structure_grades for entry in entries)
     # Used as an ordered set of the measures of structures.
     measures: dict[tuple[str, str], None] = {}
     for entry in entries:
         for measure, by_structure in entry.result.structure_measures().items():
             for name in by_structure:
                 measures[measure, name] = None
-    key_names, keys = _keys(entries)
+    key_names, keys = _key_columns(entries)
     rows = []
     for key, entry in zip(keys, entries, strict=True):
         result = entry.result
@@ -210,7 +210,7 @@ def _write_quality(path: Path, entries: Sequence[Entry]) -> None:
 
 def write_parcels(path: Path, entries: Sequence[Entry]) -> None:
     """Write a row for each scan and parcel; scans without parcels have no rows."""
-    key_names, keys = _keys(entries)
+    key_names, keys = _key_columns(entries)
     rows = []
     for key, entry in zip(keys, entries, strict=True):
         for name, parcel in entry.result.parcels.items():
@@ -223,24 +223,24 @@ def write_further(path: Path, name: str, entries: Sequence[Entry]) -> None:
 
     Scans without this output have empty cells.
     """
-    key_names, keys = _keys(entries)
+    key_names, keys = _key_columns(entries)
     found = []
     for entry in entries:
         result = entry.result.further().get(name)
         found.append({} if result is None else result.row())
-    columns = _keys_in(found)
+    columns = _unique_keys(found)
     rows = []
     for key, values in zip(keys, found, strict=True):
         rows.append((*key, *(values.get(column) for column in columns)))
     write_tsv(path, (*key_names, *columns), rows)
 
 
-def _keys_in(mappings: Iterable[Iterable[str]]) -> list[str]:
+def _unique_keys(mappings: Iterable[Iterable[str]]) -> list[str]:
     """Return the unique keys of mappings, in the order of their first appearance."""
     return list(dict.fromkeys(chain.from_iterable(mappings)))
 
 
-def _keys(entries: Sequence[Entry]) -> tuple[list[str], list[list[str | None]]]:
+def _key_columns(entries: Sequence[Entry]) -> tuple[list[str], list[list[str | None]]]:
     """Return the names of the columns that identify a row, and their values for each entry.
 
     They are participant_id, session_id and case for scans of a BIDS dataset, else the case only.
@@ -272,7 +272,9 @@ def _write_page(path: Path, entries: Sequence[Entry], results: Path) -> None:
             volumes[name].append(volume_mm3)
     for values in volumes.values():
         values.sort()
-    doubtful = [_case(entry, results, volumes) for entry in most_doubtful(entries)]
+    doubtful = [
+        _case_variables(entry, results, volumes) for entry in most_doubtful(entries)
+    ]
     pictures = [
         (entry.case, entry.result.picture) for entry in ranked if entry.result.picture
     ]
@@ -285,7 +287,7 @@ def _write_page(path: Path, entries: Sequence[Entry], results: Path) -> None:
         cards=[(grade, f"{scans:,}", "") for grade, scans in counts.items()],
         doubtful=doubtful,
         scans=_scan_table(ranked),
-        facts=_facts(entries),
+        facts=_provenance(entries),
         pictures=pictures,
     )
     write_whole(path, page)
@@ -301,8 +303,8 @@ def _scan_table(ranked: Iterable[Entry]) -> Table:
         grade = entry.grade
         graded = Cell(grade, rank, kind=grade)
         # None for a scan without a result.
-        brain = _ml(entry.result.total_brain_mm3)
-        intracranial = _ml(entry.result.intracranial_mm3)
+        brain = _to_ml(entry.result.total_brain_mm3)
+        intracranial = _to_ml(entry.result.intracranial_mm3)
         page = Product.PAGE.among(entry.outputs)
         name = Cell(entry.case, link=quote(page) if page else "")
         rows.append([name, graded, brain, intracranial, entry.why])
@@ -316,12 +318,12 @@ def _scan_table(ranked: Iterable[Entry]) -> Table:
     return table("scan-table", "The most doubtful first", titles, rows)
 
 
-def _ml(mm3: float | None) -> float | None:
+def _to_ml(mm3: float | None) -> float | None:
     """Convert a volume to ml; return None if it is unknown or 0."""
     return mm3 / 1000 if mm3 else None
 
 
-def _facts(entries: Iterable[Entry]) -> dict[str, str]:
+def _provenance(entries: Iterable[Entry]) -> dict[str, str]:
     """Return the provenance of the results: version, models, and first and last day."""
     models: dict[str, None] = {}
     days = set()
@@ -338,7 +340,7 @@ def _facts(entries: Iterable[Entry]) -> dict[str, str]:
     return facts
 
 
-def _case(
+def _case_variables(
     entry: Entry, results: Path, volumes: Mapping[str, Sequence[float]]
 ) -> dict[str, Any]:
     """Return the template variables of one scan: its slices and a table of its structures.
@@ -360,11 +362,11 @@ def _case(
         "alt": f"Three views of {entry.case} with its labels",
         "view": slices,
         "palette": None if slices is None else slices.palette,
-        "table": _structures(entry, volumes),
+        "table": _structure_table(entry, volumes),
     }
 
 
-def _structures(entry: Entry, volumes: Mapping[str, Sequence[float]]) -> Table:
+def _structure_table(entry: Entry, volumes: Mapping[str, Sequence[float]]) -> Table:
     """Return the table of a scan's structures, the most doubtful first.
 
     `volumes` has the sorted volumes of each structure in all scans of the run: the table has the

@@ -98,7 +98,7 @@ def fetch(
     else:
         expected = _read_checksums(folder).get(remote.name)
     if target.exists():
-        return _found(target, remote, expected)
+        return _check_existing(target, remote, expected)
     # One name per source and folder, so that the next run finds the file; the lock keeps other
     # processes out.
     addresses = "\n".join(remote.urls)
@@ -112,7 +112,7 @@ def fetch(
             raise LockedError(what, where=folder) from None
         if target.exists():  # another process finished before this one had the lock
             part.unlink()
-            return _found(target, remote, expected)
+            return _check_existing(target, remote, expected)
         transfer = _Transfer(remote, part, stream, expected, policy, progress)
         checksum = transfer.from_any_mirror()
         os.fsync(stream.fileno())
@@ -126,7 +126,7 @@ def fetch(
     return Fetched(target, checksum, remote.md5 is not None, was_there=False)
 
 
-def _found(target: Path, remote: RemoteFile, expected: str | None) -> Fetched:
+def _check_existing(target: Path, remote: RemoteFile, expected: str | None) -> Fetched:
     """Check a file that exists already, and return it.
 
     `expected` is its known checksum, None if there is none. DownloadError if its size or checksum
@@ -343,7 +343,7 @@ class _Transfer:
         """
         remote = self.remote
         if response.headers.get_content_type() == "text/html":
-            raise self._web_page()
+            raise self._web_page_error()
         if stated is None:
             if remote.size is None and remote.md5 is None:
                 what = "neither server nor catalogue gives the length of the file"
@@ -365,7 +365,7 @@ class _Transfer:
         while block := response.read1(_CHUNK):
             beginning = block.lstrip()[:20].lower()
             if have == 0 and beginning.startswith(_HTML_STARTS):
-                raise self._web_page()
+                raise self._web_page_error()
             self.stream.write(block)
             have += len(block)
             self.progress(have, total)
@@ -378,7 +378,7 @@ class _Transfer:
         if total is not None and have < total:
             raise _RetryError(f"the connection broke at {have} of {total} bytes")
 
-    def _web_page(self) -> DownloadError:
+    def _web_page_error(self) -> DownloadError:
         """Return the error for a reply that is a web page instead of the file."""
         what = "the server sent a web page in place of the file (a log-in or a notice?)"
         return DownloadError(what, where=self.remote.name)
@@ -447,7 +447,7 @@ def _announced_range(response: HTTPResponse, have: int) -> tuple[int, int | None
     length is None if it is not stated.
     """
     if response.status != HTTPStatus.PARTIAL_CONTENT:
-        return 0, _number(response.headers.get("Content-Length", ""))
+        return 0, _parse_number(response.headers.get("Content-Length", ""))
     stated = response.headers.get("Content-Range", "")
     unit, _, rest = stated.partition(" ")
     first = rest.partition("-")[0]
@@ -462,10 +462,10 @@ def _range_total(response: HTTPResponse) -> int | None:
     None if the header does not state it.
     """
     stated = response.headers.get("Content-Range", "")
-    return _number(stated.rpartition("/")[2])
+    return _parse_number(stated.rpartition("/")[2])
 
 
-def _number(text: str) -> int | None:
+def _parse_number(text: str) -> int | None:
     """Return the number in a header; None if the text is not a number."""
     if text.isdigit():
         return int(text)

@@ -122,7 +122,7 @@ def prepare_store(
         if config.participants is not None:
             read_given(config.participants)  # refused before hours of unpacking
         unpack_archives(config.source, config.root)
-        listing = _listing(config)
+        listing = _list_with_facts(config)
         pseudo = None
         csf: Csf = "region"
         if config.label_with is not None:
@@ -159,7 +159,7 @@ def prepare_store(
             for subject in listing.subjects
         ]
 
-        stamps_before = [_stamp(job.path) for job in todo]
+        stamps_before = [_file_state(job.path) for job in todo]
         made = run_isolated(make_subject, todo, jobs, killed=killed, finished=finished)
         outcomes = {outcome.subject: outcome for outcome in made}
         # Count by the files, not by the answers of workers: a worker that died may have written its
@@ -167,12 +167,14 @@ def prepare_store(
         current = 0
         for job, stamp in zip(todo, stamps_before, strict=True):
             is_done = outcomes[job.subject.id].status == "done"
-            if is_done and _stamp(job.path) == stamp:
+            if is_done and _file_state(job.path) == stamp:
                 current += 1
-        return _conclude(config.source, out, listing, outcomes, cut, csf, current)
+        return _write_store_tables(
+            config.source, out, listing, outcomes, cut, csf, current
+        )
 
 
-def _stamp(path: Path) -> tuple[int, int] | None:
+def _file_state(path: Path) -> tuple[int, int] | None:
     """Return inode and modification time (ns) of a file; None if it does not exist.
 
     Files of a store are replaced, never changed in place, so a new file has other values.
@@ -195,7 +197,7 @@ def _views(config: PrepareConfig, scheme: LabelScheme) -> tuple[View, ...]:
     return tuple(view for view in View if view.value in config.views)
 
 
-def _listing(config: PrepareConfig) -> Listing:
+def _list_with_facts(config: PrepareConfig) -> Listing:
     """List the subjects and exclusions of the source, with facts from participants tables.
 
     These tables are the dataset's own and the one of the user. Entries that are not understood are
@@ -264,7 +266,7 @@ def _with_facts(
     return tuple(subjects)
 
 
-def _conclude(
+def _write_store_tables(
     source: str,
     out: Path,
     listing: Listing,

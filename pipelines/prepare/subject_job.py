@@ -68,7 +68,7 @@ class SubjectJob:
         csf = digest_of(subject.csf)
         mask = digest_of(subject.mask)
         wanted = fingerprint(subject, self.cut, image, labels, csf, mask)
-        stamp = self._current(wanted)
+        stamp = self._current_stamp(wanted)
         if stamp is None:
             prepare_subject(subject, self.path, self.cut, wanted)
             stamp = FileStamp.of(self.path)
@@ -77,8 +77,8 @@ class SubjectJob:
             file=stamp,
             has_image=subject.image is not None,
             has_labels=subject.labels is not None,
-            image=_original(subject.image, image, subject.image_axes),
-            labels=_original(subject.labels, labels, subject.labels_axes),
+            image=_original_of(subject.image, image, subject.image_axes),
+            labels=_original_of(subject.labels, labels, subject.labels_axes),
             extra=subject.extra,
             ignore=subject.ignore,
             pseudo=self.pseudo,
@@ -93,7 +93,7 @@ class SubjectJob:
         file.close()
         return next((note for note in notes if note.startswith(BADLY_PLACED)), "")
 
-    def _current(self, wanted: str) -> FileStamp | None:
+    def _current_stamp(self, wanted: str) -> FileStamp | None:
         """Return the stamp of the subject's file if it is current, else None.
 
         It is current if it was made of the inputs and settings with the fingerprint `wanted`, and
@@ -116,7 +116,7 @@ class SubjectJob:
         return self.known.file.renewed(self.path)
 
 
-def _original(
+def _original_of(
     path: Path | None, digest: str | None, axes: str | None
 ) -> Original | None:
     """Return the provenance of an input file; None if there is none.

@@ -91,23 +91,23 @@ def view_case(
     extent_mm = np.array(box_shape) * np.array(truth.spacing_mm)
     step_mm = max(_STEP_MM, float(extent_mm.max()) / _MAX_EXTENT)
     zoom = np.maximum(1, np.round(extent_mm / step_mm)) / box_shape
-    true = _scaled(truth.data[box], zoom, order=0)
-    predicted = _scaled(prediction.data[box], zoom, order=0)
+    true = _resample(truth.data[box], zoom, order=0)
+    predicted = _resample(prediction.data[box], zoom, order=0)
     gray = None
     if image is not None:
         shown = reoriented(image, "RAS").data[box].astype(np.float32)
-        gray = _scaled(shown, zoom, order=1)
-    shades = _shades(gray, true)
+        gray = _resample(shown, zoom, order=1)
+    shades = _grey_levels(gray, true)
     if not show_head:
         # Far from the true brain only: a prediction that leaks into the face must not uncover it.
         shades[far_from_brain(true > 0)] = 0
-    errors = _errors(true, predicted, not_compared)
+    errors = _error_map(true, predicted, not_compared)
     start = _fullest_slices(errors, (true == focus) | (predicted == focus), focus)
-    view = _packed(shades, predicted, start, quality=70, method=4)
-    still = _still(shades, true, predicted, errors, scheme, start)
+    view = _encode_view(shades, predicted, start, quality=70, method=4)
+    still = _draw_still(shades, true, predicted, errors, scheme, start)
     return replace(
         view,
-        truth=data_uri("png", encoded(_tiled(true, view.columns), "PNG")),
+        truth=data_uri("png", encoded(_tile_slices(true, view.columns), "PNG")),
         still_png=encoded(still, "PNG"),
         not_compared=tuple(sorted(not_compared)),
     )
@@ -123,13 +123,13 @@ def view_result(image: Volume, labels: Volume, *, focus: int = 0) -> CaseView:
     box = box_around(labels.data > 0, _margins(labels))
     gray = image.data[box]
     found = labels.data[box]
-    shades = _shades(gray, found)
+    shades = _grey_levels(gray, found)
     shades[far_from_brain(found > 0)] = 0
     start = _fullest_slices(found, found == focus, focus)
-    return _packed(shades, found, start, quality=45, method=0)
+    return _encode_view(shades, found, start, quality=45, method=0)
 
 
-def _packed(
+def _encode_view(
     shades: NDArray[np.uint8],
     prediction: NDArray[Any],
     start: Shape,
@@ -140,8 +140,8 @@ def _packed(
     `start` is the voxel to show first; `webp` are options of the WebP encoder.
     """
     columns = int(np.ceil(np.sqrt(shades.shape[2])))
-    gray = encoded(_tiled(shades, columns), "WEBP", **webp)
-    labels = encoded(_tiled(prediction, columns), "PNG")
+    gray = encoded(_tile_slices(shades, columns), "WEBP", **webp)
+    labels = encoded(_tile_slices(prediction, columns), "PNG")
     return CaseView(
         shape=to_shape(shades.shape),
         columns=columns,
@@ -156,7 +156,7 @@ def _margins(volume: Volume) -> NDArray[np.int_]:
     return np.ceil(_MARGIN_MM / np.array(volume.spacing_mm)).astype(int)
 
 
-def _scaled(
+def _resample(
     data: NDArray[Any],
     zoom: NDArray[np.float64],
     *,
@@ -173,7 +173,7 @@ def _scaled(
     return scaled
 
 
-def _shades(gray: NDArray[Any] | None, true: NDArray[Any]) -> NDArray[np.uint8]:
+def _grey_levels(gray: NDArray[Any] | None, true: NDArray[Any]) -> NDArray[np.uint8]:
     """Return the grey values of the picture, 0 to 255.
 
     The brightest brain tissue is near 235. Without a scan, `gray` is None: the brain is dark grey
@@ -206,7 +206,7 @@ def far_from_brain(brain: NDArray[np.bool_]) -> NDArray[np.bool_]:
     return far[:x, :y, :z]
 
 
-def _errors(
+def _error_map(
     true: NDArray[Any], predicted: NDArray[Any], not_compared: Collection[int]
 ) -> NDArray[np.uint8]:
     """Return the error of each voxel: 0 for none, else the index in `ERROR_COLORS` plus 1.
@@ -246,7 +246,7 @@ def _fullest_slices(
     )
 
 
-def _still(
+def _draw_still(
     shades: NDArray[np.uint8],
     true: NDArray[Any],
     predicted: NDArray[Any],
@@ -256,7 +256,7 @@ def _still(
 ) -> NDArray[np.uint8]:
     """Draw truth, prediction and errors (rows) in three planes (columns), for print and files.
 
-    `errors` is from `_errors`; the planes pass through the voxel `start`.
+    `errors` is from `_error_map`; the planes pass through the voxel `start`.
     """
     colors = label_colors(scheme)
     error_colors = np.array([(0, 0, 0), *ERROR_COLORS], np.float32)
@@ -297,7 +297,7 @@ def _planes_side_by_side(
     return np.concatenate(padded, axis=1)
 
 
-def _tiled(volume: NDArray[Any], columns: int) -> NDArray[np.uint8]:
+def _tile_slices(volume: NDArray[Any], columns: int) -> NDArray[np.uint8]:
     """Tile the axial slices of a volume (X, Y, Z) row by row into one picture.
 
     It has `columns` slices in a row. In a slice, x runs to the right and y down.

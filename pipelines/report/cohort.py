@@ -317,7 +317,7 @@ def cohort_of(
     frame["z"] = frame["z"].where(is_compared)
     frame["note"] = _range_notes(frame, scans, ranges)
     if norms is not None:
-        places = _places(frame, scans, norms, metric)
+        places = _norm_positions(frame, scans, norms, metric)
         frame = frame.join(places)
         is_far = ~frame["percentile"].between(*_USUAL_PERCENTILES)
         is_far &= frame["percentile"].notna()
@@ -441,7 +441,7 @@ def _range_notes(
     return notes
 
 
-def _places(
+def _norm_positions(
     frame: pd.DataFrame, scans: Sequence[Scan], norms: Norms, metric: str
 ) -> pd.DataFrame:
     """Return the position of each measured value in the norms, with the index of `frame`.
@@ -495,7 +495,7 @@ def adjust(
         if method == "proportion":
             adjusted[structure] = 100 * volumes / intracranial_mm3
             continue
-        line = _line(intracranial_mm3, volumes)
+        line = _fit_line(intracranial_mm3, volumes)
         adjusted[structure] = volumes - line["slope"] * (intracranial_mm3 - mean_mm3)
         rows[structure] = line
     coefficients = pd.DataFrame.from_dict(rows, orient="index")
@@ -504,7 +504,7 @@ def adjust(
     return adjusted, done
 
 
-def _line(x: _Values, y: _Values) -> dict[str, float]:
+def _fit_line(x: _Values, y: _Values) -> dict[str, float]:
     """Fit a line of y over x by least squares; return its coefficients and number of `scans`.
 
     Pairs with an unknown value (NaN) are ignored. Coefficients are NaN if fewer than four pairs are

@@ -123,14 +123,14 @@ def cohort_page(
         f"{count(len(cohort.scans), 'scan')} of {count(participants, 'participant')}, "
         f"{len(cohort.structures)} structures, without a reference to compare with."
     )
-    by_facts = [_by_group(cohort, key) for key in _GROUPS]
+    by_facts = [_group_table(cohort, key) for key in _GROUPS]
     return render(
         "cohort.html",
         title="Segmented scans",
         lead=lead,
         notices=_notices(cohort, failures),
         cards=_cards(cohort, failures),
-        outliers=_outliers(cohort),
+        outliers=_outlier_table(cohort),
         is_tested=cohort.is_tested,
         plots=[drawing for drawing in drawings if drawing.name == Z_SCORES],
         group_plots=[drawing for drawing in drawings if _is_of_groups(drawing.name)],
@@ -153,10 +153,10 @@ def cohort_page(
         if cohort.harmonisation
         else None,
         sites=site_tables(cohort.harmonisation) if cohort.harmonisation else [],
-        uncertainty=_uncertainty(cohort),
+        uncertainty=_uncertainty_table(cohort),
         pictures=pictures,
-        scans=_scans(cohort),
-        left_out=_left_out(cohort),
+        scans=_scan_table(cohort),
+        left_out=_left_out_table(cohort),
         failures=table(
             "failure-table", "Scans without a result", ["Scan", "Reason"], failures
         ),
@@ -224,7 +224,7 @@ def _section_variables(
     """
     cohort = section.cohort
     tables = {
-        "outliers": _outliers(cohort),
+        "outliers": _outlier_table(cohort),
         "measured": _describe_metric(cohort, cohort.metric),
         "asymmetry": _describe_metric(cohort, "asymmetry_index"),
     }
@@ -333,7 +333,7 @@ def _cards(
     return cards
 
 
-def _outliers(cohort: Cohort) -> Table:
+def _outlier_table(cohort: Cohort) -> Table:
     """Return the table of volumes and asymmetries that stand out, the largest z first."""
     columns: Columns = [
         "Scan",
@@ -414,7 +414,7 @@ def _describe_metric(cohort: Cohort, metric: str) -> Table:
     return table(f"{metric}-table", caption, columns, rows)
 
 
-def _by_group(cohort: Cohort, key: str) -> Table | None:
+def _group_table(cohort: Cohort, key: str) -> Table | None:
     """Return the table of mean and SD of each structure by sex, group, age or site (`key`).
 
     The values are adjusted or harmonised, if the cohort's volumes were. None if there are fewer
@@ -457,7 +457,7 @@ def _by_group(cohort: Cohort, key: str) -> Table | None:
     )
 
 
-def _uncertainty(cohort: Cohort) -> Table | None:
+def _uncertainty_table(cohort: Cohort) -> Table | None:
     """Return the table of the uncertainty of each structure's volumes; None if no scan has it."""
     columns: Columns = [
         "Structure",
@@ -482,7 +482,7 @@ def _uncertainty(cohort: Cohort) -> Table | None:
     return table("doubt-table", "Uncertainty of volumes", columns, rows)
 
 
-def _scans(cohort: Cohort) -> Table:
+def _scan_table(cohort: Cohort) -> Table:
     """Return the table of scans, the farthest from the group first; scans without a z come last."""
     largest = cohort.largest_z()
     order = np.argsort(-np.nan_to_num(largest), kind="stable")
@@ -517,7 +517,7 @@ def _scans(cohort: Cohort) -> Table:
     )
 
 
-def _left_out(cohort: Cohort) -> Table:
+def _left_out_table(cohort: Cohort) -> Table:
     """Return the table of scans and structures that are left out of all statistics."""
     rows = [[scan.name, "all of it", scan.left_out] for scan in cohort.left_out]
     for scan in cohort.scans:

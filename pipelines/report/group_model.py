@@ -126,8 +126,8 @@ def fit_groups(
     if not set(terms) & {"age", *FACTORS}:
         return None
     complete = participants.dropna(subset=terms)
-    notices += _participants_without(participants, terms)
-    notices += _confounding(complete, terms, participants)
+    notices += _missing_participants(participants, terms)
+    notices += _confounding_notices(complete, terms, participants)
 
     levels = {fact: _levels(complete[fact]) for fact in FACTORS if fact in terms}
     in_order = [term for term in _ORDER_IN_FORMULA if term in terms]
@@ -197,7 +197,7 @@ def _choose_terms(
     return terms, notices
 
 
-def _participants_without(
+def _missing_participants(
     participants: pd.DataFrame, terms: Iterable[str]
 ) -> list[str]:
     """Return notices that name the participants who are not in the model.
@@ -215,7 +215,7 @@ def _participants_without(
     return notices
 
 
-def _confounding(
+def _confounding_notices(
     complete: pd.DataFrame, terms: Sequence[str], participants: pd.DataFrame
 ) -> list[str]:
     """Return notices about groups that can hardly, or not at all, be separated from another term.
@@ -422,7 +422,7 @@ def _fit_structures(
     return fits
 
 
-def _result(estimate: Estimate, name: str) -> dict[str, float]:
+def _estimate_columns(estimate: Estimate, name: str) -> dict[str, float]:
     """Return an estimate as columns of a table; the column of its value gets the name `name`."""
     columns = dict(vars(estimate))
     value = columns.pop("value")
@@ -454,12 +454,12 @@ def _effects(fits: Sequence[_Fit], levels: Mapping[str, Sequence[str]]) -> pd.Da
                         "structure": fit.structure,
                         "first": coding.participants_of(fact, first),
                         "second": coding.participants_of(fact, second),
-                        **_result(estimate, "difference"),
+                        **_estimate_columns(estimate, "difference"),
                         **fit.facts,
                         "vif": coding.inflation_of_difference(fact, first, second),
                     }
                 )
-            tables.append(_corrected(rows))
+            tables.append(_with_corrected_p(rows))
     if not tables:
         return pd.DataFrame()
     return pd.concat(tables, ignore_index=True)
@@ -477,12 +477,12 @@ def _slopes(fits: Sequence[_Fit]) -> pd.DataFrame:
             {
                 "structure": fit.structure,
                 "mean": fit.rows["value"].mean(),
-                **_result(estimate, "slope"),
+                **_estimate_columns(estimate, "slope"),
                 **fit.facts,
                 "vif": fit.coding.inflation_of_slope("age"),
             }
         )
-    table = _corrected(rows)
+    table = _with_corrected_p(rows)
     if table["slope"].isna().all():
         return pd.DataFrame()
     return table
@@ -521,7 +521,7 @@ def _residuals(fits: Sequence[_Fit]) -> pd.DataFrame:
     return pd.concat(tables, ignore_index=True)
 
 
-def _corrected(rows: Sequence[Mapping[str, object]]) -> pd.DataFrame:
+def _with_corrected_p(rows: Sequence[Mapping[str, object]]) -> pd.DataFrame:
     """Return a table of rows, with a column `p_holm` after `p`: p after Holm's correction."""
     table = pd.DataFrame(list(rows))
     corrected = holm(table["p"].to_numpy(float))

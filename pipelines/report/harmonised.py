@@ -320,7 +320,7 @@ def site_effects(values: Values, sites: Sites, covariates: Values) -> SiteEffect
             remedy="leave out sites with few participants, or do not harmonise",
         )
     for site in range(count):
-        alone, drawn, squared = _drawn_together(standard[sites == site][:, usable])
+        alone, drawn, squared = _posterior_effects(standard[sites == site][:, usable])
         shift_alone[site, usable] = alone
         shift[site, usable] = drawn
         variance[site, usable] = squared
@@ -337,7 +337,7 @@ def tells_apart(sites: Sites, covariates: Values) -> bool:
     return bool(np.linalg.matrix_rank(design) == design.shape[1])
 
 
-def _drawn_together(residuals: Values) -> tuple[Values, Values, Values]:
+def _posterior_effects(residuals: Values) -> tuple[Values, Values, Values]:
     """Return means, posterior means and posterior variances of a site's residuals, (K,) each.
 
     `residuals` are (N, K), with NaN for unknown ones. The priors are fitted to the K means and

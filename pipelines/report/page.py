@@ -243,10 +243,10 @@ def render(
     sources = [
         "default-src 'none'",
         f"img-src {images}",
-        f"style-src {_digest(style_text)}",
+        f"style-src {_source_hash(style_text)}",
     ]
     if script:
-        sources.append(f"script-src {_digest(script_text)}")
+        sources.append(f"script-src {_source_hash(script_text)}")
     sources += ["base-uri 'none'", "form-action 'none'"]
     found = _environment().get_template(template)
     return found.render(
@@ -269,15 +269,15 @@ def _environment() -> jinja2.Environment:
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        finalize=_visible,
+        finalize=_escape_invisible,
     )
-    environment.filters["data"] = _data
-    environment.filters["contents"] = _contents
+    environment.filters["data"] = _json_data
+    environment.filters["contents"] = _table_of_contents
     environment.filters["png"] = partial(data_uri, "png")
     return environment
 
 
-def _visible(value: Any) -> Any:
+def _escape_invisible(value: Any) -> Any:
     """Replace invisible characters, and those that reverse the text after them, by their codes.
 
     A file name may have them: the numbers behind it would be shown backwards. Values other than
@@ -289,7 +289,7 @@ def _visible(value: Any) -> Any:
     return type(value)(_UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", value))
 
 
-def _data(value: Any) -> Any:
+def _json_data(value: Any) -> Any:
     """Encode a value as JSON for a data block of the page; no text in it can end the block."""
     import markupsafe
 
@@ -297,7 +297,7 @@ def _data(value: Any) -> Any:
     return markupsafe.Markup(text)
 
 
-def _contents(sections: str) -> list[tuple[str, str]]:
+def _table_of_contents(sections: str) -> list[tuple[str, str]]:
     """Return the id and the title of each section of a page, for the table of contents.
 
     `sections` is the HTML of the sections. A section's attribute `data-contents` is a shorter
@@ -316,7 +316,7 @@ def asset(name: str) -> str:
     return (folder / name).read_text("utf-8")
 
 
-def _digest(text: str) -> str:
+def _source_hash(text: str) -> str:
     """Return the hash of a style sheet or script as a source for the content policy."""
     found = hashlib.sha256(text.encode()).digest()
     return f"'sha256-{base64.b64encode(found).decode('ascii')}'"

@@ -104,7 +104,7 @@ def repeat_page(
     `means` are from `over_participants`, `frame` is the table of repeat.csv, `pairs` that of
     pairs.csv. `provenance` is shown at the end, as `page.provenance` returns it.
     """
-    kinds = _kinds(means)
+    kinds = _comparisons(means)
     participants = frame["participant"].nunique()
     measured = int((pairs["status"] == "measured").sum())
     return render(
@@ -114,15 +114,15 @@ def repeat_page(
         f"({scheme.name}).",
         notices=_notices(kinds, pairs, participants),
         cards=_cards(means, kinds),
-        headline=_headline(means, kinds),
+        headline=_headline_table(means, kinds),
         plot=dice_plot(means, scheme),
-        structures=_structures(means, kinds),
-        pairs=_pairs(pairs),
+        structures=_structure_table(means, kinds),
+        pairs=_pair_table(pairs),
         provenance=provenance,
     )
 
 
-def _kinds(means: pd.DataFrame) -> list[Kind]:
+def _comparisons(means: pd.DataFrame) -> list[Kind]:
     """Return the comparisons that were made, in the order of columns.
 
     Labels with labels come first, then each model with labels, and with itself.
@@ -179,14 +179,14 @@ def _cards(means: pd.DataFrame, kinds: list[Kind]) -> list[tuple[str, str, str]]
     cards = []
     for group, title in _GROUP_TITLES.items():
         for kind in kinds:
-            row = _row(means, group, kind)
+            row = _means_row(means, group, kind)
             if row is not None:
                 more = f"Dice, {title.lower()}, {count(int(row['participants']), 'participant')}"
                 cards.append((_title(kind), f"{row['dice']:.3f}", more))
     return cards
 
 
-def _row(means: pd.DataFrame, structure: str, kind: Kind) -> pd.Series | None:
+def _means_row(means: pd.DataFrame, structure: str, kind: Kind) -> pd.Series | None:
     """Return the row of `means` of a structure or group in one comparison.
 
     None if there is none.
@@ -200,9 +200,11 @@ def _row(means: pd.DataFrame, structure: str, kind: Kind) -> pd.Series | None:
     return None if rows.empty else rows.iloc[0]
 
 
-def _cells(means: pd.DataFrame, structure: str, kinds: list[Kind]) -> list[Any]:
+def _structure_cells(
+    means: pd.DataFrame, structure: str, kinds: list[Kind]
+) -> list[Any]:
     """Return the cells of a structure or group: Dice by comparison, then volume differences."""
-    rows = [_row(means, structure, kind) for kind in kinds]
+    rows = [_means_row(means, structure, kind) for kind in kinds]
     cells: list[Any] = []
     for value in ("dice", "absolute_difference_percent"):
         cells += [None if row is None else float(row[value]) for row in rows]
@@ -210,7 +212,7 @@ def _cells(means: pd.DataFrame, structure: str, kinds: list[Kind]) -> list[Any]:
 
 
 def _columns(first: str, kinds: list[Kind]) -> Columns:
-    """Return the columns of a table: one with the title `first`, then those that `_cells` fills."""
+    """Return the columns of a table: the title `first`, then those of `_structure_cells`."""
     columns: Columns = [first]
     columns += [Column(f"Dice: {_title(kind)}", 3) for kind in kinds]
     hint = "Mean of |second − first| / mean of both"
@@ -218,10 +220,10 @@ def _columns(first: str, kinds: list[Kind]) -> Columns:
     return columns
 
 
-def _headline(means: pd.DataFrame, kinds: list[Kind]) -> Table:
+def _headline_table(means: pd.DataFrame, kinds: list[Kind]) -> Table:
     """Return the table of the means over structures and over parcels."""
     rows = [
-        [title, *_cells(means, group, kinds)]
+        [title, *_structure_cells(means, group, kinds)]
         for group, title in _GROUP_TITLES.items()
         if group in set(means["structure"])
     ]
@@ -234,12 +236,14 @@ def _headline(means: pd.DataFrame, kinds: list[Kind]) -> Table:
     )
 
 
-def _structures(means: pd.DataFrame, kinds: list[Kind]) -> Table:
+def _structure_table(means: pd.DataFrame, kinds: list[Kind]) -> Table:
     """Return the table with a row for each structure."""
     rows = []
     names = means.loc[~is_group(means), "structure"].unique()
     for place, name in enumerate(names):
-        rows.append([Cell(short_name(name), place), *_cells(means, name, kinds)])
+        rows.append(
+            [Cell(short_name(name), place), *_structure_cells(means, name, kinds)]
+        )
     return table(
         "structures-table",
         "By structure: means over participants",
@@ -248,7 +252,7 @@ def _structures(means: pd.DataFrame, kinds: list[Kind]) -> Table:
     )
 
 
-def _pairs(pairs: pd.DataFrame) -> Table:
+def _pair_table(pairs: pd.DataFrame) -> Table:
     """Return the table of pairs of scans: their registration, and what was not compared."""
     columns: Columns = [
         "Participant",
@@ -287,7 +291,7 @@ def dice_plot(means: pd.DataFrame, scheme: LabelScheme) -> Drawing:
     dice = grouped.mean()
     structures = list(dict.fromkeys(both_sides["pair"]))
     place_of = {name: place for place, name in enumerate(structures)}
-    kinds = _kinds(means)
+    kinds = _comparisons(means)
     models = list(dict.fromkeys(model for _, model in kinds if model))
     marks: dict[str, list[str]] = {}
     with canvas(8.6, len(structures) * 0.22 + 1.1) as (figure, axis):

@@ -76,9 +76,9 @@ def scan_page(
         reasons=result.remarks,
         cards=_cards(result),
         pictures=_pictures(found),
-        volumes=_volumes(found, result, compared),
+        volumes=_volume_table(found, result, compared),
         comparison=compared.note,
-        further=_further(result),
+        further=_further_sections(result),
         has_all_fluid=result.csf == "intracranial",
         not_predicted=[short_name(name) for name in found.not_predicted],
         facts=facts,
@@ -132,7 +132,7 @@ def _pictures(found: Prediction) -> list[tuple[str, str, tuple[str, str]]]:
         classes = to_slices(indices, view)
         window = brain_window(classes)
         gray = to_slices(shades, view)
-        chosen = _fullest(classes, len(scheme))
+        chosen = _fullest_slice(classes, len(scheme))
         # Enlarge before outlines are drawn, so that the outlines are thin.
         enlarged = _enlarged(classes[chosen][window])
         values = _enlarged(gray[chosen][window])
@@ -148,7 +148,7 @@ def _enlarged(pixels: np.ndarray) -> np.ndarray:
     return pixels.repeat(_ZOOM, 0).repeat(_ZOOM, 1)
 
 
-def _fullest(classes: np.ndarray, count: int) -> int:
+def _fullest_slice(classes: np.ndarray, count: int) -> int:
     """Return the index of the slice that shows the most structures, among slices (N, H, W).
 
     `count` is the number of classes, with background. Among equals it is the slice with the most
@@ -198,7 +198,7 @@ def _compare_with_reference(
             "Normal: the range of the table that was given, for the left side or the only one, "
             "then for the right side; the bar is the range, the dot this scan.",
             {
-                name: _in_range(volumes_mm3[name], low, high)
+                name: _range_cell(volumes_mm3[name], low, high)
                 for name, low, high in reference
                 if name in volumes_mm3
             },
@@ -233,7 +233,7 @@ def _compare_with_reference(
     return _Compared("Percentile", note, cells)
 
 
-def _volumes(
+def _volume_table(
     found: Prediction,
     result: ScanResult,
     compared: _Compared,
@@ -259,7 +259,7 @@ def _volumes(
         if other in volumes_mm3:
             names.append(other)
         names_of_rows.append(names)
-        rows.append(_row(names, result, compared))
+        rows.append(_structure_row(names, result, compared))
     columns: Columns = [
         "Structure",
         "Grade",
@@ -277,7 +277,7 @@ def _volumes(
     return table("volume-table", "Volumes", columns, rows)
 
 
-def _further(result: ScanResult) -> list[tuple[FurtherResult, Table]]:
+def _further_sections(result: ScanResult) -> list[tuple[FurtherResult, Table]]:
     """Return each further output, such as the corpus callosum, with the table of its measures."""
     sections = []
     for name, further in result.further().items():
@@ -289,7 +289,7 @@ def _further(result: ScanResult) -> list[tuple[FurtherResult, Table]]:
     return sections
 
 
-def _row(
+def _structure_row(
     names: Sequence[str],
     result: ScanResult,
     compared: _Compared,
@@ -307,7 +307,7 @@ def _row(
             asymmetry = 200 * (left - right) / sum(volumes_mm3)
     row: list[Any] = [
         title,
-        _grade(names, result),
+        _grade_cell(names, result),
         _format_number(left),
         _format_number(right),
         sum(volumes_mm3),
@@ -327,7 +327,7 @@ def _format_number(value: float | None, digits: int = 0, *, sign: bool = False) 
     return number(value, digits, sign=sign)
 
 
-def _grade(names: Sequence[str], result: ScanResult) -> Cell:
+def _grade_cell(names: Sequence[str], result: ScanResult) -> Cell:
     """Return the worse grade of a structure's sides; the side is named if the grades differ."""
     known = result.structure_grades
     grades = [known.get(name, "") for name in names]
@@ -360,7 +360,7 @@ def _reason_for_doubt(names: Sequence[str], result: ScanResult) -> str:
     )
 
 
-def _in_range(volume_mm3: float, low: float, high: float) -> Cell:
+def _range_cell(volume_mm3: float, low: float, high: float) -> Cell:
     """Return a cell with the position of a volume relative to its normal range, in mm³."""
     words = "within"
     if volume_mm3 < low:
@@ -368,7 +368,7 @@ def _in_range(volume_mm3: float, low: float, high: float) -> Cell:
     elif volume_mm3 > high:
         words = "above"
     text = f"{words} {low:,.0f}–{high:,.0f}"
-    return Cell(text, place=_strip(volume_mm3, low, (low + high) / 2, high))
+    return Cell(text, place=_strip_positions(volume_mm3, low, (low + high) / 2, high))
 
 
 def _percentile_cell(volume_mm3: float, place: NormPosition) -> Cell:
@@ -383,11 +383,13 @@ def _percentile_cell(volume_mm3: float, place: NormPosition) -> Cell:
         place.z,
         hint=f"5th to 95th percentile: {place.low_mm3:,.0f} to {place.high_mm3:,.0f} mm³; "
         f"{place.participants} participants",
-        place=_strip(volume_mm3, place.low_mm3, place.median_mm3, place.high_mm3),
+        place=_strip_positions(
+            volume_mm3, place.low_mm3, place.median_mm3, place.high_mm3
+        ),
     )
 
 
-def _strip(
+def _strip_positions(
     volume_mm3: float, low: float, middle: float, high: float
 ) -> tuple[float, float, float, float]:
     """Return the positions of a range and a volume on a strip, in percent of its length.

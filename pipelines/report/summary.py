@@ -388,14 +388,14 @@ class Evaluation:
             for status, number in self.pairs["status"].value_counts().items()
         }
         return {
-            "statistics": _records(self.statistics),
-            "comparisons": _records(self.comparisons),
-            "agreement": _records(self.agreement),
-            "retest": _records(self.retest),
-            "not_predicted": _records(self.not_predicted),
-            "other_csf": _records(self.other_csf),
-            "side_swapped": _records(swapped(self.frame)),
-            "absences": _records(absences(self.frame)),
+            "statistics": _json_records(self.statistics),
+            "comparisons": _json_records(self.comparisons),
+            "agreement": _json_records(self.agreement),
+            "retest": _json_records(self.retest),
+            "not_predicted": _json_records(self.not_predicted),
+            "other_csf": _json_records(self.other_csf),
+            "side_swapped": _json_records(swapped(self.frame)),
+            "absences": _json_records(absences(self.frame)),
             "pairs": pairs,
         }
 
@@ -435,7 +435,7 @@ def _with_note(frame: pd.DataFrame, note: str) -> pd.DataFrame:
     return found.drop_duplicates(ignore_index=True)
 
 
-def _records(table: pd.DataFrame) -> list[dict[str, Any]]:
+def _json_records(table: pd.DataFrame) -> list[dict[str, Any]]:
     """Return the rows of a table as JSON records; a number that is not finite becomes null."""
     records = []
     for row in table.to_dict("records"):

@@ -67,7 +67,7 @@ def not_predicted(evaluation: Evaluation) -> Table | None:
     note = "Structures that the model does not predict are excluded from means and worst cases."
     columns = {"structure": Column("Structure"), "model": Column("Model")}
     caption = "Not predicted by this model"
-    return _records(
+    return _record_table(
         "unknown-table", caption, columns, evaluation.not_predicted, note=note
     )
 
@@ -131,7 +131,7 @@ def structures(evaluation: Evaluation) -> Table:
             row["participants"],
             row["undefined"],
         ]
-        cells += _numbers_of(row, "mean", "low", "high", "median", "sd")
+        cells += _number_cells(row, "mean", "low", "high", "median", "sd")
         rows.append(cells)
     return table("structure-table", "Every structure, group and metric", columns, rows)
 
@@ -169,7 +169,7 @@ def heat(evaluation: Evaluation, model: str, metric: str, scheme: LabelScheme) -
     for (subject, session), values in zip(
         shown.index, shown.to_dict("records"), strict=True
     ):
-        cells = [_shaded(definition, name, values[name]) for name in shown_names]
+        cells = [_shaded_cell(definition, name, values[name]) for name in shown_names]
         rows.append([f"{subject} {session}".strip(), *cells])
     note = ""
     if len(scans) > len(rows):
@@ -213,11 +213,11 @@ def comparison(evaluation: Evaluation) -> Table:
             METRICS[row["metric"]].title,
             f"{row['second']} − {row['first']}",
             row["participants"],
-            *_numbers_of(row, "mean_difference", "low", "high", sign=True),
+            *_number_cells(row, "mean_difference", "low", "high", sign=True),
             row["effect"],
             row["left_out"],
-            _p_value(row["p"]),
-            _p_value(row["p_holm"]),
+            _p_value_cell(row["p"]),
+            _p_value_cell(row["p_holm"]),
             row["note"],
         ]
         rows.append(cells)
@@ -240,7 +240,7 @@ def agreement(evaluation: Evaluation) -> Table:
         "icc": Column("ICC(2,1)", 3),
     }
     caption = "Predicted against true volumes"
-    return _records("agreement-table", caption, columns, evaluation.agreement)
+    return _record_table("agreement-table", caption, columns, evaluation.agreement)
 
 
 def retest(evaluation: Evaluation) -> Table | None:
@@ -261,7 +261,7 @@ def retest(evaluation: Evaluation) -> Table | None:
     }
     titles = {"volume": "predicted", "truth_volume": "true"}
     shown = evaluation.retest.assign(metric=evaluation.retest["metric"].map(titles))
-    return _records(
+    return _record_table(
         "retest-table", "Volumes of two scans of a participant", columns, shown
     )
 
@@ -331,7 +331,9 @@ def pairs(pairs: pd.DataFrame) -> Table:
     grid = pairs["shape"] + ", " + pairs["spacing_mm"] + " mm"
     shown = pairs.assign(grid=grid.where(pairs["shape"] != "", ""))
     note = "Checksums (SHA-256) of all files are in pairs.csv."
-    return _records("pair-table", "Every file of both sides", columns, shown, note=note)
+    return _record_table(
+        "pair-table", "Every file of both sides", columns, shown, note=note
+    )
 
 
 def definitions() -> Table:
@@ -364,7 +366,7 @@ def definitions() -> Table:
     return table("definition-table", "T is the truth, P the prediction", columns, rows)
 
 
-def _records(
+def _record_table(
     id: str,
     caption: str,
     columns: Mapping[str, Column],
@@ -388,7 +390,7 @@ def digits_of(metric: str) -> int:
     return DIGITS[METRICS[metric].unit]
 
 
-def _numbers_of(row: Mapping[Any, Any], *keys: str, sign: bool = False) -> list[Cell]:
+def _number_cells(row: Mapping[Any, Any], *keys: str, sign: bool = False) -> list[Cell]:
     """Return the cells of the columns `keys` of a row, with the decimals of the row's metric."""
     return [number(row[key], digits_of(row["metric"]), sign=sign) for key in keys]
 
@@ -403,7 +405,7 @@ def _mean_with_interval(
     found = evaluation.statistic(model, metric, structure)
     if not found or np.isnan(found["mean"]):
         return number(None)
-    mean, low, high = _numbers_of(found, "mean", "low", "high")
+    mean, low, high = _number_cells(found, "mean", "low", "high")
     # A line may break before the interval, but not within it.
     text = f"{mean.text} [{low.text},\N{NO-BREAK SPACE}{high.text}]"
     hint = ""
@@ -412,7 +414,7 @@ def _mean_with_interval(
     return Cell(text, float(found["mean"]), hint=hint)
 
 
-def _shaded(metric: Metric, structure: str, value: float) -> Cell:
+def _shaded_cell(metric: Metric, structure: str, value: float) -> Cell:
     """Return a number as a cell whose shade shows how good the value is.
 
     The structure is shown at the pointer.
@@ -428,7 +430,7 @@ def _shaded(metric: Metric, structure: str, value: float) -> Cell:
     return Cell(cell.text, cell.order, shade, hint)
 
 
-def _p_value(value: float) -> Cell:
+def _p_value_cell(value: float) -> Cell:
     """Return a p value as a cell; very small ones are shown as "< 0.001"."""
     if np.isnan(value):
         return number(None, hint="no test")
