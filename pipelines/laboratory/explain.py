@@ -33,8 +33,8 @@ Map = NDArray[np.float32]
 class Explanation:
     """Attribution maps: the contribution of each pixel to a structure's logit.
 
-    `number` is that of the slice in its view, `window` its rows and columns that contain brain;
-    `maps` cover this window, by method.
+    `number` is the index of the slice in its view. `window` holds the rows and columns of the slice
+    that contain brain. `maps` has a map of this window, (H, W), for each name in `METHODS`.
     """
 
     view: View
@@ -52,11 +52,12 @@ def explain(
     view: View,
     device: str = "auto",
 ) -> Explanation:
-    """Write a picture and a NIfTI of each method for one slice.
+    """Write attribution maps of a structure in one slice: a NIfTI of each method, and a PNG of all.
 
-    It is the slice with the largest area of the structure. Raises InputError if the view's
-    network does not find the structure in the scan, and ConfigError, before anything is read,
-    if captum is not installed.
+    `scan` is an image file, `structure` the name of a structure, `model` a name or a folder, and
+    `out` the folder for the files. The slice is the one in which the network of `view` finds the
+    largest area of the structure. InputError is raised if the network does not find the structure
+    in the scan, and ConfigError, before anything is read, if captum is not installed.
     """
     require_extra("explain", "captum", what="captum is not installed")
     with stage("loading the model"):
@@ -109,18 +110,19 @@ def attribute(
     index: int,
     region: Tensor,
 ) -> dict[str, Map]:
-    """Attribute slices (1, C, H, W) to a class: maps (H, W) by method.
+    """Return the attribution map (H, W) of a class for each name in `METHODS`.
 
-    The map is summed over the neighbouring slices in the channels. The attributed value is the
-    mean, over a region (H, W), of the difference between the logit of class `index` and the largest
-    other logit: a logit alone does not determine which class wins.
+    `slices` (1, C, H, W) has a slice and its neighbours as channels; a map is the sum over the
+    channels. `index` is the class, `region` a mask (H, W). The attributed value is the mean, over
+    the region, of the difference between the logit of the class and the largest other logit: a
+    logit alone does not determine which class wins.
     """
     from captum.attr import IntegratedGradients, Occlusion
 
     region = region.to(slices.device)
 
     def mean_lead(given: Tensor) -> Tensor:
-        """Return the mean difference (N,) of a batch (N, C, H, W)."""
+        """Return the mean difference over the region, (N,), for a batch (N, C, H, W)."""
         logits = network(given)
         before = logits[:, :index]
         behind = logits[:, index + 1 :]
@@ -153,7 +155,11 @@ def _draw_maps(
     maps: dict[str, Map],
     title: str,
 ) -> bytes:
-    """Draw a PNG: the slice with the structure's outline, and each map over it; red favours it."""
+    """Draw a PNG: the slice, and each map over the slice, with the outline of the structure.
+
+    `gray`, the mask `region` of the structure, and each map are (H, W). Red pixels favour the
+    structure, blue ones speak against it. The keys of `maps` are the titles of the pictures.
+    """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4), layout="constrained")

@@ -42,7 +42,7 @@ from trinat.segmentation.training.network import ViewsNet
 ROWS = "profile.json"
 OPERATORS = "operators.txt"
 TRACE = "trace.json"
-_SIDE = 256  # of the slice for profiling a model
+_SIDE = 256  # height and width of the slice that a model is profiled on
 # Prefix of module names in the profiler's record.
 _PREFIX = "module "
 # Names for the parts of a training step outside the forward pass.
@@ -65,10 +65,11 @@ _REMEDIES = {
 
 @dataclass(frozen=True)
 class Row:
-    """Profile of one module, without the modules inside it.
+    """Profile of one module of a network, without the modules inside it.
 
-    `shape` is that of its output, `seconds` is the time per step, `share` its fraction of the whole
-    step, and `flops` are operations of the forward pass, 2 per multiply-add.
+    `name` is the module's path in the network, `kind` its class, and `shape` the shape of its
+    output. `seconds` is the time per step, and `share` its fraction of the whole step. `flops` are
+    the operations of the forward pass in a step, 2 per multiply-add.
     """
 
     name: str
@@ -83,8 +84,9 @@ class Row:
 class Profiled:
     """Profile of one step of a network.
 
-    `operators` is torch's table of them, of all steps. `parts` are the seconds of a training step,
-    by part, and `what` says in words what was profiled.
+    `seconds` and `flops` are those of the whole step. `operators` is torch's table of operators,
+    over all profiled steps. `parts` maps each part of a training step to its seconds; it is empty
+    for a model. `what` says in words what was profiled.
     """
 
     modules: list[Row]
@@ -122,9 +124,9 @@ def write_profile(
 ) -> Profiled:
     """Profile the forward pass of a model's first view, or a step of a recipe's training.
 
-    `name` is that of a model or a recipe, or a path. Writes tables of modules and operators, and a
-    trace, to `out`. A recipe trains on the slices of `store`; without it, on synthetic slices of a
-    phantom.
+    `name` is the name of a model or a recipe, or a path. `steps` are averaged. A recipe trains on
+    the slices of `store`; without it, on synthetic slices of a phantom. Tables of modules and
+    operators, and a trace, are written to `out`.
     """
     chosen_device = find_device(device)
     is_model = True
@@ -151,7 +153,10 @@ def write_profile(
 def _profile_model(
     name: str, device: torch.device, steps: int, trace: Path
 ) -> Profiled:
-    """Profile the network of a model's first view on one slice."""
+    """Profile the forward pass of a model's first view on one slice of random values.
+
+    `trace` is the file for the profiler's trace.
+    """
     networks = load_model(name).networks
     first = next(iter(networks.values())).fold()
     size = (1, first.config.channels, _SIDE, _SIDE)
@@ -164,11 +169,14 @@ def _profile_model(
 def _profile_recipe(
     name: str, store: Path | None, device: torch.device, steps: int, trace: Path
 ) -> Profiled:
-    """Profile a step of a recipe's first stage and view."""
+    """Profile a training step of a recipe's first stage and view.
+
+    Without a store, the slices are synthetic slices of a phantom.
+    """
     recipe = read_recipe(name)
     if store is not None:
         recipe = adapt_to_store(recipe, store)
-    stage = _affordable(recipe.network, recipe.stages[0], device)
+    stage = _fit_to_memory(recipe.network, recipe.stages[0], device)
     batch = stage.batch
     wanted = recipe.stages[0].batch
     if store is None:
@@ -196,15 +204,19 @@ def _profile_recipe(
     return replace(found, what=what)
 
 
-def _affordable(
+def _fit_to_memory(
     network: NetworkConfig, stage: StageConfig, device: torch.device
 ) -> StageConfig:
-    """Return a stage with its batch, on a processor reduced to what fits in memory."""
+    """Return the stage with a batch that fits in the free memory.
+
+    A batch that is too large for the CPU's memory is reduced; on a GPU the batch stays as it is.
+    DeviceError if not even one slice fits.
+    """
     rows = stage.data.rows
     columns = stage.data.columns
     batch = stage.batch
     if device.type == "cpu":
-        # Reducing the batch is harmless, because times are per slice.
+        # Reducing the batch is harmless, because the time of a step is about proportional to it.
         memory = StepMemory.of(network, (rows, columns))
         free = free_memory()
         batch = memory.largest_batch(batch, free)
@@ -229,9 +241,9 @@ def profile_network(
     *,
     trace: Path | None = None,
 ) -> Profiled:
-    """Measure forward passes on slices (N, C, H, W), after one warm-up pass.
+    """Profile `steps` forward passes on slices (N, C, H, W), after one warm-up pass.
 
-    `trace` is a file for Chrome's trace viewer or Perfetto.
+    The trace is written to the file `trace`, for Chrome's trace viewer or Perfetto.
     """
 
     def step() -> None:
@@ -252,7 +264,10 @@ def profile_network(
 def profile_training(
     trainer: Trainer, view: View, steps: int, *, trace: Path | None = None
 ) -> Profiled:
-    """Measure training steps of one view, after one warm-up step."""
+    """Profile `steps` training steps of one view, after one warm-up step.
+
+    The trace is written to the file `trace`, as in `profile_network`.
+    """
     paths: dict[nn.Module, str] = {trainer.losses[view]: _LOSS}
     for path, module in trainer.network.named_modules():
         # Names of modules as in the network of a single view.
@@ -374,7 +389,10 @@ def _modules_recorded(paths: Mapping[nn.Module, str]) -> Iterator[None]:
 
 
 def _own_times(events: Iterable[Any]) -> dict[str, float]:
-    """Sum the seconds in each module, by its path, without the modules that it called."""
+    """Return the seconds spent in each module itself, by the module's path.
+
+    Time in modules that it called is not included. `events` are the events of the profiler.
+    """
     own: dict[str, float] = defaultdict(float)
     for event in events:
         if not event.name.startswith(_PREFIX):
@@ -383,7 +401,8 @@ def _own_times(events: Iterable[Any]) -> dict[str, float]:
         microseconds = event.device_time_total or event.cpu_time_total
         seconds = float(microseconds) / 1e6
         own[event.name.removeprefix(_PREFIX)] += seconds
-        # Found by its caller rather than its name, since one activation serves many layers.
+        # Find the outer module by the event's caller, not by its name: one activation serves many
+        # layers.
         caller = event.cpu_parent
         while caller is not None and not caller.name.startswith(_PREFIX):
             caller = caller.cpu_parent
@@ -395,10 +414,11 @@ def _own_times(events: Iterable[Any]) -> dict[str, float]:
 def count_flops(
     network: Network, slices: Tensor
 ) -> tuple[dict[str, float], dict[str, str]]:
-    """Count each module's own operations of a forward pass, and return its output shape.
+    """Count the operations of a forward pass in each module; also return the shapes of outputs.
 
-    Both are by the module's path, without modules that are never called. The network's own path is
-    empty.
+    Both mappings have the module's path as the key, which is "" for the network itself. Operations
+    in modules inside a module are not counted again. A shape is a text such as "64 x 32 x 32",
+    without the batch. Modules that are never called are left out.
     """
     paths = {module: path for path, module in network.named_modules()}
     shapes: dict[str, str] = {}
@@ -422,7 +442,7 @@ def count_flops(
     for path, operations in whole.items():
         if not path:
             continue
-        # The nearest enclosing module that is called: a list of modules never is.
+        # The nearest enclosing module that is called: a ModuleList, for example, never is.
         parent = path.rpartition(".")[0]
         while parent not in own:
             parent = parent.rpartition(".")[0]

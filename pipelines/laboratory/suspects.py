@@ -41,11 +41,12 @@ from trinat.segmentation.training.suspects import (
 EXCLUDE = "exclude.txt"
 TABLE = "suspects.tsv"
 PAGE = "suspects.html"
-# In usual spreads; the score is the maximum over four measures and all structures.
+# In units of the usual spread between subjects. A subject's score is the maximum over four measures
+# and all structures.
 LIMIT = 8.0
 _FEWEST_SUBJECTS = 5
-# With fewer subjects, the usual spread has more influence than the subjects' own
-# (docs/notes/toolbox.md).
+# With fewer subjects, a predefined spread has more than a third of the weight against the spread of
+# the subjects (docs/notes/toolbox.md), so scores are less certain.
 _SURE_SUBJECTS = 10
 _MOST_PICTURES = 12
 
@@ -54,7 +55,10 @@ Finished = Callable[[int, int], object]  # number of subjects done, and total
 
 @dataclass(frozen=True, eq=False)
 class _SampledView:
-    """Network of a view, with the slices of each subject that it examines."""
+    """One view of the model, with the store and the numbers of the slices to examine.
+
+    `runtime` runs the network of this view. `slices` are the same for each subject.
+    """
 
     store: Store
     model: Model
@@ -63,7 +67,11 @@ class _SampledView:
     slices: Sequence[int]
 
     def look(self, subject: str, slices: Sequence[int]) -> tuple[Look, np.ndarray]:
-        """Return the results for some slices of a subject, and their images (N, H, W)."""
+        """Compare labels and predictions in some slices of a subject.
+
+        Returns labels and predictions (`Look`), and the images of the slices, (N, H, W). `slices`
+        are their numbers in this view.
+        """
         network = self.runtime.network
         device = self.runtime.device
         file = self.store.file(subject)
@@ -103,9 +111,10 @@ def find_suspects(
 ) -> pd.DataFrame:
     """Compare a store's labels with a model; return a row for each subject, the worst first.
 
-    Writes a table, a page and a list of the subjects whose score is above `limit`. Every `every`-th
-    slice is examined. `finished` is called with the number of subjects done and the total. Raises
-    ConfigError for a model with other labels or for too few subjects.
+    `root` is the folder of the store, `name` the model, `out` the folder for a table, a page and a
+    list of the subjects whose score is above `limit`. Every `every`-th slice is examined.
+    `finished` is called with the number of subjects done and the total. ConfigError is raised for a
+    model with other labels or for too few subjects.
     """
     store = Store(root)
     model = load_model(name)
@@ -179,7 +188,11 @@ def _sampled_views(
     every: int,
     device: torch.device,
 ) -> list[_SampledView]:
-    """Choose views that distinguish sides, if any, and slices with labels of any subject."""
+    """Return the views to examine, each with the numbers of its slices.
+
+    These are the views that store and model have in common; if some of them distinguish left from
+    right, only those. ConfigError if there is no common view.
+    """
     views = [view for view in model.networks if view in store.views]
     if not views:
         raise ConfigError("shares no view with the model", where=store.root)
@@ -203,7 +216,10 @@ def _sampled_slices(
     subjects: Sequence[str],
     every: int,
 ) -> range:
-    """Return every n-th slice with labels, in the middle of the labelled range."""
+    """Return the numbers of the slices to examine, at a distance of `every`.
+
+    They lie in the middle of the range of slices that have labels in any subject.
+    """
     has_labels = []
     for subject in subjects:
         counts = store.file(subject).class_counts(view)
@@ -223,9 +239,11 @@ def _page(
     pictures: Sequence[tuple[str, bytes]],
     limit: float,
 ) -> str:
-    """Return the page: pictures of the worst, and all subjects; `suspects` of them are excluded.
+    """Return the page: pictures of the worst subjects, and a table of all subjects.
 
-    Structures `in_few_slices` are listed as not judged.
+    `ranked` has a row for each subject, the worst first. `suspects` is the number of subjects above
+    the `limit`. `pictures` are captions and PNG files. The structures `in_few_slices` are listed as
+    not judged.
     """
     hints = {
         "loss": "mean cross entropy",
@@ -272,9 +290,10 @@ def _picture(
     view: _SampledView,
     position: int,
 ) -> tuple[str, bytes]:
-    """Return a caption and a PNG: image, labels and prediction of a slice.
+    """Return a caption and a PNG: image, labels and prediction of one slice of a subject.
 
-    `row` is the subject's in the table, `position` that of the slice among those examined.
+    `row` is the subject's row in the table of results; `position` is the place of the slice in
+    `view.slices`.
     """
     number = view.slices[position]
     seen, gray = view.look(subject, [number])

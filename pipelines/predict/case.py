@@ -102,8 +102,9 @@ class CaseWorker:
     ) -> CaseInProgress | ParticipantInProgress:
         """Bring the scan to the working grid.
 
-        Scans of a participant that cannot be conformed fail. The other scans of a participant stay
-        as they were read, because they are resampled only once, to their common space.
+        Each scan of a participant gets an image to align it with the others, `to_align`. Its volume
+        stays as it was read, because it is resampled only once, to the common space. If this fails
+        for a scan, the scan is replaced by a failed entry, and the others continue.
         """
         if isinstance(scan, ParticipantInProgress):
             kept = []
@@ -129,8 +130,8 @@ class CaseWorker:
     ) -> CaseInProgress | ParticipantInProgress:
         """Segment the scan on the working grid, or a participant's scans in their common space.
 
-        The digest of the scan seeds dropout. The conformed image is released here, since it is as
-        large as the scan.
+        The result is `found`, or `together` for a participant. The conformed image is released
+        here, since it is as large as the scan.
         """
         if isinstance(scan, ParticipantInProgress):
             return self._infer_participant(scan)
@@ -151,8 +152,8 @@ class CaseWorker:
     def write(self, scan: CaseInProgress | ParticipantInProgress) -> Entry:
         """Write the outputs of a scan and return its entry, or a failed entry if writing fails.
 
-        `no_room` of the entry is set if the disk is full. The entry of a participant contains the
-        entries of the scans.
+        `no_room` of a failed entry is True if the disk is full. The entry of a participant contains
+        the entries of the scans in `of_scans`.
         """
         if isinstance(scan, ParticipantInProgress):
             entries = list(scan.failed)
@@ -163,7 +164,7 @@ class CaseWorker:
                     entries.append(self._failed(one.case, error))
                     continue
                 entries.append(self.write(one))
-                # A prediction is as large as everything that the other scans share.
+                # Release the prediction: it takes as much memory as all that the scans share.
                 one.found = None
             participant = Entry.of(scan.case, self.settings, "done")
             return replace(participant, of_scans=tuple(entries))
@@ -258,7 +259,10 @@ class CaseWorker:
     def _infer_participant(
         self, participant: ParticipantInProgress
     ) -> ParticipantInProgress:
-        """Segment the scans of a participant that show the same head; refuse the others."""
+        """Segment together the scans of a participant that show the same head.
+
+        The other scans become failed entries.
+        """
         # Sort the scans, so that the results do not depend on the order of input.
         volumes = [_volume(scan) for scan in participant.scans]
         participant.scans = [participant.scans[number] for number in in_order(volumes)]
@@ -341,9 +345,10 @@ def _find_mismatches(
 
 
 def _take_result(participant: ParticipantInProgress, number: int) -> None:
-    """Give a scan its part of the joint segmentation and the data for the tables of changes.
+    """Set the result of scan `number` of a participant: its part of the joint segmentation.
 
-    A scan that was segmented by itself has its result already.
+    Also sets `longitudinal`, the data for the tables of changes. A scan that was segmented by
+    itself has its result already.
     """
     if participant.together is None:
         return

@@ -69,7 +69,7 @@ if TYPE_CHECKING:
 _TISSUE_MAPS = [
     product for product in Product if product.own_entities.get("label") in TISSUES
 ]
-# Smallest share of a structure changed by clean-up that is reported.
+# Smallest fraction of a structure changed by clean-up that is reported.
 _REPORTED_CHANGE = 0.01
 
 
@@ -79,10 +79,10 @@ def judge(
     model: Model,
     limits: Limits,
 ) -> tuple[ScanResult, BrainVolumes]:
-    """Compute the result of a scan from its segmentation: grades, volumes, doubts, notes.
+    """Return the result of a scan for the ledger, and the volumes of its brain as a whole.
 
-    `changes` is the share of each structure that clean-up has changed; `limits` are the model's
-    limits of quality. The volumes of the brain as a whole are returned, too.
+    The result has grades, volumes in mm³, and notes. `changes` is the fraction of each structure
+    that clean-up has changed, by the structure's name; `limits` are the model's limits of quality.
     """
     volumes_mm3 = found.volumes_mm3
     evidence = Evidence.of(found)
@@ -131,12 +131,15 @@ def judge(
 def thickness_result(found: Prediction) -> ThicknessResult:
     """Return the grade of the cortical thickness, and the thickness of parcels and hemispheres."""
     grade, reasons = grade_thickness(Evidence.of(found))
-    sheets = _sheets(found.cortex_thickness)
+    sheets = _sheet_results(found.cortex_thickness)
     return ThicknessResult(grade=grade, reasons=list(reasons), sheets=sheets)
 
 
-def _sheets(found: CortexThickness) -> dict[str, SheetResult]:
-    """Return the thickness by name: the parcels of a side, followed by the side's hemisphere."""
+def _sheet_results(found: CortexThickness) -> dict[str, SheetResult]:
+    """Return the thickness of parcels and hemispheres by their names.
+
+    The parcels of a side come before its hemisphere.
+    """
     results = {}
     for hemisphere in found.hemispheres:
         parcels = [sheet for sheet in found.parcels if sheet.side == hemisphere.side]
@@ -154,9 +157,10 @@ def _sheets(found: CortexThickness) -> dict[str, SheetResult]:
 def _by_structure(
     found: Prediction, volumes_mm3: Mapping[str, float], values: np.ndarray
 ) -> dict[str, float | None]:
-    """Map values (K,) of classes to the names of structures, without background.
+    """Map values of classes, (K,), to the names of structures, without background.
 
-    Structures that the model cannot predict are left out.
+    `found` has the label scheme of the classes. Structures without an entry in `volumes_mm3`, which
+    the model cannot predict, are left out. A value that is not finite becomes None.
     """
     by_name = {}
     for label in found.scheme.labels[1:]:
@@ -166,7 +170,7 @@ def _by_structure(
 
 
 def by_name(parcels: Iterable[ParcelMeasure]) -> dict[str, ParcelResult]:
-    """Return the results of parcels by name."""
+    """Return the measurements of parcels for the ledger, rounded, by the names of the parcels."""
     return {
         parcel.name: ParcelResult(
             freesurfer=parcel.freesurfer,
@@ -214,7 +218,7 @@ def lesions_result(found: Lesions) -> LesionsResult:
     return LesionsResult(grade=found.grade, reasons=list(found.reasons), lesions=rows)
 
 
-def _raw(case: Case) -> str:
+def _bids_uri(case: Case) -> str:
     """Return the BIDS URI of a case's scan."""
     return f"bids:raw:{case.shown}"
 
@@ -229,7 +233,9 @@ def _rounded(value: float | None) -> float | None:
 class CaseFiles:
     """Writer of the files of a case, below the folder `staging`.
 
-    `sources` are the cases whose scans the segmentation was made of.
+    `found` is the segmentation of the scan, `volumes` are those of the brain as a whole, and
+    `model` is the name of the model. `sources` are the cases whose scans the segmentation was
+    computed from: several, if the scans of a participant were segmented together.
     """
 
     staging: Path
@@ -260,12 +266,12 @@ class CaseFiles:
         return replace(self.settings.output, **also)
 
     @cached_property
-    def _origin(self) -> dict[str, Any]:
-        """Provenance of a file, as written to its JSON sidecar."""
+    def _provenance(self) -> dict[str, Any]:
+        """Provenance of the case's files, as written to their JSON sidecars."""
         origin: dict[str, Any] = {}
         if self.settings.bids:
-            origin["SpatialReference"] = _raw(self.case)
-            origin["Sources"] = [_raw(case) for case in self.sources]
+            origin["SpatialReference"] = _bids_uri(self.case)
+            origin["Sources"] = [_bids_uri(case) for case in self.sources]
         origin["Model"] = self.model
         origin["ModelSHA256"] = self.settings.model_sha256
         if self.settings.parcels_sha256:
@@ -282,10 +288,11 @@ class CaseFiles:
     def write_all(
         self, digest: str, result: ScanResult, *, label_table: bool
     ) -> dict[str, str]:
-        """Write every product that is wanted; return the outputs of the case (path -> SHA-256).
+        """Write every product that is wanted; return the SHA-256 of each file by its path.
 
-        `digest` is the SHA-256 of the scan, `result` is its result in the ledger. With
-        `label_table`, the tables that explain the numbers of label maps are written, too.
+        Paths are relative to `staging`. `digest` is the SHA-256 of the scan, `result` is its result
+        in the ledger. With `label_table`, the tables that explain the numbers of label maps are
+        written, too.
         """
         self.names.path(Product.LABELS).parent.mkdir(parents=True)
         writers: dict[Product, Callable[[], None]] = {
@@ -343,9 +350,12 @@ class CaseFiles:
         return outputs
 
     def _write_sidecar(self, product: Product, **facts: str) -> None:
-        """Write the JSON sidecar of a file in a BIDS dataset: these facts and the provenance."""
+        """Write the JSON sidecar of a product, in a BIDS dataset only.
+
+        It has the `facts` as keys and values, and the provenance.
+        """
         if self.settings.bids:
-            content = {**facts, **self._origin}
+            content = {**facts, **self._provenance}
             _write_json(self.names.path(product, ".json"), content)
 
     def _write_labels(self) -> None:
@@ -389,14 +399,14 @@ class CaseFiles:
         self._write_sidecar(Product.LESIONS, Type="Lesion")
 
     def _write_lesion_list(self, result: ScanResult) -> None:
-        """Write a row for each lesion, the largest first."""
+        """Write the list of lesions, a row for each, the largest first."""
         assert result.lesions is not None
         rows = [list(lesion.model_dump().values()) for lesion in result.lesions.lesions]
         path = self.names.path(Product.LESION_LIST)
         write_tsv(path, tuple(LesionResult.model_fields), rows)
 
     def _write_parcel_stats(self) -> None:
-        """Write parcels.stats: structures and parcels as `mri_segstats` lists them."""
+        """Write parcels.stats: structures and parcels in the format of `mri_segstats`."""
         found = self.found
         assert found.parcel_map is not None
         parcellation = found.parcel_map.parcellation
@@ -415,14 +425,17 @@ class CaseFiles:
         self.found.thickness_map.write(self.names.path(Product.THICKNESS))
 
     def _write_cortex_stats(self, product: Product, side: Side) -> None:
-        """Write lh.aparc.stats or rh.aparc.stats."""
+        """Write lh.aparc.stats or rh.aparc.stats, the measures of a side's parcels."""
         table = format_cortex_stats(
             self.case.stem, self.found.cortex_thickness, side, self.found.parcel_voxels
         )
         write_whole(self.names.path(product), table)
 
     def _write_brain_mask(self, product: Product) -> None:
-        """Write the mask of the inside of the skull (1, else 0), with a JSON sidecar in BIDS."""
+        """Write the mask of what lies inside the skull: 1 inside, 0 elsewhere.
+
+        In a BIDS dataset it has a JSON sidecar.
+        """
         mask = self.found.brain
         numbers = replace(mask, data=mask.data.astype(np.uint8))
         _in_axes_of(product, numbers).write(self.names.path(product), labels=True)
@@ -430,7 +443,7 @@ class CaseFiles:
 
     @cached_property
     def _tissues(self) -> Tissues:
-        """Tissues that all tissue files are written from."""
+        """Maps of grey matter, white matter and CSF, which all tissue files are written from."""
         return self.found.tissues()
 
     def _write_tissue_labels(self, product: Product) -> None:
@@ -452,7 +465,7 @@ class CaseFiles:
         self.found.entropy.write(self.names.path(Product.ENTROPY))
 
     def _write_probabilities(self) -> None:
-        """Write the probabilities as one 4D file, background first, with a JSON sidecar.
+        """Write the probability maps as one 4D file, background first, with a JSON sidecar.
 
         The JSON lists the structure of each map by its abbreviation in the label table, as BIDS
         requires.
@@ -464,12 +477,15 @@ class CaseFiles:
         ]
         maps = (self.found.probabilities(label.name) for label in labels)
         write_maps(self.names.path(Product.PROBABILITIES), maps, len(labels))
-        content = dict(self._origin)
+        content = dict(self._provenance)
         content["LabelMap"] = [label.abbreviation for label in labels]
         _write_json(self.names.path(Product.PROBABILITIES, ".json"), content)
 
     def _write_dicom_seg(self, digest: str) -> None:
-        """Write a DICOM SEG that refers to the series of the scan."""
+        """Write a DICOM SEG that refers to the series of the scan.
+
+        `digest` is the SHA-256 of the scan.
+        """
         from trinat.segmentation.labels.dicom_seg import write_seg
 
         write_seg(
@@ -484,7 +500,7 @@ class CaseFiles:
         )
 
     def _write_page(self, digest: str, result: ScanResult) -> None:
-        """Write the page of a single scan."""
+        """Write the page of a single scan; `digest` is the SHA-256 of the scan."""
         facts = {
             "trinat": version("trinat"),
             "date": datetime.now(UTC).date().isoformat(),
@@ -512,18 +528,20 @@ class CaseFiles:
 
 
 def _in_axes_of(product: Product, volume: Volume) -> Volume:
-    """Return a volume with the axes that the file of a product needs.
+    """Return the volume with the axes that the file of a product needs.
 
-    fMRIPrep reorients scans to RAS and overlays masks and maps on them as plain arrays.
+    These are RAS for fMRIPrep, which reorients scans to RAS and overlays masks and maps on them as
+    plain arrays. Other products keep the axes of the volume.
     """
     return reoriented(volume, "RAS") if product.for_fmriprep else volume
 
 
 @stage("picture")
 def _write_slices(path: Path, found: Prediction) -> None:
-    """Write the slices of a scan for the page of the run, centred on its most doubtful structure.
+    """Write slices of a scan for the page of the run, as JSON with embedded pictures.
 
-    The file is JSON with embedded pictures. The folder of `path` must not exist.
+    The slices shown first have most of the structure on which the views agree least. The folder of
+    `path` must not exist.
     """
     labels = found.scheme.labels
     focus = 0
@@ -555,8 +573,10 @@ def format_aseg_stats(
 ) -> str:
     """Format volumes as FreeSurfer's `aseg.stats`.
 
-    Unknown measures have no line; a note says why. Rows are sorted by FreeSurfer number and counted
-    from 1. Structures that are not in `voxels` have no row; structures with 0 voxels have one.
+    `subject` is the name in its header. `voxels` has the number of voxels of each structure by
+    name: a structure with 0 voxels has a row, a structure that is not in `voxels` has none. Rows
+    are sorted by FreeSurfer number and counted from 1. Unknown `volumes` of the brain as a whole
+    have no line; a note gives the reason.
     """
     lines = [
         "# Title Segmentation Statistics",
@@ -594,8 +614,9 @@ def format_cortex_stats(
 ) -> str:
     """Format the thickness of one side as FreeSurfer's `?h.aparc.stats`.
 
-    Columns are in FreeSurfer's order, which its programs rely on. Voxels replace vertices, the
-    surface is the middle surface, and there is no curvature. Parcels without cortex have no row.
+    `voxels` has the number of voxels of each parcel by name. Columns are in FreeSurfer's order,
+    which its programs rely on. Voxels replace vertices, the surface is the middle surface, and
+    there is no curvature. Parcels without cortex have no row.
     """
     (hemisphere,) = (sheet for sheet in found.hemispheres if sheet.side == side)
     lines = [

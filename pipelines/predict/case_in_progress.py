@@ -28,7 +28,7 @@ class CaseInProgress:
     """State of a scan: each step adds what the next step needs and drops what it does not need.
 
     `volume` is set by reading, `conformed` by preparing and `found` by the networks. `digest` is
-    the SHA-256 of the bytes that were read.
+    the SHA-256 of the bytes that were read. `clock` measures the time of each step.
     """
 
     case: Case
@@ -39,8 +39,8 @@ class CaseInProgress:
     to_align: Volume | None = None
     found: Prediction | None = None
     clock: Clock = field(default_factory=Clock)
-    # Set for one of several scans of a participant: data for the tables of changes, and the cases
-    # of all scans that it was segmented with.
+    # Set if the scan was segmented together with other scans of the participant: data for the
+    # tables of changes, and the cases of all these scans.
     longitudinal: TimePoint | None = None
     together: tuple[Case, ...] = ()
 
@@ -49,14 +49,14 @@ class CaseInProgress:
 class ParticipantInProgress:
     """State of a participant's scans, with the entries of the scans that failed.
 
-    `together` is set by the networks if two or more scans are left.
+    `together` is the joint segmentation. It is set by the networks if two or more scans are left.
     """
 
     case: Participant
     scans: list[CaseInProgress]
     failed: list[Entry] = field(default_factory=list)
     together: Together | None = None
-    # Size of the head in each scan relative to most of the scans, as a change in per cent.
+    # Difference in the size of the head between each scan and most of the scans, in per cent.
     stretches_percent: tuple[float, ...] = ()
 
 
@@ -79,10 +79,10 @@ def read(case: Work, settings: RunSettings) -> CaseInProgress | ParticipantInPro
 
 
 def _read_scan(case: Case, settings: RunSettings) -> CaseInProgress:
-    """Read the scan of a case; raise if its file is damaged or was changed.
+    """Read the scan of a case; raise if its file is damaged.
 
-    Reading is timed on the clock of the scan. `refuse_changed` raises if the checksum in a store
-    differs.
+    Reading is timed on the clock of the scan. A scan of a store must have the SHA-256 that the
+    store has noted.
     """
     scan = CaseInProgress(case)
     with timed(scan.clock), stage("read"):

@@ -24,7 +24,7 @@ from trinat.pipelines.study.record import EXCLUDED_GRADES, FURTHER, TimePoint
 from trinat.segmentation.io.files import sha256_of, write_tsv, write_whole
 from trinat.segmentation.models.zoo import MODEL_FILE, shipped_models
 
-# Joint segmentation: hash of the model, and the scans with their digests.
+# Joint segmentation: the hash of the model, and pairs of each scan's case and SHA-256.
 _Segmentation = tuple[str, frozenset[Any]]
 _OF_CHANGE = (
     *("change_percent", "percent_per_year", "low", "high"),
@@ -56,7 +56,8 @@ def renew_changes(
 ) -> None:
     """Write the tables and the page into `folder`, from where the ledger moves them into place.
 
-    Files of an earlier run that are not written again are removed, because their results are gone.
+    `entries`, `excluded` and `results` are as in `write_changes`. Files of an earlier run that are
+    not written again are removed from the output folder, because their results are gone.
     """
     written = write_changes(folder, entries, excluded, results)
     for name in CHANGES:
@@ -72,9 +73,9 @@ def write_changes(
 ) -> tuple[str, ...]:
     """Write the tables and the page of all participants with two or more scans into `folder`.
 
-    Scans and structures of the `excluded` grades are time points, but enter no change. Paths of
-    scans are relative to `results`, by default to `folder`. Returns the names of the files; nothing
-    is written if there are no such participants.
+    Scans and structures whose grade is in `excluded` appear as time points, but no change is
+    computed from them. Paths of scans are relative to `results`, by default to `folder`. Returns
+    the names of the files; nothing is written if there are no such participants.
     """
     participants = _participants_in(entries, folder if results is None else results)
     if not participants:
@@ -86,7 +87,7 @@ def write_changes(
     for name in natsorted(participants):
         courses += _courses(participants[name], excluded)
         left_out += _left_out(participants[name], excluded)
-    rows = [_row(course, digits=1) for course in courses]
+    rows = [_table_row(course, digits=1) for course in courses]
     write_tsv(folder / changes, _COLUMNS, rows)
     write_whole(folder / page, changes_page(courses, left_out))
     written = [changes, time_points, page]
@@ -96,7 +97,7 @@ def write_changes(
             of_output += further_courses(output, participants[name], excluded)
         if of_output:
             table = changes_table(output)
-            rows = [_row(course, digits=3) for course in of_output]
+            rows = [_table_row(course, digits=3) for course in of_output]
             write_tsv(folder / table, _FURTHER_COLUMNS, rows)
             written.append(table)
     return tuple(written)
@@ -105,9 +106,11 @@ def write_changes(
 def further_courses(
     name: str, scans: Sequence[Entry], excluded: Collection[str]
 ) -> list[Course]:
-    """Return the course of each column of a further output of one participant.
+    """Return the course of each measure of a further output of one participant.
 
-    Columns with fewer than two scans that count have no course.
+    `name` is the output, such as thickness; `scans` are the entries of the participant's scans.
+    Scans and structures whose grade is in `excluded` are left out. A measure with fewer than two
+    values has no course.
     """
     first = _time_point(scans[0])
     retest = _retest_of(scans[0])
@@ -142,10 +145,11 @@ def courses_in(
     excluded: Collection[str],
     counting: Mapping[str, Collection[str]],
 ) -> list[Course]:
-    """Return the course of each structure of each participant with two or more scans that count.
+    """Return the course of each structure of each participant with two or more usable scans.
 
-    Paths of scans are relative to `results`. Only the cases in `counting` count, without the
-    structures that it names; nor do scans and structures of the `excluded` grades.
+    `results` is the folder that the paths of scans are relative to. Scans and structures whose
+    grade is in `excluded` are left out. So are cases that are not keys of `counting`; its values
+    are the names of structures to leave out of a case.
     """
     participants = _participants_in(entries, results)
     courses = []
@@ -159,7 +163,11 @@ def courses_in(
 def _left_out(
     scans: Sequence[Entry], excluded: Collection[str]
 ) -> list[tuple[str, str, str]]:
-    """Return (scan, structure or "" for the whole scan, reason) for all that changes leave out."""
+    """Return the scans and structures of a participant that are excluded from changes.
+
+    Each item is (case, structure, reason); the structure is "" if the whole scan is excluded.
+    `scans` are the entries of the participant's scans; `excluded` are the grades to exclude.
+    """
     rows = []
     first_with: dict[str, str] = {}
     for entry in scans:
@@ -175,7 +183,8 @@ def _left_out(
 def _why_unfit(entry: Entry, first_with: dict[str, str]) -> str:
     """Return why a scan cannot be used for changes, whatever its grade; "" if it can.
 
-    `first_with` maps digests to the participant's earlier scans; this scan is added.
+    `first_with` maps the SHA-256 of a scan to the first case of the participant with these bytes.
+    This scan is added.
     """
     digest = entry.input_sha256
     if digest and first_with.setdefault(digest, entry.case) != entry.case:
@@ -191,11 +200,12 @@ def _why_unfit(entry: Entry, first_with: dict[str, str]) -> str:
 
 
 def _participants_in(entries: Iterable[Entry], results: Path) -> dict[str, list[Entry]]:
-    """Return the scans of each participant with two or more, in chronological order.
+    """Return the entries of each participant with two or more scans, in chronological order.
 
-    Volumes of different segmentations are never compared: only the scans of a participant's latest
-    joint segmentation are returned. Segmentations that include a scan that has since been removed
-    or renamed are skipped.
+    The key is the participant. Volumes of different segmentations are never compared: only the
+    scans of a participant's latest joint segmentation are returned. Segmentations that include a
+    scan that has since been removed or renamed are skipped. `results` is the folder that the paths
+    of scans are relative to.
     """
     known = {entry.case: entry for entry in entries}
     moved = _find_moved(known.values(), results)
@@ -205,13 +215,13 @@ def _participants_in(entries: Iterable[Entry], results: Path) -> dict[str, list[
         time_point = entry.result.longitudinal
         if entry.status == "done" and time_point is not None:
             groups = found.setdefault(time_point.participant, {})
-            groups.setdefault(_together(entry), []).append(entry)
+            groups.setdefault(_segmentation_of(entry), []).append(entry)
     ordered = {}
     for participant, groups in found.items():
         current = [
             group
             for segmentation, group in groups.items()
-            if len(group) > 1 and _is_whole(segmentation, known, moved)
+            if len(group) > 1 and _is_complete(segmentation, known, moved)
         ]
         if current:
             last = max(
@@ -222,7 +232,7 @@ def _participants_in(entries: Iterable[Entry], results: Path) -> dict[str, list[
 
 
 def _sort_by_time(scans: Iterable[Entry]) -> list[Entry]:
-    """Sort scans by time, or by name if any time is not known."""
+    """Sort scans by time; if the time of any scan is unknown, sort all by name."""
     ordered: list[Entry] = natsorted(scans, key=lambda entry: entry.case)
     years = {entry.case: _time_point(entry).year for entry in ordered}
     known = {case: year for case, year in years.items() if year is not None}
@@ -249,25 +259,29 @@ def _find_moved(entries: Iterable[Entry], results: Path) -> set[str]:
     return {case for case, digest in gone.items() if digest in current}
 
 
-def _is_whole(
+def _is_complete(
     segmentation: _Segmentation, known: Mapping[str, Entry], moved: Collection[str]
 ) -> bool:
     """Return True if all results of a segmentation are written and none was replaced since.
 
-    A run may have stopped between two of the results. Scans that failed or were corrected by hand
-    have no result. The result of one of the `moved` cases is under another name.
+    A run may have stopped between two of the results. `known` are the entries by case. Scans that
+    failed or were corrected by hand have no result to compare. A case in `moved` has its result
+    under another name, so the segmentation is not complete.
     """
     _, scans = segmentation
     for case, _ in scans:
         if case not in known or case in moved:
             return False
-        if known[case].status == "done" and _together(known[case]) != segmentation:
+        if (
+            known[case].status == "done"
+            and _segmentation_of(known[case]) != segmentation
+        ):
             return False
     return True
 
 
-def _together(entry: Entry) -> _Segmentation:
-    """Return the model that segmented a scan, and its jointly segmented scans with digests."""
+def _segmentation_of(entry: Entry) -> _Segmentation:
+    """Return the joint segmentation of a scan: the model, and its scans with their SHA-256."""
     time_point = entry.result.longitudinal
     scans = {} if time_point is None else time_point.scans
     return entry.model, frozenset(scans.items())
@@ -287,8 +301,8 @@ def _courses(
 ) -> list[Course]:
     """Return the course of each structure of a participant.
 
-    Structures with fewer than two usable scans have no course. `left_out` names structures that do
-    not count, by case.
+    Scans and structures whose grade is in `excluded` are left out, and so are the structures that
+    `left_out` names for a case. A structure with fewer than two usable scans has no course.
     """
     first = _time_point(scans[0])
     retest = _retest_of(scans[0])
@@ -296,7 +310,7 @@ def _courses(
     taken = [entry for entry in scans if entry.case not in whole]
     courses = []
     for name in first.volumes_mm3:
-        # Sort again: all remaining times may be known even if the time of an omitted scan is not.
+        # Sort again: if the scan without a time is left out, the times of all others may be known.
         of_structure = _sort_by_time(
             entry
             for entry in taken
@@ -318,9 +332,11 @@ def _course(
     values: Sequence[float],
     retest_percent: float | None,
 ) -> Course | None:
-    """Return the course of a measure over scans in the order of time; None if nothing changes.
+    """Return the course of a measure over scans in chronological order.
 
-    That is so with fewer than two scans, and where all values are 0.
+    `values` has one value for each scan, `name` is the structure or column. `participant` is any
+    time point of the participant, for name and group. `retest_percent` is as for `change_of`. None
+    for fewer than two scans, and if all values are 0.
     """
     if len(scans) < 2:
         return None
@@ -342,10 +358,10 @@ def _course(
 
 
 def _retest_of(entry: Entry) -> Mapping[str, float]:
-    """Return the test-retest difference of each structure in an unchanged participant, in per cent.
+    """Return the test-retest difference of each structure in unchanged participants, in per cent.
 
-    It was measured for shipped models with all their views. The hash is compared, because a user's
-    own model may have the same name.
+    It is known for shipped models with all their views; {} for any other model. The hash is
+    compared, because a user's own model may have the same name.
     """
     name = entry.result.model
     shipped = shipped_models().get(name)
@@ -356,8 +372,8 @@ def _retest_of(entry: Entry) -> Mapping[str, float]:
     return retest_of(name)
 
 
-def _row(course: Course, digits: int) -> list[Any]:
-    """Format a course as a row of a table of changes, its values with so many digits."""
+def _table_row(course: Course, digits: int) -> list[Any]:
+    """Format a course as a row of a table of changes, with `digits` decimals in its values."""
     change: Change = course.change
     beyond = change.is_beyond_noise
     words = {True: "yes", False: "no", None: None}
@@ -385,9 +401,10 @@ def _rounded(value: float | None, digits: int) -> float | None:
 def _write_time_points(
     path: Path, participants: Mapping[str, Sequence[Entry]], excluded: Collection[str]
 ) -> None:
-    """Write a row for each scan: participant, time, and the volumes behind the changes.
+    """Write a row for each scan: participant, time, and the volumes that changes are computed from.
 
-    The column `left_out` lists structures or scans that enter no change, with the reasons.
+    `participants` has the entries of each participant's scans. The column `left_out` lists the
+    excluded structures, or the scan as a whole, with the reasons.
     """
     names: dict[str, None] = {}
     for scans in participants.values():

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from trinat.pipelines.jobs.cluster import Cluster
     from trinat.pipelines.predict.case import CaseWorker
 
-# One case being read, one in the networks, one being written.
+# Cases that a worker process has at once: one being read, one in the networks, one being written.
 _IN_HAND = 3
 _T = TypeVar("_T")
 _InProgress = CaseInProgress | ParticipantInProgress
@@ -48,8 +48,9 @@ class Engine(Protocol):
     ) -> Iterator[Entry]:
         """Process cases until they are exhausted or `stop` returns True.
 
-        `stop` is called often. Once it returns True, cases in hand are finished and no more are
-        begun. A None among the cases means that no case is ready yet: the iterator is asked again.
+        `stop` is called often. Once it returns True, cases that were begun are finished and no more
+        are begun. A None among the cases means that no case is ready yet: the iterator is asked
+        again.
         """
         ...
 
@@ -58,7 +59,7 @@ class SerialEngine:
     """Engine that processes one scan after another in this process.
 
     No worker has to start, but a crash ends the run. A scan is written while the next scan is in
-    the networks. `on_stage` is as in `local_engine`; a scan has only one stage here.
+    the networks. `on_stage` is called as by `local_engine`; the only stage of a scan is "networks".
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class SerialEngine:
         prepare_process(self._settings.threads)
         worker = CaseWorker(self._settings, self._device)
         self._on_stage("", READY)
-        writing: _Beside | None = None
+        writing: _FinishingThread | None = None
         try:
             for case in cases:
                 if stop():
@@ -96,7 +97,7 @@ class SerialEngine:
                     yield writing.entry()
                     writing = None
                 if finish is not None:
-                    writing = _Beside(finish)
+                    writing = _FinishingThread(finish)
                 # Drop the reference to the scan, so that it is released before the next scan is
                 # read.
                 del finish
@@ -109,7 +110,7 @@ class SerialEngine:
                 writing.join()
 
 
-class _Beside(threading.Thread):
+class _FinishingThread(threading.Thread):
     """Thread that finishes a case in the background.
 
     A thread pool is not used, because its thread may die silently when memory runs out, and waiting
@@ -134,7 +135,7 @@ class _Beside(threading.Thread):
             del self._finish
 
     def entry(self) -> Entry:
-        """Wait for the case; return its entry or raise its error."""
+        """Wait for the case to be finished; return its entry or raise its error."""
         self.join()
         if self._entry is None:
             raise self._error
@@ -144,8 +145,8 @@ class _Beside(threading.Thread):
 def do_cases(connection: Connection, settings: RunSettings, device: str) -> None:
     """Run a worker process, which reads, segments and writes different scans at the same time.
 
-    It communicates with its parent through one pipe, as `Pool` describes: the answer to a case is
-    its entry. Returns when the parent asks it to finish.
+    It communicates with its parent through the pipe `connection`, as `Pool` describes: it receives
+    cases and sends an entry for each. It returns when the parent asks it to finish.
     """
     if settings.threads:
         # Threads started later read their number from here, not from torch's own setting.
@@ -191,12 +192,12 @@ class _Steps:
                 prepare_process(self._settings.threads)
             self._worker.set_result(CaseWorker(self._settings, self._device))
         except TrinatError as error:
-            self._say(error)
+            self._send(error)
             return
         except Exception as error:
-            self._say(DeviceError(f"a worker could not start: {error}"))
+            self._send(DeviceError(f"a worker could not start: {error}"))
             return
-        self._say(READY)
+        self._send(READY)
         self._infer_all()
         writer.join()
 
@@ -227,11 +228,11 @@ class _Steps:
                 break
             if self._stopping.is_set():
                 continue
-            scan = self._step("reading", case, partial(read, case, self._settings))
+            scan = self._run_step("reading", case, partial(read, case, self._settings))
             if scan is not None:
                 # The case waits here until the model is loaded.
                 worker = self._worker.result()
-                scan = self._step("reading", case, partial(worker.prepare, scan))
+                scan = self._run_step("reading", case, partial(worker.prepare, scan))
             if scan is not None:
                 self._read.put(scan)
             # Drop the reference to the large scan before waiting for the next case.
@@ -246,7 +247,9 @@ class _Steps:
             if scan is None:
                 break
             if not self._stopping.is_set():
-                done = self._step("networks", scan.case, partial(worker.infer, scan))
+                done = self._run_step(
+                    "networks", scan.case, partial(worker.infer, scan)
+                )
                 if done is not None:
                     self._segmented.put(done)
                 del done
@@ -260,25 +263,29 @@ class _Steps:
             if scan is None:
                 return
             worker = self._worker.result()
-            entry = self._step("writing", scan.case, partial(worker.write, scan))
+            entry = self._run_step("writing", scan.case, partial(worker.write, scan))
             if entry is not None:
-                self._say(Done(scan.case.id, entry))
+                self._send(Done(scan.case.id, entry))
             del scan
 
-    def _step(self, name: str, case: Work, work: Callable[[], _T]) -> _T | None:
-        """Return the result of `work`; if it fails, send a failed entry and return None."""
-        self._say((case.id, name))
+    def _run_step(self, name: str, case: Work, work: Callable[[], _T]) -> _T | None:
+        """Run the step `name` of a case: return the result of `work`.
+
+        The parent is told that the case enters the step and leaves it. If `work` fails, send a
+        failed entry and return None.
+        """
+        self._send((case.id, name))
         try:
             result = work()
         except Exception as error:
             reason = reason_of(error, where=False)
             failed = Entry.failed(case, self._settings, reason)
-            self._say(Done(case.id, failed))
+            self._send(Done(case.id, failed))
             return None
-        self._say((case.id, WAITING))
+        self._send((case.id, WAITING))
         return result
 
-    def _say(self, message: object) -> None:
+    def _send(self, message: object) -> None:
         """Send a message to the parent, from one thread at a time."""
         with self._speaking:
             self._connection.send(message)
@@ -297,7 +304,7 @@ def local_engine(
 
     A device can be repeated: cpu twice gives two processes on the CPU. `timeout_s` is the limit for
     one scan; 0 or None: no limit. `on_stage` is called with a case and the stage that it enters,
-    and with ("", "ready") when a process is ready.
+    and with ("", "ready") when a process is ready. `target` is the function that a process runs.
     """
     return Pool[Work, Entry](
         target,
@@ -345,9 +352,9 @@ class DaskEngine:
 
 
 def segment(settings: RunSettings, device: str, case: Work) -> Entry:
-    """Segment one scan on a worker of a cluster, with the model that the worker has loaded once.
+    """Segment one case on a worker of a cluster, with the model that the worker has loaded once.
 
-    Failures are returned as failed entries, too. `device` is a device of the worker's machine.
+    If a step fails, return a failed entry. `device` is a device of the worker's machine.
     """
     from distributed import get_worker
 
@@ -361,7 +368,7 @@ def segment(settings: RunSettings, device: str, case: Work) -> Entry:
 # Keep one model only: workers of a long-lived scheduler serve many runs with different models.
 @lru_cache(maxsize=1)
 def _worker(settings: RunSettings, device: str) -> CaseWorker:
-    """Return the case worker of this process, with its model loaded."""
+    """Return the case worker of this process, whose model stays loaded between cases."""
     from trinat.pipelines.predict.case import CaseWorker
 
     return CaseWorker(settings, device)

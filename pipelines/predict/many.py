@@ -113,7 +113,7 @@ def segment_many(
         # Scans done by an earlier run have skipped entries; their results are in the ledger.
         known = read_entries(ledgers_in(folder))
     rows = [known.get(entry.case, entry) for entry in entries]
-    return _table(refused + rows, None if out is None else folder)
+    return _result_table(refused + rows, None if out is None else folder)
 
 
 def _split_inputs(
@@ -121,7 +121,8 @@ def _split_inputs(
 ) -> tuple[list[str], list[Case], list[Entry]]:
     """Split inputs into paths, cases of images in memory, and failed entries for anything else.
 
-    Images in memory are written to `folder`. `image` is the name of the image in a torchio.Subject.
+    Images in memory are written to `folder`. `image` is the name of the image to take from a
+    torchio.Subject; None for all other inputs.
     """
     is_one = isinstance(scans, str | os.PathLike | Volume) or hasattr(scans, "dataobj")
     if is_one or is_foreign_image(scans):
@@ -135,7 +136,7 @@ def _split_inputs(
             continue
         name = f"image-{number}"
         path = folder / f"{name}.nii"
-        # Only Subjects have named images; other images of the list do not.
+        # Only Subjects have named images.
         name_in_subject = image if is_subject(scan) else None
         try:
             Volume.of(scan, image=name_in_subject).write(path)
@@ -151,9 +152,10 @@ def _split_inputs(
 def _predict(
     request: PredictRequest, device: str, *, progress: bool, sum_up: bool
 ) -> list[Entry]:
-    """Run a request in this process; return the entries of its inputs as they end.
+    """Run a request in this process; return the entries of its inputs, in the order they end.
 
-    With `progress`, failures and progress go to stderr; with `sum_up`, a last line, too.
+    With `progress`, failures and progress are shown on stderr. With `sum_up`, too, the run ends
+    with a line of counts.
     """
     entries: list[Entry] = []
     engine = partial(SerialEngine, device=device)
@@ -177,8 +179,8 @@ def _predict(
     return entries
 
 
-def _table(entries: Iterable[Entry], out: Path | None) -> pd.DataFrame:
-    """Return the table of `segment_many`, a row for each scan; files are below `out`."""
+def _result_table(entries: Iterable[Entry], out: Path | None) -> pd.DataFrame:
+    """Return the table of `segment_many`, a row for each scan; `out` is the folder of its files."""
     import pandas as pd
 
     rows = []

@@ -30,10 +30,11 @@ _GRADES = ("pass", "look", "reject")
 def run_with_progress(
     requests: Sequence[PredictRequest], *, quiet: bool, as_json: bool = False
 ) -> Outcome:
-    """Run requests one after another until one is interrupted; return the sum of their outcomes.
+    """Run requests one after another; return the sum of their outcomes.
 
-    With `as_json`, stdout gets one line of JSON for each entry and one for the end, and nothing
-    else.
+    No further request is run once one was interrupted. With `quiet`, only failures and the last
+    line of each request are shown. With `as_json`, stdout gets one line of JSON for each entry and
+    one for the end of each request, and nothing else.
     """
     outcomes = []
     interactive = sys.stderr.isatty()
@@ -55,8 +56,8 @@ def run_with_progress(
 def listener(*, quiet: bool, as_json: bool, interactive: bool) -> Iterator[Listener]:
     """Provide the callbacks of a run: messages and progress go to stderr, JSON lines to stdout.
 
-    `interactive` shows a progress bar instead of lines for a log file. With `quiet` only
-    failures and the last line are shown.
+    With `as_json` there are only JSON lines. `interactive` shows a progress bar instead of lines
+    for a log file. With `quiet` only failures and the last line are shown.
     """
     if as_json:
         yield Listener(
@@ -77,7 +78,11 @@ def listener(*, quiet: bool, as_json: bool, interactive: bool) -> Iterator[Liste
 
 
 class _Reporter:
-    """Counter of a run's entries that shows its progress; `began` is its monotonic start time."""
+    """Counter of a run's entries that reports its progress to `shown`.
+
+    With `quiet` it shows only failures and the last line. `began` is the start of the run by
+    `time.monotonic`.
+    """
 
     def __init__(self, shown: Progress, *, quiet: bool, began: float) -> None:
         self._shown = shown
@@ -90,11 +95,11 @@ class _Reporter:
         self._stages: dict[str, str] = {}
 
     def start(self, count: int) -> None:
-        """Set the number of inputs of the run."""
+        """Note the number of inputs of the run."""
         self._total = count
 
     def enter(self, case: str, stage: str) -> None:
-        """Show the stage that a case, or (without a case) the run, has entered."""
+        """Show the stage that a case has entered; with "" as case, a stage of the run."""
         if stage == "starting":
             self._show_at_work("loading the model")
         elif stage == "ready":
@@ -104,13 +109,20 @@ class _Reporter:
         self._show_stage(case, stage)
 
     def _show_stage(self, case: str, stage: str) -> None:
-        """Show the stage of a case, unless the case is waiting for its turn or for the model."""
+        """Show the stage of a case.
+
+        Nothing is shown while the case waits for its turn, or before the model is loaded.
+        """
         words = _STAGES.get(stage)
         if words and self._is_ready:
             self._show_at_work(f"{case}: {words}")
 
     def _show_at_work(self, words: str) -> None:
-        """Show the current work; log files get every line until the first scan has ended."""
+        """Show the current work, with the number of inputs that have ended.
+
+        Until the first input has ended, a log file gets every line; after that only one from time
+        to time.
+        """
         seen = self._counts.total()
         line = f"{seen}/{self._total} {words}"
         failed = self._counts["failed"]
@@ -128,7 +140,10 @@ class _Reporter:
         )
 
     def hear(self, entry: Entry) -> None:
-        """Show the failure of an entry, if it has failed, and the progress of the run."""
+        """Count an entry and show the progress of the run.
+
+        The reason is shown if the entry has failed or was left out.
+        """
         self._stages.pop(entry.case, None)
         self._counts[entry.status] += 1
         seen = self._counts.total()
@@ -154,7 +169,7 @@ class _Reporter:
             self._show_stage(case, stage)
 
     def end(self, outcome: Outcome, out: Path) -> None:
-        """Sum up the run in a line, with the path of its page."""
+        """Print the counts of the run on one line of stderr, with the path of its page."""
         line = f"{outcome.done} done"
         graded = []
         for name in _GRADES:
@@ -186,7 +201,7 @@ def _say_entry_as_json(entry: Entry) -> None:
 
 
 def say_outcome_as_json(outcome: Outcome, out: Path) -> None:
-    """Print the counts of a run as a line of JSON."""
+    """Print the counts of a run as a line of JSON on stdout."""
     _say_json(
         done=outcome.done,
         skipped=outcome.skipped,

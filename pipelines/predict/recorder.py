@@ -34,7 +34,10 @@ _NO_SERIES = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """Counts of a run: inputs = done + skipped + failed, plus inputs not begun when it was stopped.
+    """Counts of a run's inputs: done, skipped and failed.
+
+    Inputs that were not begun when the run was stopped are in none of these counts; then
+    `interrupted` is True.
 
     - `is_part`: the run was a part of the work, and `trinat merge` joins it with the others.
     - `grades` counts the done scans by grade.
@@ -58,9 +61,9 @@ class Outcome:
 
 
 def sum_of(outcomes: Sequence[Outcome]) -> Outcome:
-    """Return the sum of several runs that were done in turn until one was interrupted.
+    """Return the sum of the outcomes of several runs: counts and times are added.
 
-    Counts and times are added. Without outcomes, all counts are zero.
+    Without outcomes, all counts are zero.
     """
     grades: Counter[str] = Counter()
     for outcome in outcomes:
@@ -80,8 +83,11 @@ def sum_of(outcomes: Sequence[Outcome]) -> Outcome:
 class Recorder:
     """Recorder of the outcome of each input, which also decides which cases to segment.
 
-    `on_entry` is called with each entry. `cases` are the run's cases by id. `shown` are the most
-    doubtful cases so far, whose slices are on the page of the folder.
+    - `on_entry` is called with each entry.
+    - `cases` are the run's cases by id.
+    - `counts` and `grades` are the numbers of entries by status and by grade.
+    - `spent` has the times of each case that was segmented, `workers` are the workers that did it.
+    - `shown` are the most doubtful cases so far, whose slices are on the page of the folder.
     """
 
     settings: RunSettings
@@ -101,7 +107,7 @@ class Recorder:
     def note(self, entry: Entry, *, keep: bool = True) -> None:
         """Move a case's files into place, add its line to the ledger, and count it.
 
-        Without `keep` no line is added, because the line in the ledger is still valid.
+        With `keep=False` no line is added, because the line of an earlier run is still valid.
         DiskFullError is raised if the disk is full, since all further scans would be segmented in
         vain.
         """
@@ -179,10 +185,11 @@ class Recorder:
     def refuse(self, refusals: Sequence[Refusal], *, are_all: bool) -> None:
         """Record the inputs of this run that cannot be segmented.
 
-        Results that an earlier run made of a refused case no longer count. If the refusals
-        `are_all` of the folder's, inputs that earlier runs refused and this run does not are
-        withdrawn, so that no table shows them: a missing file was found, say, or one of two files
-        of the same name is gone.
+        Results that an earlier run made of a refused case become invalid. `are_all` is True if
+        these are all refusals of the folder, not only those of a part or a selection. Then inputs
+        that earlier runs refused and this run does not refuse are withdrawn, so that no table shows
+        them. The reason may be that a missing file was found, or that one of two files of the same
+        name is gone.
         """
         if are_all:
             refused_now = {refusal.shown for refusal in refusals}
@@ -196,7 +203,9 @@ class Recorder:
         for refusal in refusals:
             shown = refusal.shown
             if refusal.harmless:
-                # A twin of a case is reported, but it is no case of its own in the ledger.
+                # Nothing is missing without this input, such as a scan that was given twice. It is
+                # reported, but has no line in the ledger unless it is a part that is no scan to
+                # segment.
                 entry = Entry(shown, "skipped", shown, refusal.reason)
                 self.note(entry, keep=entry.is_left_out)
             else:
@@ -214,7 +223,7 @@ class Recorder:
     def cases_to_do(
         self, cases: Sequence[Work], stop: Callable[[], bool]
     ) -> Iterator[Work]:
-        """Yield the cases to segment; record the cases that are current or impossible.
+        """Yield the cases to segment; record those that are current or cannot be segmented.
 
         `stop` is called before each case, because checking the results of a large study takes long.
         """
@@ -242,10 +251,10 @@ class Recorder:
                 self.note(obstructed)
 
     def _participant_to_do(self, participant: Participant) -> Participant | None:
-        """Return the participant with the scans to segment, or None; record the other scans.
+        """Return a participant with the scans to segment, or None; record all other scans.
 
         The scans are segmented together: if one is new, changed or missing, all are segmented
-        again.
+        again. None means that there is nothing to segment.
         """
         impossible: dict[str, Entry] = {}
         for case in participant.scans:
@@ -259,11 +268,11 @@ class Recorder:
         return participant.only(lambda case: case.id not in impossible)
 
     def _note_if_current(self, participant: Participant) -> bool:
-        """Record all scans of a participant and return True if their results are current.
+        """If the results of all scans of a participant are current, record that and return True.
 
-        They are current if they were made of exactly these scans at these times. A scan whose
-        outputs would replace files of the user fails, but the others are not segmented again for
-        that.
+        They are current if they come from exactly these scans, participant, group and times. A scan
+        whose outputs would replace files of the user is recorded as failed; the other scans are not
+        segmented again because of it.
         """
         obstructed_scans = {}
         known: dict[str, TimePoint | None] = {}
@@ -308,7 +317,7 @@ class Recorder:
         return ""
 
     def _obstructed_entry(self, case: Case) -> Entry | None:
-        """Return a failed entry if files of the user are in the place of a case's outputs."""
+        """Return a failed entry if a case's outputs would replace files of the user, else None."""
         names = CaseNames(Path(), case.id, case.entities, self.settings.bids)
         paths = names.all(self.settings.output, case.path)
         digests = digests_of(self.settings.out, map(str, paths))

@@ -75,7 +75,7 @@ _BIDS_FILES = (
 # Minimum time between two updates of growing tables.
 _LEAST_PAUSE_S = 10.0
 _PAUSE_RATIO = 20
-# Name of the whole work in place of a part's name.
+# Suffix of the lock file of a run over all inputs; a part of the work has its own suffix.
 _WHOLE = ".all"
 
 
@@ -89,8 +89,10 @@ class Listener:
 
     - `on_start` gets the number of inputs, `on_entry` the entry of each input, and `on_end` the
       outcome and the output folder.
-    - `on_stage` gets the current work as in `local_engine`, and ("", "starting") before that.
-    - `on_stop` is called when a signal asks the run to stop, while it finishes cases in hand.
+    - `on_stage` gets a case and the stage that it enters, as in `local_engine`. It is called with
+      ("", "starting") before the engine starts.
+    - `on_stop` is called when a signal asks the run to stop; the cases that were begun are still
+      finished.
     """
 
     on_start: Callable[[int], object] = _ignore
@@ -162,7 +164,11 @@ def predict(request: PredictRequest, callbacks: Listener | None = None) -> Outco
 
 
 def _check_for_fmriprep(suffix: str, found: Found) -> None:
-    """Raise if fMRIPrep cannot use the results; log participants with too many scans."""
+    """Raise ConfigError if fMRIPrep cannot use the results.
+
+    It needs T1w scans of a BIDS dataset. Participants with several scans are logged, because
+    fMRIPrep takes the results of one.
+    """
     if found.bids_root is None or suffix != T1W:
         raise ConfigError(
             "--for fmriprep: the scans are no T1w scans of a BIDS dataset",
@@ -181,7 +187,11 @@ def _check_for_fmriprep(suffix: str, found: Found) -> None:
 
 
 def _with_facts(request: PredictRequest, found: Found) -> tuple[Case, ...]:
-    """Return the cases with age, sex and intracranial volume of their participants, for norms."""
+    """Return the cases with age, sex and intracranial volume of their participants.
+
+    Norms need these. They are read from the participants table of the request or else of the BIDS
+    dataset; ConfigError if there is neither.
+    """
     table = request.participants_table
     if table is None:
         if found.bids_root is None:
@@ -196,9 +206,10 @@ def _with_facts(request: PredictRequest, found: Found) -> tuple[Case, ...]:
 def _inputs_of_part(
     request: PredictRequest, found: Found
 ) -> tuple[Sequence[Work], Sequence[Refusal]]:
-    """Return the cases and refusals of the request's shard; the first shard reports all refusals.
+    """Return the cases and the refusals that this request has to process.
 
-    With --longitudinal, the scans of a participant are one case and belong to one shard.
+    These are all, or those of the request's shard; the first shard reports all refusals. With
+    --longitudinal, the scans of a participant are one case and belong to one shard.
     """
     given: Sequence[Work] = found.cases
     if request.output.longitudinal:
@@ -217,11 +228,12 @@ def _inputs_of_part(
 
 @contextmanager
 def held(folder: Path, part: str) -> Iterator[None]:
-    """Lock an output folder for the whole work ("" as `part`), or for a part of it.
+    """Lock an output folder for the whole work or for a part of it.
 
-    `folder` is its work folder; OutputError is raised if it is a link. LockedError is raised if
-    another run is active that may not run at the same time: two runs that have scans in common
-    would refuse each other's results as a user's files.
+    `folder` is the work folder inside the output folder; OutputError is raised if it is a link.
+    `part` is the name of the part, "" for the whole work. LockedError is raised if a run is active
+    that may not run at the same time: two runs that have scans in common would refuse each other's
+    results as a user's files.
     """
     _refuse_link(folder)
     with ExitStack() as stack:
@@ -246,9 +258,10 @@ def _refuse_link(folder: Path) -> None:
 
 
 def _may_be_beside(part: str, other: str) -> bool:
-    """Return True if two parts may run at the same time.
+    """Return True if two parts, given by their names, may run at the same time.
 
-    Shards of the same division may, and so may jobs of different participants.
+    Shards of the same division may, and so may jobs of different participants. If the names are
+    equal, `other` is the part itself.
     """
     if part == other:
         return True
@@ -282,9 +295,9 @@ def _open_ledger(
 ) -> Ledger:
     """Return the ledger of this part of the work, which includes the results of earlier runs.
 
-    OutputError is raised if a file of the user is in the place of a file that the run writes for
-    the whole folder, and ConfigError if the folder has results of other scans of the dataset, such
-    as T1w instead of T2w.
+    `cases` and `refusals` are those of this part. OutputError is raised if a file of the user has
+    the name of a file that the run writes for the whole folder. ConfigError is raised if the folder
+    has results of other scans of the dataset, such as T1w instead of T2w.
     """
     own_files: list[str] = []
     if not request.part:
@@ -306,8 +319,8 @@ def _open_ledger(
         overwrite=request.overwrite,
     )
     if settings.bids:
-        # Tables and changes are keyed by participant and session, which would mix two kinds of
-        # scans.
+        # Tables and changes are keyed by participant and session: two kinds of scans would be mixed
+        # up.
         for entry in ledger.entries.values():
             other = suffix_of_results(entry.outputs)
             if other not in (None, request.suffix):
@@ -328,7 +341,11 @@ def _segment(
     stop: Callable[[], bool],
     on_stage: Callable[[str, str], None],
 ) -> None:
-    """Segment the cases that are not current; start no engine if there are none."""
+    """Segment the cases that have no current result; start no engine if there are none.
+
+    `cases` are scans or participants. Each result is recorded by `recorder`. Nothing more is begun
+    once `stop` returns True. `on_stage` is as for `Listener`.
+    """
     to_do = recorder.cases_to_do(cases, stop)
     first = next(to_do, None)
     if first is None:
@@ -370,9 +387,9 @@ def _segment(
 
 
 class _GrowingTables:
-    """Tables of measures that grow during a run, so that they can be used before its end.
+    """Tables of measures that are written during a run, so that they can be used before its end.
 
-    The first scan gets its row at once. Later the tables are renewed only as often as that takes at
+    The first scan gets its row at once. Later the tables are written only as often as that takes at
     most a twentieth of the time, since writing the tables of 100,000 scans takes seconds.
     """
 
@@ -382,7 +399,7 @@ class _GrowingTables:
         self._due = 0.0
 
     def renew(self) -> None:
-        """Write volumes.tsv and qc.tsv of the scans that have ended so far, if they are due."""
+        """Write volumes.tsv and qc.tsv of the scans that have ended so far, if it is time."""
         begun = time.monotonic()
         if begun < self._due:
             return
@@ -394,14 +411,18 @@ class _GrowingTables:
             except DiskFullError:
                 raise
             except OutputError:
-                # Somebody has edited a table in the meantime: the end of the run reports it.
+                # Somebody has edited a table in the meantime. The error is raised when the run
+                # writes its final tables.
                 shutil.rmtree(folder)
         ended = time.monotonic()
         self._due = ended + max(_LEAST_PAUSE_S, _PAUSE_RATIO * (ended - begun))
 
 
 def _make_tables_folder(staging: Path) -> Path:
-    """Create the folder where the run's own files wait, on the disk of the output."""
+    """Create the folder in which the run's tables are written before they are moved into place.
+
+    It is on the disk of the output folder.
+    """
     folder = staging / "tables"
     folder.mkdir(parents=True)
     return folder
@@ -414,7 +435,11 @@ def _renew_tables(
     excluded: Collection[str],
     out: Path,
 ) -> None:
-    """Write the tables and pages of a group into `folder`; remove outdated tables and pages."""
+    """Write the tables and pages of all entries into `folder`, to be moved into place.
+
+    Tables and pages of an earlier run that are not written again are removed. `out` is the output
+    folder; no change is computed from scans whose grade is in `excluded`.
+    """
     write_tables(folder, entries, out)
     for name in TABLES:
         if not (folder / name).exists():
@@ -428,10 +453,10 @@ def merge(
     overwrite: bool = False,
     excluded: Collection[str] = EXCLUDED_GRADES,
 ) -> Outcome:
-    """Join the ledgers in `out` into run.jsonl, reading each once; write the tables and the page.
+    """Join the ledgers in `out` into run.jsonl; write the tables and the page.
 
-    With `overwrite`, tables of the user are replaced. Results of the `excluded` grades enter no
-    change.
+    Each ledger is read once. With `overwrite`, tables of the user are replaced. No change is
+    computed from scans and structures whose grade is in `excluded`.
     """
     ledgers = ledgers_in(out)
     joined = out / "run.jsonl"

@@ -42,7 +42,7 @@ SEGMENTATION = "Segmentation"
 FILES = "Output files"
 MACHINE = "Machine"
 
-# In the order of computation.
+# Views in the order of computation.
 _VIEWS = ("coronal", "axial", "sagittal")
 TABLES = (
     *("summary.tsv", "volumes.tsv", "qc.tsv", "report.html"),
@@ -62,7 +62,7 @@ CHANGES = (
     *("changes.tsv", "timepoints.tsv", "changes.html"),
     *map(changes_table, FURTHER),
 )
-# Folder beside the page with its slices of the most doubtful scans.
+# Folder next to the page, with its slices of the most doubtful scans.
 SLICES = ".trinat-page"
 _NOT_IN_BIDS = [product for product in Product if not product.is_in_bids]
 # Exactly the files for which BIDS has no names.
@@ -77,12 +77,15 @@ BIDSIGNORE = (
     f"{WORK}/",
     f"{SLICES}/",
 )
-# Time for each pass of the networks after which a scan counts as hung.
+# Seconds for each pass of the networks; a scan that takes longer counts as hung.
 _LIMIT_OF_PASS_S = 7200.0
 
 
 def split_views(text: str) -> tuple[str, ...]:
-    """Return the views of "axial, coronal", in the order of computation."""
+    """Parse a text such as "axial, coronal" into views, sorted into the order of computation.
+
+    ConfigError for an unknown view.
+    """
     chosen = [word.strip() for word in text.split(",") if word.strip()]
     for view in chosen:
         if view not in _VIEWS:
@@ -107,9 +110,9 @@ class OutputSettings:
     """Settings that affect the results: after any change, every case of a folder is done again.
 
     `views` are in the order of computation; empty: all views of the model. The settings from
-    `stats` to `page` write files: the `Product`s that name them as their `setting`. Label maps are
-    always written, and the files of `fmriprep` only in BIDS datasets. `reference` is the reference
-    for volumes on pages: norms, or normal ranges (structure, lowest and highest mm³).
+    `stats` to `page` write files: each is the `setting` of some `Product`. Label maps are always
+    written, and the files of `fmriprep` only in BIDS datasets. `reference` is what volumes on pages
+    are compared with: norms, or normal ranges (structure, lowest and highest mm³).
     """
 
     views: Annotated[
@@ -293,7 +296,7 @@ class OutputSettings:
 class WorkerOptions:
     """Options of a run that each worker receives; only `output` affects the results.
 
-    `timings` requests the time that the processes of the run spend, for its outcome.
+    With `timings`, the outcome of the run has the time that its processes spend.
     """
 
     output: OutputSettings = field(default_factory=OutputSettings)
@@ -324,11 +327,14 @@ class WorkerOptions:
 class RunSettings(WorkerOptions):
     """Settings of a worker.
 
-    `out` is the output folder, `model` the folder of a model. Outputs wait in `staging`, which is
-    on the disk of `out` and emptied at start and end. With `bids`, names follow BIDS.
-    `parcels_sha256` is the hash of the model's own model of parcels, if parcels are requested, and
-    `stripper_sha256` the hash of the model that strips whole heads, if the model has one.
-    `lesions_sha256` is the hash of the model's network for lesions, if these are requested.
+    - `out` is the output folder, `model` the folder of a model, `model_sha256` the hash of the
+      model.
+    - Outputs are first written to `staging`, which is on the disk of `out` and emptied at start and
+      end.
+    - With `bids`, names of files follow BIDS.
+    - `parcels_sha256` is the hash of the model that divides the cortex into parcels, if parcels are
+      requested; `stripper_sha256` that of the model that strips whole heads, if the model has one;
+      `lesions_sha256` that of the network for lesions, if these are requested. Else they are "".
     """
 
     out: Path
@@ -341,7 +347,7 @@ class RunSettings(WorkerOptions):
     lesions_sha256: str = ""
 
     def digest(self, case: Work) -> str:
-        """Return a hash of everything that results of a case depend on, besides scan and model."""
+        """Return a hash of everything that results of a case depend on, except scan and model."""
         further: list[Any] = []
         if self.parcels_sha256:
             further.append(self.parcels_sha256)
@@ -365,9 +371,10 @@ EngineMaker = Callable[[RunSettings], Any]
 
 @dataclass(frozen=True)
 class Shard:
-    """Part K of N of a list of cases, 1 to N; the same cases on every machine.
+    """Part K of N of a list of cases; K counts from 1.
 
-    The shards of a list are disjoint and together contain all cases.
+    The shards of a list are disjoint, together contain all cases, and are the same on every
+    machine.
     """
 
     part: int
@@ -375,7 +382,7 @@ class Shard:
 
     @classmethod
     def parse(cls, text: str | None) -> Shard | None:
-        """Parse "K/N", or return None without text; raise ConfigError for an invalid part."""
+        """Parse "K/N"; return None for None or an empty text. ConfigError for an invalid part."""
         if not text:
             return None
         part, slash, of = text.partition("/")
@@ -388,12 +395,12 @@ class Shard:
         return cls(int(part), int(of))
 
     def __str__(self) -> str:
-        """Return the suffix of the names of its ledger, lock and staging folder."""
+        """Return the suffix of the names of this shard's ledger, lock and staging folder."""
         return f".shard-{self.part}-of-{self.of}"
 
     @classmethod
     def of_part(cls, text: str) -> Shard | None:
-        """Return the shard whose `str` is `text`; None for the name of another part."""
+        """Return the shard whose suffix, as from `str`, is `text`; None for any other text."""
         match = re.fullmatch(r"\.shard-(\d+)-of-(\d+)", text)
         if match is None:
             return None
@@ -406,13 +413,14 @@ class PredictRequest(WorkerOptions):
 
     - `model` is a name or a folder, `devices` are one or more device names.
     - `timeout_s` is for one scan; 0 is no limit, None the default of `limit_s`.
-    - `participants` and `sessions` select from a BIDS dataset; empty: all. `suffix` is the BIDS
+    - `participants` and `sessions` select scans of a BIDS dataset; empty: all. `suffix` is the BIDS
       suffix of its scans.
-    - `participants_table` is a participants table, for `output.reference` if this contains norms.
-    - `sessions_table` assigns scans to participants, for `output.longitudinal`. Results of the
-      `excluded` grades enter no change.
-    - `found` are cases that were found already, in place of `inputs`.
-    - `engine` creates an engine that replaces processes on this machine.
+    - `participants_table` has the age and sex of participants, if `output.reference` are norms.
+      Default: participants.tsv of a BIDS dataset.
+    - `sessions_table` assigns scans to participants, for `output.longitudinal`. No change is
+      computed from scans and structures whose grade is in `excluded`.
+    - `found` are cases that were found already; `inputs` are then not used.
+    - `engine` creates an engine from the settings, in place of processes on this machine.
     """
 
     inputs: Annotated[
@@ -519,9 +527,10 @@ class PredictRequest(WorkerOptions):
 
     @property
     def part(self) -> str:
-        """Name of this part of the work, for its ledger and lock; "" for the whole work.
+        """Name of this part of the work, the suffix of its ledger and lock; "" for the whole work.
 
-        Jobs of one participant each, as BIDS Apps are run, can thus share an output folder.
+        A part is a shard, or a selection of participants or sessions. Jobs of one participant each,
+        as BIDS Apps are run, can thus share an output folder.
         """
         if self.shard is not None:
             return str(self.shard)
@@ -585,7 +594,8 @@ class PredictRequest(WorkerOptions):
     ) -> RunSettings:
         """Return the settings of each worker.
 
-        `model` is the model's folder; outputs wait in `staging`; with `bids`, names follow BIDS.
+        `model` is the model's folder. Outputs are first written to `staging`. With `bids`, names of
+        files follow BIDS.
         """
         from trinat.segmentation.models.zoo import (
             MODEL_FILE,
@@ -635,28 +645,35 @@ class PredictRequest(WorkerOptions):
 
     @property
     def worker_devices(self) -> list[str]:
-        """Device of each process: the devices in turn, for at least `workers` processes."""
+        """Device of each process.
+
+        There are at least `workers` processes, and one for each of `devices`; the devices are
+        assigned in turn.
+        """
         count = max(self.workers, len(self.devices))
         return [self.devices[number % len(self.devices)] for number in range(count)]
 
 
 def _strip_prefix(labels: Iterable[str], prefix: str) -> str:
-    """Join labels such as 01 or sub-01 without their prefix, unique and in natural order."""
+    """Remove the prefix from labels such as sub-01, and join them: unique, in natural order."""
     short = {label.removeprefix(prefix) for label in labels}
     return "-".join(natsorted(short))
 
 
 def slices_of(case: str) -> str:
-    """Return the path of a case's slices, which exist while it is among the most doubtful."""
+    """Return the path of the file with a case's slices, relative to the output folder.
+
+    The file exists only while the case is among the most doubtful.
+    """
     return f"{SLICES}/{safe_component(case)}.json"
 
 
 @dataclass(frozen=True)
 class CaseNames:
-    """Names of the files of a case, which are beside one another below `root`.
+    """Names of the files of a case, which are all in one folder below `root`.
 
-    `id` is the id of the case, folder/stem. `entities` are those of its BIDS name, used only with
-    `bids`.
+    `id` is the id of the case, folder/stem. `entities` are the BIDS entities of its scan, used only
+    with `bids`.
     """
 
     root: Path
@@ -665,14 +682,17 @@ class CaseNames:
     bids: bool
 
     def all(self, output: OutputSettings, scan: Path) -> list[Path]:
-        """Return every file written for a scan with these settings, except the JSON sidecars."""
+        """Return the paths of all files written for a scan with these settings.
+
+        JSON sidecars are not included. `scan` is the path of the scan.
+        """
         others = [product for product in Product if product is not Product.LABELS]
         wanted = [product for product in others if output.wants(product)]
         paths = [self.path(product) for product in wanted]
         return [self.labels(output, scan), *paths]
 
     def every(self) -> list[str]:
-        """Return every file that any run may have written for the scan, relative to `root`."""
+        """Return the paths of all files that any run may write for the scan, relative to `root`."""
         paths = []
         for product in Product:
             if product.for_fmriprep and not self.bids:
@@ -682,7 +702,10 @@ class CaseNames:
         return [self._relative(path) for path in paths]
 
     def labels_in(self, outputs: Mapping[str, str]) -> set[tuple[str, str]]:
-        """Return the label maps among outputs (path -> SHA-256), with their SHA-256."""
+        """Return the label maps among outputs, as pairs of path and SHA-256.
+
+        `outputs` maps paths, relative to `root`, to SHA-256.
+        """
         names = {
             self._relative(self.path(Product.LABELS)),
             self._relative(self.path(Product.LABELS, ".mgz")),
@@ -695,7 +718,7 @@ class CaseNames:
         return self.path(Product.LABELS, ".mgz" if is_mgz else "")
 
     def path(self, product: Product, ending: str = "") -> Path:
-        """Return the path of a product, with its default ending unless another one is given."""
+        """Return the path of the file of a product; `ending` replaces its default ending."""
         folder, _, stem = self.id.rpartition("/")
         suffix = product.plain
         if self.bids:

@@ -21,9 +21,9 @@ from trinat.segmentation.models.zoo import find_model
 class StoredScans:
     """Scans of a store, with the settings that they were read with when the store was made.
 
-    `found` maps the name of a folder to its cases. With `folds` there is a folder for each fold,
-    below the output folder and below the folder of the models; else the only name is "", the output
-    folder itself.
+    `found` maps the name of a folder to the scans that are segmented into it. With `folds` there is
+    a folder for each fold, below the output folder and below the folder of the models. Without
+    folds the only name is "", the output folder itself.
     """
 
     found: Mapping[str, Found]
@@ -57,9 +57,10 @@ class StoredScans:
         return cls(found, folds, info.trust_affine, info.fill_nonfinite)
 
     def check_models(self, model: str) -> None:
-        """Raise if the models of folds differ in their views: a fold is not fully trained.
+        """Raise ModelError if the models of the folds differ in their views.
 
-        `model` is the folder of all folds. ModelError names the first fold that lacks a view.
+        Then a fold is not fully trained. The error names the first fold that lacks a view. `model`
+        is the folder of all folds.
         """
         if not self.folds:
             return

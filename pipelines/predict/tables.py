@@ -77,7 +77,11 @@ For research, not for diagnosis.
 
 
 class _Slices(BaseModel):
-    """Slices that a worker wrote for the page: tiled pictures, and the position to show first."""
+    """Slices that a worker wrote for the page of the run.
+
+    `gray` and `prediction` are pictures as data URIs, with the slices tiled in a number of
+    `columns`. `shape` is the grid of the slices, `start` the voxel to show first.
+    """
 
     shape: tuple[int, int, int]
     columns: int
@@ -91,10 +95,9 @@ class _Slices(BaseModel):
 def write_tables(
     out: Path, entries: Iterable[Entry], results: Path | None = None
 ) -> None:
-    """Write summary.tsv, volumes.tsv, qc.tsv and report.html, in natural order of cases.
+    """Write summary.tsv, volumes.tsv, qc.tsv and report.html to `out`, in natural order of cases.
 
     parcels.tsv and the tables of further outputs are written if results have these measures.
-
     `results` is the folder that has, or will have, the scans' own files; by default `out`.
     """
     ordered = _in_order(entries)
@@ -105,14 +108,20 @@ def write_tables(
 
 
 def _in_order(entries: Iterable[Entry]) -> list[Entry]:
-    """Return the entries that tables show, in natural order of cases."""
+    """Return the entries that tables show, in natural order of cases.
+
+    Withdrawn entries are not shown.
+    """
     given = (entry for entry in entries if not entry.is_withdrawn)
     ordered: list[Entry] = natsorted(given, key=lambda entry: entry.case)
     return ordered
 
 
 def write_measures(out: Path, entries: Iterable[Entry]) -> None:
-    """Write volumes.tsv, qc.tsv, and the tables of parcels and further outputs that exist."""
+    """Write volumes.tsv, qc.tsv and, if there are rows for them, the tables of further measures.
+
+    These are parcels.tsv and the tables of further outputs.
+    """
     measured = [entry for entry in _in_order(entries) if entry.status == "done"]
     write_volumes(out / "volumes.tsv", measured)
     _write_quality(out / "qc.tsv", measured)
@@ -126,8 +135,8 @@ def write_measures(out: Path, entries: Iterable[Entry]) -> None:
 def _write_summary(path: Path, entries: Sequence[Entry], folder: Path) -> None:
     """Write a row for each scan: its status, the reason and the time it took.
 
-    The reason also says if the scan of a result has since disappeared; `folder` is the output
-    folder.
+    If the scan of a result has since disappeared, the reason says so. `folder` is the output
+    folder, which the paths of scans are relative to.
     """
     rows = []
     for entry in entries:
@@ -148,9 +157,9 @@ def write_volumes(path: Path, entries: Sequence[Entry]) -> None:
     Cells for structures or measures that a scan does not have, such as those of a failed scan, are
     empty (n/a). Rows are in the order of `entries`.
     """
-    measures = _keys_in(entry.result.measures_mm3 for entry in entries)
-    names = _keys_in(entry.result.volumes_mm3 for entry in entries)
-    key_names, keys = _keys(entries)
+    measures = _unique_keys(entry.result.measures_mm3 for entry in entries)
+    names = _unique_keys(entry.result.volumes_mm3 for entry in entries)
+    key_names, keys = _key_columns(entries)
     rows = []
     for key, entry in zip(keys, entries, strict=True):
         volumes = entry.result.volumes_mm3
@@ -172,15 +181,18 @@ def write_volumes(path: Path, entries: Sequence[Entry]) -> None:
 
 
 def _write_quality(path: Path, entries: Sequence[Entry]) -> None:
-    """Write a row for each scan: grade, reasons, grades of structures, and their basis."""
-    names = _keys_in(entry.result.structure_grades for entry in entries)
+    """Write a row for each scan: grade, reasons, notes, and the measures that grades are based on.
+
+    Grades and measures of structures have a column for each structure.
+    """
+    names = _unique_keys(entry.result.structure_grades for entry in entries)
     # Used as an ordered set of the measures of structures.
     measures: dict[tuple[str, str], None] = {}
     for entry in entries:
         for measure, by_structure in entry.result.structure_measures().items():
             for name in by_structure:
                 measures[measure, name] = None
-    key_names, keys = _keys(entries)
+    key_names, keys = _key_columns(entries)
     rows = []
     for key, entry in zip(keys, entries, strict=True):
         result = entry.result
@@ -198,7 +210,7 @@ def _write_quality(path: Path, entries: Sequence[Entry]) -> None:
 
 def write_parcels(path: Path, entries: Sequence[Entry]) -> None:
     """Write a row for each scan and parcel; scans without parcels have no rows."""
-    key_names, keys = _keys(entries)
+    key_names, keys = _key_columns(entries)
     rows = []
     for key, entry in zip(keys, entries, strict=True):
         for name, parcel in entry.result.parcels.items():
@@ -207,26 +219,32 @@ def write_parcels(path: Path, entries: Sequence[Entry]) -> None:
 
 
 def write_further(path: Path, name: str, entries: Sequence[Entry]) -> None:
-    """Write a row for each scan: the grade of a further output, its reasons, and its columns."""
-    key_names, keys = _keys(entries)
+    """Write a row for each scan: grade, reasons and measures of the further output `name`.
+
+    Scans without this output have empty cells.
+    """
+    key_names, keys = _key_columns(entries)
     found = []
     for entry in entries:
         result = entry.result.further().get(name)
         found.append({} if result is None else result.row())
-    columns = _keys_in(found)
+    columns = _unique_keys(found)
     rows = []
     for key, values in zip(keys, found, strict=True):
         rows.append((*key, *(values.get(column) for column in columns)))
     write_tsv(path, (*key_names, *columns), rows)
 
 
-def _keys_in(mappings: Iterable[Iterable[str]]) -> list[str]:
+def _unique_keys(mappings: Iterable[Iterable[str]]) -> list[str]:
     """Return the unique keys of mappings, in the order of their first appearance."""
     return list(dict.fromkeys(chain.from_iterable(mappings)))
 
 
-def _keys(entries: Sequence[Entry]) -> tuple[list[str], list[list[str | None]]]:
-    """Return names and values of the columns that identify a row, in BIDS as BIDS names them."""
+def _key_columns(entries: Sequence[Entry]) -> tuple[list[str], list[list[str | None]]]:
+    """Return the names of the columns that identify a row, and their values for each entry.
+
+    They are participant_id, session_id and case for scans of a BIDS dataset, else the case only.
+    """
     keys: list[list[str | None]] = []
     for entry in entries:
         match = _BIDS_CASE.fullmatch(entry.case)
@@ -239,10 +257,10 @@ def _keys(entries: Sequence[Entry]) -> tuple[list[str], list[list[str | None]]]:
 
 
 def _write_page(path: Path, entries: Sequence[Entry], results: Path) -> None:
-    """Write the page of all entries, given in natural order; `results` has the scans' own files.
+    """Write the page of all entries, which are given in natural order.
 
-    Pictures are linked, not embedded, so that pages of many scans stay small. An existing page is
-    replaced.
+    `results` is the output folder, which has the scans' own files. Pictures are linked, not
+    embedded, so that pages of many scans stay small. An existing page is replaced.
     """
     ranked = sorted(entries, key=attrgetter("doubt"))
     counts = Counter(entry.grade for entry in entries)
@@ -254,7 +272,9 @@ def _write_page(path: Path, entries: Sequence[Entry], results: Path) -> None:
             volumes[name].append(volume_mm3)
     for values in volumes.values():
         values.sort()
-    doubtful = [_case(entry, results, volumes) for entry in most_doubtful(entries)]
+    doubtful = [
+        _case_variables(entry, results, volumes) for entry in most_doubtful(entries)
+    ]
     pictures = [
         (entry.case, entry.result.picture) for entry in ranked if entry.result.picture
     ]
@@ -267,7 +287,7 @@ def _write_page(path: Path, entries: Sequence[Entry], results: Path) -> None:
         cards=[(grade, f"{scans:,}", "") for grade, scans in counts.items()],
         doubtful=doubtful,
         scans=_scan_table(ranked),
-        facts=_facts(entries),
+        facts=_provenance(entries),
         pictures=pictures,
     )
     write_whole(path, page)
@@ -283,8 +303,8 @@ def _scan_table(ranked: Iterable[Entry]) -> Table:
         grade = entry.grade
         graded = Cell(grade, rank, kind=grade)
         # None for a scan without a result.
-        brain = _ml(entry.result.total_brain_mm3)
-        intracranial = _ml(entry.result.intracranial_mm3)
+        brain = _to_ml(entry.result.total_brain_mm3)
+        intracranial = _to_ml(entry.result.intracranial_mm3)
         page = Product.PAGE.among(entry.outputs)
         name = Cell(entry.case, link=quote(page) if page else "")
         rows.append([name, graded, brain, intracranial, entry.why])
@@ -298,12 +318,12 @@ def _scan_table(ranked: Iterable[Entry]) -> Table:
     return table("scan-table", "The most doubtful first", titles, rows)
 
 
-def _ml(mm3: float | None) -> float | None:
+def _to_ml(mm3: float | None) -> float | None:
     """Convert a volume to ml; return None if it is unknown or 0."""
     return mm3 / 1000 if mm3 else None
 
 
-def _facts(entries: Iterable[Entry]) -> dict[str, str]:
+def _provenance(entries: Iterable[Entry]) -> dict[str, str]:
     """Return the provenance of the results: version, models, and first and last day."""
     models: dict[str, None] = {}
     days = set()
@@ -320,10 +340,14 @@ def _facts(entries: Iterable[Entry]) -> dict[str, str]:
     return facts
 
 
-def _case(
+def _case_variables(
     entry: Entry, results: Path, volumes: Mapping[str, Sequence[float]]
 ) -> dict[str, Any]:
-    """Return a scan for the page: its slices, and its structures compared with the batch."""
+    """Return the template variables of one scan: its slices and a table of its structures.
+
+    `results` is the folder with the scan's files. `volumes` has the sorted volumes of each
+    structure in all scans of the run.
+    """
     result = entry.result
     try:
         file = results / slices_of(entry.case)
@@ -338,12 +362,16 @@ def _case(
         "alt": f"Three views of {entry.case} with its labels",
         "view": slices,
         "palette": None if slices is None else slices.palette,
-        "table": _structures(entry, volumes),
+        "table": _structure_table(entry, volumes),
     }
 
 
-def _structures(entry: Entry, volumes: Mapping[str, Sequence[float]]) -> Table:
-    """Return the structures of a scan, the most doubtful first, with their ranks in the batch."""
+def _structure_table(entry: Entry, volumes: Mapping[str, Sequence[float]]) -> Table:
+    """Return the table of a scan's structures, the most doubtful first.
+
+    `volumes` has the sorted volumes of each structure in all scans of the run: the table has the
+    rank of this scan's volume among them.
+    """
     result = entry.result
     counted = result.counted_volumes()
     rows: list[list[Any]] = []
@@ -385,9 +413,10 @@ def _structures(entry: Entry, volumes: Mapping[str, Sequence[float]]) -> Table:
 def _place_in_batch(
     volume_mm3: float, of_batch: Sequence[float], *, is_one: bool
 ) -> Cell:
-    """Return the rank of a volume among the sorted volumes of the batch.
+    """Return a cell with the rank of a volume among the volumes of the batch.
 
-    `is_one` is True if the volume is one of them, which it is not if it was rejected.
+    `of_batch` are these volumes, sorted. `is_one` is True if the volume is one of them; the volume
+    of a rejected scan or structure is not.
     """
     if not of_batch:
         return number(None, hint="all are rejected")
@@ -410,9 +439,9 @@ def _place_in_batch(
 
 
 def write_bids_files(folder: Path, out: Path, raw: Path) -> None:
-    """Write the BIDS description, README.md and .bidsignore of `out` for the dataset `raw`.
+    """Write dataset_description.json, README.md and .bidsignore for the derivatives in `out`.
 
-    The description is dataset_description.json. The files are written into `folder`, from where
+    `raw` is the BIDS dataset that was segmented. The files are written into `folder`, from where
     they are moved to `out` like the other outputs.
     """
     # Relative to the output, so that no path of this machine gets into the file.
@@ -431,7 +460,7 @@ def write_bids_files(folder: Path, out: Path, raw: Path) -> None:
 
 
 def write_label_table(path: Path, scheme: LabelScheme, *, by_index: bool) -> None:
-    """Write the BIDS table of the numbers in label maps, for the whole dataset.
+    """Write the BIDS table that explains the numbers in label maps, for the whole dataset.
 
     The numbers are class indices with `by_index`, else FreeSurfer's.
     """

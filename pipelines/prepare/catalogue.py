@@ -1,4 +1,4 @@
-"""The public datasets of configs/datasets.yaml, as typed values."""
+"""Catalogue of the public datasets in configs/datasets.yaml, as typed values."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ Md5 = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
 class ArchiveLimits:
     """Limits of an archive, declared before it is opened.
 
-    `bytes` is the total size of all members, unpacked.
+    `members` is the number of files and folders in it, `bytes` the total size of all members,
+    unpacked.
     """
 
     members: int
@@ -30,15 +31,16 @@ _PLAUSIBLE_BYTES = (1, 10**11)
 
 
 class _Strict(BaseModel):
-    """A value that does not change, without unknown keys."""
+    """Immutable entry of the catalogue, which refuses unknown keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class RemoteFile(_Strict):
-    """One file to fetch: mirrors in order of preference, and how a good copy is known.
+    """A file to download, with the addresses of its mirrors in order of preference.
 
-    By its MD5 and size, where these are published; else its size must be plausible.
+    `size` and `md5` are None if they are not published. Without a published size, the file must
+    have a size between the two `plausible_bytes`.
     """
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
@@ -48,7 +50,7 @@ class RemoteFile(_Strict):
     plausible_bytes: tuple[int, int] = _PLAUSIBLE_BYTES
 
     def problem_of(self, size: int) -> str:
-        """Return what is wrong with a file of `size` bytes, or "".
+        """Return the problem of a file that has `size` bytes; "" if there is none.
 
         It must have the published size; without one, a plausible size.
         """
@@ -63,9 +65,11 @@ class RemoteFile(_Strict):
 
 
 class Archive(_Strict):
-    """One archive, or a numbered series of them: `{disc}` is replaced by 1 to discs.
+    """An archive of a dataset, or a numbered series of archives ("discs").
 
-    Sizes and checksums are by the number of the disc, where they are published.
+    In `name` and `urls`, `{disc}` is replaced by the numbers 1 to `discs`. `part` is the name by
+    which users choose the archive. `size` and `md5` are given by the number of the disc, if they
+    are published.
     """
 
     part: str
@@ -80,7 +84,7 @@ class Archive(_Strict):
     def disc(self, number: int) -> RemoteFile:
         """Return the file of one disc, counted from 1.
 
-        Size and checksum are None if nobody published them.
+        Its size and MD5 are None if they are not published.
         """
         urls = tuple(url.format(disc=number) for url in self.urls)
         return RemoteFile(
@@ -93,9 +97,9 @@ class Archive(_Strict):
 
 
 class Dataset(_Strict):
-    """A public dataset: what it holds, on what terms, and its archives.
+    """A public dataset: its content, its terms, and its archives.
 
-    `get` says how to come by one that has no archives for download.
+    Without `archives` there is no public download, and `get` tells users how to obtain the data.
     """
 
     title: str
@@ -108,9 +112,10 @@ class Dataset(_Strict):
     get: str = ""
 
     def files(self, *, part: str, discs: tuple[int, ...]) -> list[RemoteFile]:
-        """Return the files of one part; without disc numbers, all of them.
+        """Return the files of one part of the dataset.
 
-        ConfigError for an unknown part or disc, and for a dataset without download.
+        `discs` are the numbers of its discs; empty: all. ConfigError for an unknown part or disc,
+        and for a dataset without a public download.
         """
         if not self.archives:
             raise ConfigError(
@@ -138,7 +143,10 @@ def load_catalogue() -> dict[str, Dataset]:
 
 
 def archives_of(dataset: str) -> dict[str, ArchiveLimits]:
-    """Return the limits of a dataset's archives by file name; {} for a private dataset."""
+    """Return the limits of each archive of a dataset by file name.
+
+    {} for a dataset that is not in the catalogue.
+    """
     entry = load_catalogue().get(dataset)
     if entry is None:
         return {}

@@ -1,9 +1,9 @@
 """Download of large files: a file has its own name only once it is complete and checked.
 
 A transfer resumes where it broke off, from the first mirror with a good copy. pooch, the usual
-library for this, begins a broken transfer anew, which is no use for archives of gigabytes
-(docs/notes/data.md). Checksums of files whose publishers state none are remembered beside them, for
-later runs.
+library for this, starts a broken transfer again from the beginning, which is not acceptable for
+archives of gigabytes (docs/notes/data.md). If no checksum of a file is published, the checksum of
+its first download is kept in the same folder, for later runs.
 """
 
 from __future__ import annotations
@@ -35,14 +35,19 @@ Progress = Callable[[int, int | None], None]
 
 _CHUNK = 1 << 20
 _HTML_STARTS = (b"<!doctype html", b"<html", b"<?xml")
-# The same request may well succeed after these statuses.
+# HTTP status codes after which the same request may succeed later.
 _TEMPORARY = frozenset({408, 425, 429, 500, 502, 503, 504})
 _LONGEST_WAIT_S = 60.0
 
 
 @dataclass(frozen=True)
 class Policy:
-    """Attempts before a download is given up; one that received a megabyte resets the count."""
+    """Number of attempts and waiting times of a download.
+
+    The download is given up after `attempts` failures in a row. If a failed attempt has received a
+    megabyte, the count starts again at 1. `timeout_s` limits the wait for data. `pause` is called
+    with the seconds to wait before the next attempt.
+    """
 
     attempts: int = 6
     timeout_s: float = 60.0
@@ -54,9 +59,10 @@ _USUAL = Policy()
 
 @dataclass(frozen=True)
 class Fetched:
-    """A complete file; `checksum` is "md5 ..." or "sha256 ...".
+    """A complete file.
 
-    `published` is True if the checksum was known beforehand, `was_there` if nothing was fetched.
+    `checksum` is "md5 ..." or "sha256 ...". `published` is True if the catalogue has the checksum.
+    `was_there` is True if the file existed already and nothing was downloaded.
     """
 
     path: Path
@@ -74,14 +80,16 @@ def fetch(
 ) -> Fetched:
     """Download a file to `folder` under its own name, complete and checked.
 
-    An incomplete transfer stays in a hidden file, from which the next call resumes.
+    An incomplete transfer stays in a hidden file, from which the next call resumes. `policy` limits
+    the attempts. `progress` is called with the bytes received so far and the bytes of the whole
+    file (None if unknown).
 
     Raises
     ------
     LockedError
         Another process downloads the same file.
     DownloadError
-        The server, the network, the disk, or a file that is there already is at fault.
+        The server, the network, the disk, or an existing file is at fault.
     """
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / remote.name
@@ -90,8 +98,9 @@ def fetch(
     else:
         expected = _read_checksums(folder).get(remote.name)
     if target.exists():
-        return _found(target, remote, expected)
-    # One name per source and folder, so that the next run finds it; the lock keeps it ours.
+        return _check_existing(target, remote, expected)
+    # One name per source and folder, so that the next run finds the file; the lock keeps other
+    # processes out.
     addresses = "\n".join(remote.urls)
     key = hashlib.sha256(addresses.encode()).hexdigest()[:12]
     part = folder / f".{remote.name}.{key}.part"
@@ -101,9 +110,9 @@ def fetch(
         except BlockingIOError:
             what = "another process is downloading this file"
             raise LockedError(what, where=folder) from None
-        if target.exists():  # another process finished between the look and the lock
+        if target.exists():  # another process finished before this one had the lock
             part.unlink()
-            return _found(target, remote, expected)
+            return _check_existing(target, remote, expected)
         transfer = _Transfer(remote, part, stream, expected, policy, progress)
         checksum = transfer.from_any_mirror()
         os.fsync(stream.fileno())
@@ -117,15 +126,22 @@ def fetch(
     return Fetched(target, checksum, remote.md5 is not None, was_there=False)
 
 
-def _found(target: Path, remote: RemoteFile, expected: str | None) -> Fetched:
-    """Check a file that was there already."""
+def _check_existing(target: Path, remote: RemoteFile, expected: str | None) -> Fetched:
+    """Check a file that exists already, and return it.
+
+    `expected` is its known checksum, None if there is none. DownloadError if its size or checksum
+    is wrong.
+    """
     remedy = "move it away and run this again"
     checksum = _checksum_of(target, remote, expected, remedy=remedy)
     return Fetched(target, checksum, remote.md5 is not None, was_there=True)
 
 
 def _read_checksums(folder: Path) -> dict[str, str]:
-    """Read the checksums of earlier downloads to a folder, by file name."""
+    """Return the checksums of earlier downloads to a folder by file name.
+
+    They are "md5 ..." or "sha256 ...". DownloadError if the file of checksums is damaged.
+    """
     path = folder / CHECKSUMS
     try:
         content = json.loads(read_text(path))
@@ -145,8 +161,8 @@ def _checksum_of(
 ) -> str:
     """Return the checksum of a file, "md5 ..." or "sha256 ...".
 
-    Raises _WrongContentError if the size or the checksum is wrong. Without an `expected` checksum
-    any is right.
+    _WrongContentError, with this `remedy`, if the size or the checksum is wrong. If `expected` is
+    None, any checksum is accepted.
     """
     size = path.stat().st_size
     problem = remote.problem_of(size)
@@ -156,7 +172,7 @@ def _checksum_of(
         )
     kind = "md5" if remote.md5 else "sha256"
     with open_regular(path) as stream:
-        # Publishers state MD5. It finds damage, which is all that is asked of it.
+        # Publishers state MD5. It is good enough to detect damage, its only purpose here.
         found = f"{kind} {hashlib.file_digest(stream, kind).hexdigest()}"
     if expected and found != expected:
         what = f"has {found} where {expected} is known"
@@ -165,11 +181,14 @@ def _checksum_of(
 
 
 class _WrongContentError(DownloadError):
-    """The bytes arrived, but they are not those of the file."""
+    """Content of a complete file whose size or checksum is wrong."""
 
 
 class _RetryError(Exception):
-    """A failure that another attempt may not have; `wait_s` is what the server asks for."""
+    """Failure after which another attempt may succeed.
+
+    `wait_s` is the time for which the server asks to wait, in seconds.
+    """
 
     def __init__(self, reason: str, wait_s: float = 0.0) -> None:
         super().__init__(reason)
@@ -178,9 +197,10 @@ class _RetryError(Exception):
 
 @dataclass(frozen=True)
 class _Transfer:
-    """A transfer into the file `part`, which is open as `stream`.
+    """Transfer of a file into `part`, the hidden file of an incomplete download.
 
-    `expected` is the checksum of the whole file, if it is known.
+    `stream` is this file, open for writing. `expected` is the checksum of the whole file, "md5 ..."
+    or "sha256 ...", or None if it is unknown.
     """
 
     remote: RemoteFile
@@ -192,22 +212,29 @@ class _Transfer:
 
     @property
     def validator(self) -> Path:
-        """The file that says which version of the remote file the bytes are of, for If-Range."""
+        """File with the ETag or date of the version that the received bytes belong to.
+
+        The request to resume states it in the header If-Range.
+        """
         return self.part.with_suffix(".validator")
 
     def have(self) -> int:
-        """Return the number of bytes received."""
+        """Return the number of bytes received so far."""
         return self.stream.seek(0, os.SEEK_END)
 
     def start_over(self) -> int:
-        """Drop the bytes received; return the number of bytes left, 0."""
+        """Delete the bytes received; return the number of bytes that remain, 0."""
         self.stream.seek(0)
         self.stream.truncate()
         self.validator.unlink(missing_ok=True)
         return 0
 
     def from_any_mirror(self) -> str:
-        """Fill the part from the first mirror that serves a good copy; return its checksum."""
+        """Fill `part` from the first mirror that serves a good copy; return its checksum.
+
+        If the content of a resumed transfer is wrong, the mirror is tried once more from the start.
+        DownloadError, with the reason of each mirror, if none has a good copy.
+        """
         reasons = []
         for url in self.remote.urls:
             for _ in ("resumed", "fresh"):
@@ -219,7 +246,7 @@ class _Transfer:
                 except DownloadError as error:
                     reasons.append(f"{urlsplit(url).hostname}: {error.what}")
                     if not isinstance(error, _WrongContentError):
-                        break  # this server will not do better
+                        break  # another attempt would fail, too
                     # Damaged bytes cannot be told from good ones, so discard all.
                     self.start_over()
         # Each reason once, in order.
@@ -230,10 +257,10 @@ class _Transfer:
         raise DownloadError(what, where=self.remote.name, remedy=remedy)
 
     def fill(self, url: str) -> None:
-        """Append to the part until it is as long as the server says the file is.
+        """Receive the rest of the file from `url`, in as many attempts as the policy allows.
 
-        Repeats attempts with temporary failures, with longer and longer waits. Raises DownloadError
-        after the last one, and for all other failures.
+        After temporary failures the attempt is repeated, with longer and longer waits.
+        DownloadError is raised after the last one, and at once after any other failure.
         """
         failures = 0
         while True:
@@ -247,7 +274,7 @@ class _Transfer:
                 wait_s = error.wait_s
             except TimeoutError:
                 reason = "no data came in time"
-            # http.client raises ValueError for numbers and hosts that are none.
+            # http.client raises ValueError for invalid numbers and host names.
             except (OSError, HTTPException, ValueError) as error:
                 reason = str(error) or type(error).__name__
             if self.have() - before >= _CHUNK:
@@ -260,9 +287,11 @@ class _Transfer:
             self.policy.pause(min(wait_s, _LONGEST_WAIT_S))
 
     def attempt(self, url: str) -> None:
-        """Send one request: from the end of the part, or from the start if the server insists.
+        """Send one request for the bytes that are missing, and receive them.
 
-        Drops the part if it cannot belong to what the server has now.
+        If the server cannot resume, the received bytes are deleted and the whole file is received.
+        _RetryError if the received bytes cannot belong to the file that the server has now: they
+        are deleted, too.
         """
         have = self.have()
         size = self.remote.size
@@ -299,20 +328,22 @@ class _Transfer:
                 )
                 raise DownloadError(what, where=self.part.parent)
             etag = response.headers.get("ETag", "")
-            if etag.startswith('"'):  # a weak one is not for ranges
+            if etag.startswith('"'):  # a weak ETag does not guarantee equal bytes
                 self.validator.write_text(etag)
             elif modified := response.headers.get("Last-Modified"):
                 self.validator.write_text(modified)
             self.receive(response, have, total)
 
     def _checked_total(self, response: HTTPResponse, stated: int | None) -> int | None:
-        """Return the length of the whole file; None if only its checksum is known.
+        """Return the length of the whole file; None if neither server nor catalogue states it.
 
-        Refuses a reply that is not the file.
+        `stated` is the length that the server states, None if it does not. DownloadError if the
+        reply cannot be the file, or if its content could be checked neither by length nor by
+        checksum.
         """
         remote = self.remote
         if response.headers.get_content_type() == "text/html":
-            raise self._web_page()
+            raise self._web_page_error()
         if stated is None:
             if remote.size is None and remote.md5 is None:
                 what = "neither server nor catalogue gives the length of the file"
@@ -325,15 +356,16 @@ class _Transfer:
         return stated
 
     def receive(self, response: HTTPResponse, have: int, total: int | None) -> None:
-        """Append the body; `total` is the length of the whole file, if it is known.
+        """Append the content of a reply to `part`.
 
-        Raises _RetryError if the server sends too much, or breaks off.
+        `have` is the number of bytes received before; `total` is the length of the whole file, None
+        if unknown. _RetryError if the server sends too much, or if the connection breaks.
         """
         most = self.remote.plausible_bytes[1] if total is None else total
         while block := response.read1(_CHUNK):
             beginning = block.lstrip()[:20].lower()
             if have == 0 and beginning.startswith(_HTML_STARTS):
-                raise self._web_page()
+                raise self._web_page_error()
             self.stream.write(block)
             have += len(block)
             self.progress(have, total)
@@ -346,8 +378,8 @@ class _Transfer:
         if total is not None and have < total:
             raise _RetryError(f"the connection broke at {have} of {total} bytes")
 
-    def _web_page(self) -> DownloadError:
-        """Return the error for a reply that is a page for people."""
+    def _web_page_error(self) -> DownloadError:
+        """Return the error for a reply that is a web page instead of the file."""
         what = "the server sent a web page in place of the file (a log-in or a notice?)"
         return DownloadError(what, where=self.remote.name)
 
@@ -356,10 +388,10 @@ class _Transfer:
 def _open_url(
     url: str, headers: Mapping[str, str], timeout_s: float
 ) -> Iterator[HTTPResponse]:
-    """Open the reply of a server; also one that says that the range asked for does not exist.
+    """Open the reply of a server, even if the reply says that the requested range does not exist.
 
-    Raises _RetryError for a temporary status, and DownloadError for any other status that is no
-    success, and for an address that is neither http nor https.
+    _RetryError for a temporary status. DownloadError for any other status that is not a success,
+    and for an address that is neither http nor https.
     """
     _require_http(url)
     opener = urllib.request.build_opener(SafeRedirects)
@@ -382,7 +414,7 @@ def _open_url(
 
 
 class SafeRedirects(urllib.request.HTTPRedirectHandler):
-    """Redirects, but never from https to anything else."""
+    """Redirect handler that refuses to go from https to anything else."""
 
     def redirect_request(
         self,
@@ -393,7 +425,7 @@ class SafeRedirects(urllib.request.HTTPRedirectHandler):
         headers: Any,
         newurl: str,
     ) -> urllib.request.Request | None:
-        """Return the request for the new address; DownloadError if it is not to be followed."""
+        """Return the request for the new address; DownloadError if it must not be followed."""
         _require_http(newurl)
         if req.type == "https" and urlsplit(newurl).scheme != "https":
             raise DownloadError(
@@ -403,18 +435,19 @@ class SafeRedirects(urllib.request.HTTPRedirectHandler):
 
 
 def _require_http(url: str) -> None:
-    """Refuse local files, and all other addresses that are not of the web."""
+    """Raise DownloadError for any address that is neither http nor https, such as a local file."""
     if urlsplit(url).scheme not in {"http", "https"}:
         raise DownloadError("only http and https are fetched", where=url)
 
 
 def _announced_range(response: HTTPResponse, have: int) -> tuple[int, int | None]:
-    """Return the first byte of the reply and the length of the whole file, by its headers.
+    """Return the first byte of the reply and the length of the whole file, as its headers state.
 
-    `have` is the byte asked for; it counts as the first if the server does not name one.
+    `have` is the first byte that was requested; it is returned if the server states none. The
+    length is None if it is not stated.
     """
     if response.status != HTTPStatus.PARTIAL_CONTENT:
-        return 0, _number(response.headers.get("Content-Length", ""))
+        return 0, _parse_number(response.headers.get("Content-Length", ""))
     stated = response.headers.get("Content-Range", "")
     unit, _, rest = stated.partition(" ")
     first = rest.partition("-")[0]
@@ -424,13 +457,16 @@ def _announced_range(response: HTTPResponse, have: int) -> tuple[int, int | None
 
 
 def _range_total(response: HTTPResponse) -> int | None:
-    """Return the length of the whole file from a partial reply; None if it is not stated."""
+    """Return the length of the whole file from the header of a partial reply.
+
+    None if the header does not state it.
+    """
     stated = response.headers.get("Content-Range", "")
-    return _number(stated.rpartition("/")[2])
+    return _parse_number(stated.rpartition("/")[2])
 
 
-def _number(text: str) -> int | None:
-    """Return the number in a header, or None."""
+def _parse_number(text: str) -> int | None:
+    """Return the number in a header; None if the text is not a number."""
     if text.isdigit():
         return int(text)
     return None

@@ -29,10 +29,12 @@ def label_with_model(
     out: Path,
     cut: Cut,
 ) -> tuple[Listing, Pseudo]:
-    """Replace the label maps of subjects by those of the model `name`.
+    """Replace the label maps of subjects by those of a model.
 
-    They are written to `out`, as by trinat predict. A subject without an image or a result becomes
-    an exclusion.
+    `name` is the name or folder of the model. Label maps are written to `out`, as by trinat
+    predict. `cut` has the settings of the store, such as its label scheme. Returns the listing with
+    the new label maps, and the model's entry for the store. A subject without an image or a result
+    becomes an exclusion.
     """
     model = load_model(name)
     if notice := licence_notice(model.folder):
@@ -41,7 +43,8 @@ def label_with_model(
     for label in model.scheme.labels:
         if label.name not in model.info.not_predicted:
             predicted.update(label.numbers)
-    # A class that is made as the rim of another counts as predicted.
+    # Classes that the model never predicts. A class that is made as the rim of another counts as
+    # predicted.
     never = tuple(
         label.name
         for label in cut.scheme.labels
@@ -77,11 +80,13 @@ def add_csf_of_model(
     out: Path,
     cut: Cut,
 ) -> Listing:
-    """Fill background in the labels of subjects with the CSF of the model `name`.
+    """Fill background in the labels of subjects with the CSF that a model finds.
 
-    FreeSurfer's labels leave out most of the fluid around the brain. The model's label maps are
-    written to `out`, as by trinat predict. A subject without an image or a result becomes an
-    exclusion. ConfigError if the model or the scheme has no such CSF.
+    FreeSurfer's labels leave out most of the fluid around the brain. `name` is the name or folder
+    of the model; its label maps are written to `out`, as by trinat predict. `cut` has the settings
+    of the store, such as its label scheme. A subject without an image or a result becomes an
+    exclusion. ConfigError if the model does not find all fluid inside the skull, or if the scheme
+    has no CSF.
     """
     model = load_model(name)
     if model.info.csf != "intracranial":
@@ -107,7 +112,7 @@ def add_csf_of_model(
 
 
 def _with_note(subject: Subject, note: str) -> str:
-    """Add a note to that of a subject."""
+    """Return the note of a subject with another note appended."""
     return "; ".join(filter(None, (subject.note, note)))
 
 
@@ -118,9 +123,11 @@ def _predict(
     cut: Cut,
     remark: str,
 ) -> list[tuple[Subject, Path | Exclusion]]:
-    """Segment all scans of a listing; return subjects with their new label maps or exclusions.
+    """Segment all scans of a listing; return each subject with the path of its new label map.
 
-    Results of an earlier call are kept. `remark` is logged for each segmented scan.
+    An exclusion takes the place of the path if the subject has no image or its scan failed. `name`
+    is the model, `out` the folder for its results; results of an earlier call are used again.
+    `remark` is logged for each segmented scan.
     """
     output = OutputSettings(
         picture=False,

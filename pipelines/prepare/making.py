@@ -60,7 +60,7 @@ from trinat.segmentation.labels.folding import load_folding
 from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
 from trinat.segmentation.space.views import View
 
-# Called with the outcome of a subject, the number of subjects done, and of all.
+# Called with the outcome of a subject, the number of subjects done, and the number of all subjects.
 Finished = Callable[[Outcome, int, int], None]
 
 _log = logging.getLogger(__name__)
@@ -70,9 +70,10 @@ _OUTPUTS = ("store.json", "subjects", "participants.tsv", "ledger.tsv", "labels"
 
 @dataclass(frozen=True)
 class Summary:
-    """Numbers of subjects made, current, failed and skipped, and the rows of the ledger.
+    """Numbers of subjects by outcome, and the rows of the ledger.
 
-    The four add up to the number of rows.
+    `made` subjects were written by this run, `current` ones were up to date before. The four
+    numbers add up to the number of rows.
     """
 
     made: int
@@ -88,9 +89,9 @@ class Summary:
 
 
 def read_config(path: Path | None, overrides: Mapping[str, Any]) -> PrepareConfig:
-    """Read settings from a YAML file; those of the command line go before.
+    """Read the settings of a store from a YAML file and from options of the command line.
 
-    Overrides that are None are ignored.
+    `overrides` are the options; they take precedence over the file, except where they are None.
     """
     values: dict[str, Any] = {}
     if path is not None:
@@ -109,9 +110,9 @@ def prepare_store(
 ) -> Summary:
     """Bring the store at `out` up to date with its source; current subjects stay as they are.
 
-    `jobs` is the number of processes; `finished` is called with each outcome.
-    DatasetError if no subject can be used, or the source cannot be opened; an error of a single
-    subject is in its row of the ledger.
+    `jobs` is the number of processes. `finished` is called with each outcome, the number of
+    subjects done and the total. DatasetError if no subject can be used, or the source cannot be
+    opened; the error of a single subject is in its row of the ledger.
     """
     scheme = load_scheme(config.labels)
     views = _views(config, scheme)
@@ -121,7 +122,7 @@ def prepare_store(
         if config.participants is not None:
             read_given(config.participants)  # refused before hours of unpacking
         unpack_archives(config.source, config.root)
-        listing = _listing(config)
+        listing = _list_with_facts(config)
         pseudo = None
         csf: Csf = "region"
         if config.label_with is not None:
@@ -134,7 +135,7 @@ def prepare_store(
             listing = add_csf_of_model(listing, config.csf_with, out / "labels", cut)
             csf = "intracranial"
 
-        # A label scheme of the user's own goes along; an older copy goes.
+        # Copy a label scheme of the user into the store; delete the copy of an earlier run.
         table = out / f"{scheme.name}.tsv"
         if Path(config.labels).resolve() != table.resolve():
             table.unlink(missing_ok=True)
@@ -142,7 +143,9 @@ def prepare_store(
                 shutil.copyfile(config.labels, table)
 
         known: Mapping[str, StoredSubject] = {}
-        with suppress(DatasetError):  # there is no store yet, or none of this version
+        with suppress(
+            DatasetError
+        ):  # there is no store yet, or it is of another version
             known = Store(out).info.subjects
         todo = [
             SubjectJob(
@@ -156,21 +159,26 @@ def prepare_store(
             for subject in listing.subjects
         ]
 
-        stamps_before = [_stamp(job.path) for job in todo]
+        stamps_before = [_file_state(job.path) for job in todo]
         made = run_isolated(make_subject, todo, jobs, killed=killed, finished=finished)
         outcomes = {outcome.subject: outcome for outcome in made}
-        # By the files, not by what workers say: one that dies may have made its subject before,
-        # and whoever tries that subject again finds it current.
+        # Count by the files, not by the answers of workers: a worker that died may have written its
+        # subject before, and the worker that repeats the subject then finds it current.
         current = 0
         for job, stamp in zip(todo, stamps_before, strict=True):
             is_done = outcomes[job.subject.id].status == "done"
-            if is_done and _stamp(job.path) == stamp:
+            if is_done and _file_state(job.path) == stamp:
                 current += 1
-        return _conclude(config.source, out, listing, outcomes, cut, csf, current)
+        return _write_store_tables(
+            config.source, out, listing, outcomes, cut, csf, current
+        )
 
 
-def _stamp(path: Path) -> tuple[int, int] | None:
-    """Return an identifier of the file's state; files are replaced, never changed in place."""
+def _file_state(path: Path) -> tuple[int, int] | None:
+    """Return inode and modification time (ns) of a file; None if it does not exist.
+
+    Files of a store are replaced, never changed in place, so a new file has other values.
+    """
     if path.exists():
         state = path.stat()
         return state.st_ino, state.st_mtime_ns
@@ -178,7 +186,7 @@ def _stamp(path: Path) -> tuple[int, int] | None:
 
 
 def _views(config: PrepareConfig, scheme: LabelScheme) -> tuple[View, ...]:
-    """Return the views to cut, in trinat's order; by default all that the scheme can have."""
+    """Return the views to cut, in trinat's order; by default all that the scheme allows."""
     if config.views is None:
         views = list(View)
         if scheme.has_unpartnered_sides:
@@ -189,10 +197,11 @@ def _views(config: PrepareConfig, scheme: LabelScheme) -> tuple[View, ...]:
     return tuple(view for view in View if view.value in config.views)
 
 
-def _listing(config: PrepareConfig) -> Listing:
-    """Find the source's subjects and exclusions, with facts from participants tables.
+def _list_with_facts(config: PrepareConfig) -> Listing:
+    """List the subjects and exclusions of the source, with facts from participants tables.
 
-    These are the dataset's own table and the one that is given. What is not understood is logged.
+    These tables are the dataset's own and the one of the user. Entries that are not understood are
+    logged.
     """
     fold = None
     if config.fold is not None:
@@ -234,11 +243,14 @@ def _listing(config: PrepareConfig) -> Listing:
 def _with_facts(
     found: Sequence[Subject], table: Path, config: PrepareConfig
 ) -> tuple[Subject, ...]:
-    """Add what a participants table says to subjects; its facts win over those that are there."""
+    """Return the subjects with age, sex and family from a participants table.
+
+    Facts in the table replace those that a subject has already.
+    """
     names = [(subject.id, subject.participant) for subject in found]
     is_given = table == config.participants
     matched = match_participants(table, names, strict=config.strict, is_given=is_given)
-    # A scan without a row has the facts of the participant's other scan.
+    # A scan without a row gets the facts of another scan of the participant.
     of_participant = {
         participant: facts for (_, participant), facts in matched.facts.items()
     }
@@ -254,7 +266,7 @@ def _with_facts(
     return tuple(subjects)
 
 
-def _conclude(
+def _write_store_tables(
     source: str,
     out: Path,
     listing: Listing,
@@ -263,9 +275,11 @@ def _conclude(
     csf: Csf,
     current: int,
 ) -> Summary:
-    """Write the tables of the store; store.json, which opens the store, comes last.
+    """Write the tables of the store, and return the numbers of its subjects.
 
-    `csf` is what the labels call CSF, and `current` the number of subjects that were there before.
+    store.json, which opens the store, is written last. `outcomes` has the outcome of each subject
+    by its id. `csf` is the meaning of CSF in the labels. `current` is the number of subjects that
+    were up to date before this run.
     """
     rows = _ledger_rows(listing, outcomes)
     write_ledger(out, rows)
@@ -312,7 +326,7 @@ def _conclude(
 
 
 def _ledger_rows(listing: Listing, outcomes: Mapping[str, Outcome]) -> list[LedgerRow]:
-    """Make a row for each subject and exclusion, in natural order."""
+    """Return a row of the ledger for each subject and exclusion, in natural order."""
     rows = []
     notes = {subject.note for subject in listing.subjects}
     for subject in listing.subjects:

@@ -15,9 +15,9 @@ Side = Annotated[int, Field(ge=32, le=256, multiple_of=16)]
 
 
 class PrepareConfig(BaseModel):
-    """Settings that determine the content of a store; `--config FILE` holds any of them.
+    """Settings that determine the content of a store; `--config FILE` may have any of them.
 
-    Options that are not typed leave the value of the file, or the default.
+    Options that are not given on the command line leave the value of the file, or the default.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -106,7 +106,7 @@ class PrepareConfig(BaseModel):
             names=("--strict",),
         ),
     ] = False
-    # Label number to FreeSurfer number.
+    # Maps numbers of the label maps to FreeSurfer numbers.
     extra: dict[int, int] = Field(default_factory=dict)
     # Label numbers that become background.
     ignore: tuple[int, ...] = ()
@@ -125,7 +125,7 @@ class PrepareConfig(BaseModel):
 
     @model_validator(mode="after")
     def _take_csf_from_one_model(self) -> PrepareConfig:
-        """Refuse two sources of CSF: labels by a model have one already."""
+        """Raise ValueError for two sources of CSF: a model that labels all scans finds CSF, too."""
         if self.label_with is not None and self.csf_with is not None:
             raise ValueError("give one of label_with and csf_with")
         return self

@@ -35,10 +35,11 @@ def show_subject(
     *,
     whole_head: bool = False,
 ) -> None:
-    """Return image, labels and overlay in three views; by default only the part with the brain.
+    """Draw image, labels and overlay of a subject in three views, as a PNG file at `path`.
 
-    Two slices of each view show a whole head. Raises DatasetError if the subject has no labels,
-    so that this part is unknown.
+    `root` is the folder of the store. By default only the part with the brain is drawn, without the
+    face. With `whole_head`, two slices of each view show the whole head. DatasetError if the
+    subject has no labels to find the brain by, unless `whole_head` is given.
     """
     store = Store(root)
     file = store.file(subject)
@@ -92,10 +93,11 @@ def show_augmented(
     config: Path | None = None,
     seed: int = 0,
 ) -> None:
-    """Return `count` augmented slices of each view with their labels, cropped to the brain.
+    """Draw augmented slices of a subject, as a PNG file at `path`.
 
-    `config` is a YAML file of augmentation settings. The same seed gives the same picture.
-    Raises DatasetError for a subject without a labelled voxel.
+    There are `count` slices of each view with their labels, cropped to the brain. `root` is the
+    folder of the store, `config` a YAML file of augmentation settings. The same seed gives the same
+    picture. DatasetError for a subject without a labelled voxel.
     """
     store = Store(root)
     settings = read_augmentation(config)
@@ -128,9 +130,10 @@ def _slices_with_brain(
     count: int,
     root: Path,
 ) -> tuple[Tensor, Tensor]:
-    """Return `count` slices with much brain, from one end to the other.
+    """Return `count` slices with much brain, evenly from one end of the brain to the other.
 
-    They are images (N, C, H, W) and classes (N, H, W).
+    They are images (N, C, H, W) and classes (N, H, W). DatasetError, which names the store `root`,
+    if the subject has no labelled voxel.
     """
     foreground = dataset.class_counts[:, 1:].sum(axis=1)
     useful = np.flatnonzero(foreground > foreground.max() / 4)
@@ -145,7 +148,7 @@ def _slices_with_brain(
 
 
 def read_augmentation(path: Path | None) -> AugmentationConfig:
-    """Read the settings from a YAML file; return the defaults without one."""
+    """Read augmentation settings from a YAML file; return the defaults if `path` is None."""
     if path is None:
         return AugmentationConfig()
     return check(AugmentationConfig, read_yaml(path), path)

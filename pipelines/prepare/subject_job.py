@@ -1,4 +1,4 @@
-"""One subject of a store, which a worker process makes unless its file is current."""
+"""Preparation of one subject of a store, in a worker process, unless its file is current."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ from trinat.segmentation.io.streams import NO_CHECKSUM, has_checksum
 
 @dataclass(frozen=True)
 class Outcome:
-    """Outcome of a subject; `stored` is the entry of the store for one that is done.
+    """Outcome of the preparation of a subject.
 
-    `reason` says in one line why it failed, or what to look at in one that is done.
+    `stored` is the subject's entry for store.json, None if it failed. `reason` says in one line why
+    it failed, or what to check in a subject that is done.
     """
 
     subject: str
@@ -42,11 +43,11 @@ class Outcome:
 
 @dataclass(frozen=True)
 class SubjectJob:
-    """Task of a worker process: one subject.
+    """Task of a worker process: the preparation of one subject.
 
-    `path` is its file in the store. With `require_checksum` a scan or label map without one is
-    refused. `pseudo` is the model that made its labels, if any, and `known` the entry of the store
-    before this run.
+    `path` is the subject's file in the store. With `require_checksum`, scans and label maps in
+    formats without a checksum are refused. `pseudo` is the model that made its labels, None if no
+    model did. `known` is the subject's entry in the store before this run, None if there was none.
     """
 
     subject: Subject
@@ -57,7 +58,7 @@ class SubjectJob:
     known: StoredSubject | None
 
     def bring_up_to_date(self) -> StoredSubject:
-        """Make the file of the subject unless it is current; return its entry for the store.
+        """Prepare the subject unless its file is current; return its entry for store.json.
 
         A file is current if its sources, settings and content are the same as before.
         """
@@ -67,7 +68,7 @@ class SubjectJob:
         csf = digest_of(subject.csf)
         mask = digest_of(subject.mask)
         wanted = fingerprint(subject, self.cut, image, labels, csf, mask)
-        stamp = self._current(wanted)
+        stamp = self._current_stamp(wanted)
         if stamp is None:
             prepare_subject(subject, self.path, self.cut, wanted)
             stamp = FileStamp.of(self.path)
@@ -76,8 +77,8 @@ class SubjectJob:
             file=stamp,
             has_image=subject.image is not None,
             has_labels=subject.labels is not None,
-            image=_original(subject.image, image, subject.image_axes),
-            labels=_original(subject.labels, labels, subject.labels_axes),
+            image=_original_of(subject.image, image, subject.image_axes),
+            labels=_original_of(subject.labels, labels, subject.labels_axes),
             extra=subject.extra,
             ignore=subject.ignore,
             pseudo=self.pseudo,
@@ -86,14 +87,18 @@ class SubjectJob:
 
     @property
     def warning(self) -> str:
-        """The note on labels that do not lie on their scan, or ""."""
+        """Note that the labels do not lie on their scan; "" if they do."""
         file = SubjectFile(self.path)
         notes = file.notes
         file.close()
         return next((note for note in notes if note.startswith(BADLY_PLACED)), "")
 
-    def _current(self, wanted: str) -> FileStamp | None:
-        """Return the stamp of the file if it was made of these inputs and has not changed since."""
+    def _current_stamp(self, wanted: str) -> FileStamp | None:
+        """Return the stamp of the subject's file if it is current, else None.
+
+        It is current if it was made of the inputs and settings with the fingerprint `wanted`, and
+        has not changed since.
+        """
         if not self.path.exists():
             return None
         file = SubjectFile(self.path)
@@ -111,19 +116,22 @@ class SubjectJob:
         return self.known.file.renewed(self.path)
 
 
-def _original(
+def _original_of(
     path: Path | None, digest: str | None, axes: str | None
 ) -> Original | None:
-    """Describe an input file by its absolute path, without following links."""
+    """Return the provenance of an input file; None if there is none.
+
+    `digest` is its SHA-256. Its path is made absolute, without following links.
+    """
     if path is None or digest is None:
         return None
     return Original(path=path.absolute(), sha256=digest, axes=axes)
 
 
 def make_subject(job: SubjectJob) -> Outcome:
-    """Prepare one subject unless it is current; return its errors as its outcome.
+    """Prepare one subject unless it is current; return the outcome, also after an error.
 
-    Only a full disk is raised: no other subject has room either.
+    Only the error of a full disk is raised, because there is no room for other subjects either.
     """
     name = job.subject.id
     try:
@@ -135,13 +143,13 @@ def make_subject(job: SubjectJob) -> Outcome:
     except Exception as error:
         if is_disk_full(error):
             raise
-        # An old file of a subject that cannot be made any more would pass for a new one.
+        # The file of an earlier run would pass for a new one.
         job.path.unlink(missing_ok=True)
         return Outcome(name, "failed", reason_of(error))
 
 
 def killed(job: SubjectJob) -> Outcome:
-    """Return the outcome of a subject whose process died."""
+    """Return the outcome of a subject whose process died, and delete its file."""
     job.path.unlink(missing_ok=True)
     reason = "its process was killed (out of memory?): try again with fewer --jobs"
     return Outcome(job.subject.id, "failed", reason)

@@ -29,18 +29,19 @@ from trinat.segmentation.io.volume import Volume
 
 _log = logging.getLogger(__name__)
 
-# Between the contents of two files there may be long names and attributes. tarfile holds them in
-# memory, and a record that states a wrong length many times over: up to the square of their size.
+# Between the contents of two files, a tar archive may have long names and attributes. tarfile holds
+# them in memory, and if a record states a wrong length, several times: up to the square of their
+# size.
 _MOST_HEADER_BYTES = 32 << 10
 _MOST_PADDING_BYTES = 16 << 20
 _DRAIN_BYTES = 1 << 20
 
 
 def unpack_archives(name: str, root: Path) -> None:
-    """Unpack the needed members of the archives in `root`, each into a folder beside it, once.
+    """Unpack the needed members of each archive in `root` into a folder beside the archive.
 
-    A dataset without known archives has nothing to unpack. An archive without a needed member is a
-    DatasetError.
+    `name` is the dataset. An archive whose folder exists is skipped, and so are files that are no
+    archives of the catalogue. DatasetError for an archive without a needed member.
     """
     source = SOURCES.get(name)
     limits = archives_of(name)
@@ -72,9 +73,10 @@ def unpack_archives(name: str, root: Path) -> None:
 
 
 def _convert_analyze(path: Path, source: Source) -> None:
-    """Replace an Analyze pair, once both halves are there, by a .nii.gz with its axes.
+    """Replace an Analyze pair by a NIfTI file with its axes, once both halves are unpacked.
 
-    A pair that cannot be read stays; the error is reported with its subject.
+    `path` is one of the halves. A pair that cannot be read stays; the error is reported when its
+    subject is prepared.
     """
     axes = source.member_axes(path)
     header = path.with_suffix(".hdr")
@@ -99,11 +101,12 @@ def extract(
     wanted: Callable[[str], bool] = lambda name: True,
     received: Callable[[Path], None] = lambda path: None,
 ) -> list[Path]:
-    """Write the wanted files of a tar archive under `destination`, one at a time, each atomically.
+    """Unpack the wanted files of a tar archive under `destination`, each atomically.
 
-    Every member is checked, wanted or not: one bad name or type refuses the whole archive, and
-    leaves none of its files. `received` is called with each file once it is there, and may
-    replace it by another. Returns the paths as they are in the archive, in its order.
+    `wanted` is called with the name of each member. Every member is checked, wanted or not: one
+    unsafe name or type refuses the whole archive, and all its files are deleted. `received` is
+    called with the path of each file once it is there, and may replace the file by another. Returns
+    the paths of the wanted files as they are in the archive, in its order.
     """
     destination.mkdir(parents=True, exist_ok=True)
     root = destination.resolve()
@@ -130,7 +133,8 @@ def extract(
                 (scratch / PurePosixPath(member.name)).replace(target)
                 received(target)
     except BaseException:
-        # Only the whole archive, read to its end and its checksum, makes its files good.
+        # The files are known to be good only after the archive was read to its end and its
+        # checksum.
         for path in written:
             path.unlink(missing_ok=True)
         raise
@@ -140,14 +144,15 @@ def extract(
 
 
 class _Tar(tarfile.TarFile):
-    """A tar archive that holds one member at a time.
+    """Tar archive that holds one member in memory at a time.
 
-    All that is wrong with a header is a TarError.
+    Any invalid header raises a TarError.
     """
 
     def next(self) -> tarfile.TarInfo | None:
         """Return the next member; None at the end."""
-        # Attributes set for all members would pile up, and each member keep a copy of them.
+        # Attributes that are set for all members would accumulate, and each member would keep a
+        # copy.
         self.members: list[tarfile.TarInfo] = []
         self.pax_headers = {}
         try:
@@ -157,10 +162,10 @@ class _Tar(tarfile.TarFile):
 
 
 class _Unpacked(io.BufferedIOBase):
-    """An unpacked stream that is read no further than `end`.
+    """Stream of the unpacked bytes of an archive, which raises if it is read beyond `end`.
 
-    `end` moves with the members: to behind the content of the present one, and some more for the
-    next one's header.
+    `end` is a position in bytes. It moves with the members: to the end of the current content, plus
+    some room for the next header.
     """
 
     def __init__(self, stream: IO[bytes] | gzip.GzipFile, archive: Path) -> None:
@@ -170,7 +175,10 @@ class _Unpacked(io.BufferedIOBase):
         self.end = _MOST_HEADER_BYTES
 
     def read(self, count: int | None = -1, /) -> bytes:
-        """Return the next bytes, all without a count; raise if they pass `end`."""
+        """Return the next `count` bytes, or all for None or a negative number.
+
+        DatasetError if the stream is read beyond `end`.
+        """
         if count is None:
             count = -1
         block = self._stream.read(count)
@@ -186,14 +194,18 @@ def _checked_members(
     archive: Path,
     limits: ArchiveLimits,
 ) -> Iterator[tarfile.TarInfo]:
-    """Yield the members in order; raise before one that must not be written."""
+    """Yield the members of an archive in order; raise DatasetError at the first unsafe one.
+
+    A member is unsafe if its name or type is, or if the archive exceeds its `limits` with it.
+    """
     count = 0
     content_bytes = 0
     while True:
         member = tar.next()
         if member is None:
             return
-        # `offset` is where the next header starts; a sparse file is larger than what is stored.
+        # `offset` is where the next header starts. A sparse file is larger than its content in the
+        # archive.
         stream.end = tar.offset + _MOST_HEADER_BYTES
         count += 1
         content_bytes += member.size
@@ -228,7 +240,7 @@ def _problem_of(member: tarfile.TarInfo) -> str:
 
 
 def _unsafe_archive(archive: Path, what: str) -> DatasetError:
-    """Return the error for an archive that is not to be trusted."""
+    """Return the error for an archive that must not be unpacked."""
     return DatasetError(
         what, where=archive, remedy="do not unpack it; download it again"
     )
@@ -236,7 +248,11 @@ def _unsafe_archive(archive: Path, what: str) -> DatasetError:
 
 @contextmanager
 def _open_tar(archive: Path) -> Iterator[tuple[tarfile.TarFile, _Unpacked]]:
-    """Open a tar stream; read it to its end, so that the checksum of gzip is compared."""
+    """Open a tar archive, with or without gzip, as a stream of members.
+
+    At the end the stream is read completely, so that gzip compares its checksum. IntegrityError for
+    a damaged archive, DatasetError for one that is not safe.
+    """
     try:
         with ExitStack() as stack:
             stream: IO[bytes] | gzip.GzipFile = stack.enter_context(

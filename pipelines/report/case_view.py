@@ -38,11 +38,13 @@ _MAX_EXTENT = 320
 
 @dataclass(frozen=True)
 class CaseView:
-    """Data of the slice viewer.
+    """Data of the slice viewer for one scan.
 
-    `gray`, `prediction` and `truth` are data URIs of axial slices, tiled in a number of `columns`;
-    `shape` is the grid they came from, `start` the voxel to look at first. `still_png` is a file
-    for print, empty if there is none. Classes that are `not_compared` are not shown as errors.
+    - `gray`, `prediction` and `truth` are pictures as data URIs: the axial slices, tiled in a
+      number of `columns`. `truth` is "" if there is none.
+    - `shape` is the grid of the slices, `start` the voxel to show first.
+    - `still_png` is a PNG file for print, empty if there is none.
+    - Classes in `not_compared` are not shown as errors.
     """
 
     shape: tuple[int, int, int]
@@ -56,7 +58,7 @@ class CaseView:
 
     @property
     def still(self) -> str:
-        """The picture for print, as a data URI."""
+        """The PNG for print, as a data URI."""
         return data_uri("png", self.still_png)
 
 
@@ -70,11 +72,12 @@ def view_case(
     show_head: bool = False,
     not_compared: Collection[int] = (),
 ) -> CaseView:
-    """Return the viewer's data for maps of class indices and, if there is one, the scan.
+    """Return the viewer's data for true and predicted class indices and, if given, the scan.
 
-    All are on one grid. The first slices shown pass through the largest error in class `focus`,
-    else of all. A scan is blackened away from the brain unless `show_head`. Classes that are
-    `not_compared` count as background in the picture of errors.
+    All are on one grid. The slices shown first pass through the largest error in class `focus`; if
+    that class has no error, or `focus` is 0, through the largest error of all. Voxels of the scan
+    that are far from the brain are black unless `show_head`. Classes in `not_compared` count as
+    background in the picture of errors. `scheme` has the colours of the classes.
     """
     # Only axes are reordered: slightly oblique scans stay oblique.
     truth = reoriented(truth, "RAS")
@@ -88,23 +91,23 @@ def view_case(
     extent_mm = np.array(box_shape) * np.array(truth.spacing_mm)
     step_mm = max(_STEP_MM, float(extent_mm.max()) / _MAX_EXTENT)
     zoom = np.maximum(1, np.round(extent_mm / step_mm)) / box_shape
-    true = _scaled(truth.data[box], zoom, order=0)
-    predicted = _scaled(prediction.data[box], zoom, order=0)
+    true = _resample(truth.data[box], zoom, order=0)
+    predicted = _resample(prediction.data[box], zoom, order=0)
     gray = None
     if image is not None:
         shown = reoriented(image, "RAS").data[box].astype(np.float32)
-        gray = _scaled(shown, zoom, order=1)
-    shades = _shades(gray, true)
+        gray = _resample(shown, zoom, order=1)
+    shades = _grey_levels(gray, true)
     if not show_head:
-        # By the truth alone: a prediction that leaks into the face must not uncover it.
+        # Far from the true brain only: a prediction that leaks into the face must not uncover it.
         shades[far_from_brain(true > 0)] = 0
-    errors = _errors(true, predicted, not_compared)
-    start = _worst_place(errors, (true == focus) | (predicted == focus), focus)
-    view = _packed(shades, predicted, start, quality=70, method=4)
-    still = _still(shades, true, predicted, errors, scheme, start)
+    errors = _error_map(true, predicted, not_compared)
+    start = _fullest_slices(errors, (true == focus) | (predicted == focus), focus)
+    view = _encode_view(shades, predicted, start, quality=70, method=4)
+    still = _draw_still(shades, true, predicted, errors, scheme, start)
     return replace(
         view,
-        truth=data_uri("png", encoded(_tiled(true, view.columns), "PNG")),
+        truth=data_uri("png", encoded(_tile_slices(true, view.columns), "PNG")),
         still_png=encoded(still, "PNG"),
         not_compared=tuple(sorted(not_compared)),
     )
@@ -113,29 +116,32 @@ def view_case(
 def view_result(image: Volume, labels: Volume, *, focus: int = 0) -> CaseView:
     """Return the viewer's data for a scan on the working grid and its class indices.
 
-    The first slices shown have most of class `focus`; with 0, or if that class has no voxel, all
-    classes count. Both volumes are on one grid. Grey values more than 6 mm from the brain are 0, so
-    that no face is shown.
+    Both volumes are on one grid. The slices shown first have most of class `focus`; if `focus` is 0
+    or the class has no voxel, most of all classes together. Grey values more than 6 mm from the
+    brain are 0, so that no face is shown.
     """
     box = box_around(labels.data > 0, _margins(labels))
     gray = image.data[box]
     found = labels.data[box]
-    shades = _shades(gray, found)
+    shades = _grey_levels(gray, found)
     shades[far_from_brain(found > 0)] = 0
-    start = _worst_place(found, found == focus, focus)
-    return _packed(shades, found, start, quality=45, method=0)
+    start = _fullest_slices(found, found == focus, focus)
+    return _encode_view(shades, found, start, quality=45, method=0)
 
 
-def _packed(
+def _encode_view(
     shades: NDArray[np.uint8],
     prediction: NDArray[Any],
     start: Shape,
     **webp: int,
 ) -> CaseView:
-    """Encode grey values and classes (X, Y, Z) for the viewer; `webp`: options of the encoder."""
+    """Encode grey values and classes, both (X, Y, Z), as data of the viewer.
+
+    `start` is the voxel to show first; `webp` are options of the WebP encoder.
+    """
     columns = int(np.ceil(np.sqrt(shades.shape[2])))
-    gray = encoded(_tiled(shades, columns), "WEBP", **webp)
-    labels = encoded(_tiled(prediction, columns), "PNG")
+    gray = encoded(_tile_slices(shades, columns), "WEBP", **webp)
+    labels = encoded(_tile_slices(prediction, columns), "PNG")
     return CaseView(
         shape=to_shape(shades.shape),
         columns=columns,
@@ -146,17 +152,17 @@ def _packed(
 
 
 def _margins(volume: Volume) -> NDArray[np.int_]:
-    """Return the margin around all structures, in voxels along each axis, (3,)."""
+    """Return the margin to show around all structures, in voxels along each axis, (3,)."""
     return np.ceil(_MARGIN_MM / np.array(volume.spacing_mm)).astype(int)
 
 
-def _scaled(
+def _resample(
     data: NDArray[Any],
     zoom: NDArray[np.float64],
     *,
     order: int,
 ) -> NDArray[Any]:
-    """Resample by spline interpolation; `order` is 0 for classes, 1 for grey values."""
+    """Resample an array by the factors `zoom` (3,); `order` is 0 for classes, 1 for grey values."""
     scaled: NDArray[Any] = ndimage.zoom(
         data,
         zoom,
@@ -167,8 +173,12 @@ def _scaled(
     return scaled
 
 
-def _shades(gray: NDArray[Any] | None, true: NDArray[Any]) -> NDArray[np.uint8]:
-    """Return grey values 0 to 255, the brain's bright end near 235; without a scan, dark."""
+def _grey_levels(gray: NDArray[Any] | None, true: NDArray[Any]) -> NDArray[np.uint8]:
+    """Return the grey values of the picture, 0 to 255.
+
+    The brightest brain tissue is near 235. Without a scan, `gray` is None: the brain is dark grey
+    and all else black.
+    """
     if gray is None:
         return np.where(true > 0, 60, 0).astype(np.uint8)
     brain = gray[true > 0]
@@ -180,10 +190,10 @@ def _shades(gray: NDArray[Any] | None, true: NDArray[Any]) -> NDArray[np.uint8]:
 
 
 def far_from_brain(brain: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return a mask of voxels more than 6 mm from the brain, on a grid of 1 mm.
+    """Return a mask of the voxels more than 6 mm from the brain.
 
     No picture shows these voxels, as they could show a face. `brain` (X, Y, Z) is True within the
-    brain; the result has its shape. Edges are exact to 2 mm.
+    brain, in voxels of 1 mm; the result has its shape. Edges are exact to 2 mm.
     """
     # Only every second voxel: a distance transform of all takes half a second.
     distance = ndimage.distance_transform_edt(
@@ -196,26 +206,31 @@ def far_from_brain(brain: NDArray[np.bool_]) -> NDArray[np.bool_]:
     return far[:x, :y, :z]
 
 
-def _errors(
+def _error_map(
     true: NDArray[Any], predicted: NDArray[Any], not_compared: Collection[int]
 ) -> NDArray[np.uint8]:
-    """Return 0 where both are equal, else the index in `ERROR_COLORS` plus 1."""
+    """Return the error of each voxel: 0 for none, else the index in `ERROR_COLORS` plus 1.
+
+    `true` and `predicted` are class indices of the same shape. Classes in `not_compared` count as
+    background.
+    """
     ignored = list(not_compared)
     true = np.where(np.isin(true, ignored), 0, true)
     predicted = np.where(np.isin(predicted, ignored), 0, predicted)
-    errors = np.full(true.shape, 3, np.uint8)  # taken for another structure
+    errors = np.full(true.shape, 3, np.uint8)  # confused with another structure
     errors[true == 0] = 2  # invented
     errors[predicted == 0] = 1  # missed
     errors[true == predicted] = 0
     return errors
 
 
-def _worst_place(
+def _fullest_slices(
     marked: NDArray[Any], is_of_focus: NDArray[np.bool_], focus: int
 ) -> tuple[int, int, int]:
-    """Return the slices with most marked voxels of one class, else of all, else the middle.
+    """Return the sagittal, coronal and axial slice, as a voxel, that have the most marked voxels.
 
-    `marked` (X, Y, Z) is above 0 in the voxels that count; with a `focus` of 0 all classes do.
+    `marked` (X, Y, Z) is above 0 in marked voxels. Those outside `is_of_focus` are ignored unless
+    `focus` is 0 or none is left. Without any marked voxel, the middle of the volume is returned.
     """
     errors = marked > 0
     of_focus = errors & is_of_focus
@@ -231,7 +246,7 @@ def _worst_place(
     )
 
 
-def _still(
+def _draw_still(
     shades: NDArray[np.uint8],
     true: NDArray[Any],
     predicted: NDArray[Any],
@@ -239,7 +254,10 @@ def _still(
     scheme: LabelScheme,
     start: tuple[int, int, int],
 ) -> NDArray[np.uint8]:
-    """Draw truth, prediction and errors (rows) in three planes (columns), for print and files."""
+    """Draw truth, prediction and errors (rows) in three planes (columns), for print and files.
+
+    `errors` is from `_error_map`; the planes pass through the voxel `start`.
+    """
     colors = label_colors(scheme)
     error_colors = np.array([(0, 0, 0), *ERROR_COLORS], np.float32)
     error_colors /= np.float32(255)
@@ -258,7 +276,11 @@ def _planes_side_by_side(
     colors: NDArray[np.float32],
     place: tuple[int, int, int],
 ) -> NDArray[np.uint8]:
-    """Overlay classes on grey values in the three planes through a voxel, padded to one height."""
+    """Overlay classes on grey values in the three planes through a voxel.
+
+    The planes are side by side, padded to equal height. `colors` (K, 3) has the colour of each
+    class from 0 to 1; `place` is the voxel.
+    """
     planes = []
     views = (View.SAGITTAL, View.CORONAL, View.AXIAL)
     for view, position in zip(views, place, strict=True):
@@ -275,10 +297,10 @@ def _planes_side_by_side(
     return np.concatenate(padded, axis=1)
 
 
-def _tiled(volume: NDArray[Any], columns: int) -> NDArray[np.uint8]:
-    """Return axial slices side by side, row by row, as one picture; x runs right, y down.
+def _tile_slices(volume: NDArray[Any], columns: int) -> NDArray[np.uint8]:
+    """Tile the axial slices of a volume (X, Y, Z) row by row into one picture.
 
-    The volume is (X, Y, Z).
+    It has `columns` slices in a row. In a slice, x runs to the right and y down.
     """
     x, y, z = volume.shape
     rows = -(-z // columns)

@@ -52,9 +52,9 @@ __all__ = [
 
 Values = NDArray[np.float64]
 
-# Columns with the facts of participants.
+# Columns with the group, site, sex, age and intracranial volume of participants.
 _FACTS = ["group", "site", "sex", "age", "icv"]
-# Above this number of participants a table shows only the largest changes.
+# A table shows at most this number of changes: the largest ones, relative to noise.
 _MOST_ROWS = 1000
 # In years; a little less than a day, so that rounding does not split a day.
 _ONE_DAY = 1 / 366
@@ -64,9 +64,11 @@ _ONE_DAY = 1 / 366
 class Change:
     """Change of the volume of one structure of one participant.
 
+    - `scans` is the number of scans, `years` the time from the first to the last; None if times are
+      not known, or all scans are of one day.
     - `percent` is the change from the first to the last scan.
-    - `percent_per_year` is the slope; None if times are not known, or all scans are of one day.
-    - `low` and `high` are the 95 % interval of the slope, with three or more scans.
+    - `percent_per_year` is the slope; None without `years`.
+    - `low` and `high` are the 95 % interval of the slope, with three or more scans, else None.
     - `noise` is the limit that `percent_per_year` (without times: `percent`) stays within in 95 of
       100 unchanged participants; None if it was not measured.
     """
@@ -95,12 +97,12 @@ def change_of(
     years: Sequence[float | None],
     retest_percent: float | None = None,
 ) -> Change | None:
-    """Return the change over two or more volumes in the order of time; None if all are 0.
+    """Return the change over two or more volumes in chronological order; None if all are 0.
 
-    Scans of one day have no change per year: their noise would be thousands of per cent.
-
-    `retest_percent` is the limit of the difference between two scans of an unchanged participant in
-    95 of 100 cases.
+    `years` are the times of the volumes, None if unknown. Scans of one day have no change per year:
+    their noise would be thousands of per cent. `retest_percent` is the limit within which the
+    difference between two scans of an unchanged participant lies in 95 of 100 cases; None if
+    unknown.
     """
     values = np.asarray(volumes, float)
     mean = values.mean()
@@ -127,7 +129,7 @@ def change_of(
         high = slope + half
     noise = None
     if retest_percent is not None:
-        # A difference of two scans has the noise of both.
+        # The difference of two scans has sqrt(2) times the noise of one scan.
         of_one_scan = retest_percent / np.sqrt(2)
         noise = float(of_one_scan / spread)
     return Change(
@@ -142,9 +144,10 @@ def change_of(
 
 
 def _slope(percents: Values, from_mean: Values) -> tuple[float, float | None]:
-    """Return the least-squares slope, and half its 95 % interval with three or more scans.
+    """Return the least-squares slope and half the length of its 95 % interval.
 
-    `from_mean` are the times, counted from their mean.
+    `percents` are the values; `from_mean` are their times in years, counted from the mean time. The
+    second result is None for two scans.
     """
     squares = (from_mean**2).sum()
     slope = float((from_mean * percents).sum() / squares)
@@ -159,12 +162,12 @@ def _slope(percents: Values, from_mean: Values) -> tuple[float, float | None]:
 
 @cache
 def retest_of(model: str) -> dict[str, float]:
-    """Return the scan-rescan difference of unchanged participants by structure, in per cent.
+    """Return the scan-rescan difference of each structure in unchanged participants, in per cent.
 
-    In 95 of 100 cases two scans differ by less. It holds for scans that were segmented together.
-    With few measurements (`freedom` in the table) the standard deviation is uncertain: Student's t
-    accounts for that. Empty for a model for which it was not measured. docs/reliability.md
-    describes how it was measured.
+    In 95 of 100 cases the difference of two scans is smaller. It holds for scans that were
+    segmented together by `model`; {} for a model for which it was not measured. docs/reliability.md
+    describes the measurement. With few measurements (`freedom` in the table) the standard deviation
+    is uncertain: Student's t accounts for that.
     """
     table = files("trinat.configs") / "retest" / f"{model}.tsv"
     if not table.is_file():
@@ -177,9 +180,11 @@ def retest_of(model: str) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Course:
-    """Volumes of a participant's structure, or another measure, in chronological order.
+    """Volumes of a participant's structure, or values of another measure, in chronological order.
 
-    `years` are None if times are not known; `retest_percent` is as for `change_of`.
+    `cases`, `years` and `values` have an item for each scan. `years` are None if times are not
+    known. `structure` is the name of the structure or measure; `retest_percent` is as for
+    `change_of`.
     """
 
     participant: str
@@ -206,14 +211,18 @@ class Course:
 
     @property
     def percents(self) -> list[float]:
-        """Each volume's difference from the mean of the volumes, in per cent of it."""
+        """Difference of each value from their mean, in per cent of the mean."""
         mean = float(np.mean(self.values))
         return [100 * (volume / mean - 1) for volume in self.values]
 
 
 @dataclass(frozen=True)
 class Changes:
-    """Comparison of changes between groups; `model` is None if there is nothing to compare."""
+    """Comparison of changes between groups.
+
+    `model` is None if there is nothing to compare. `notices` are sentences for the reader of the
+    page.
+    """
 
     model: GroupModel | None
     notices: tuple[str, ...]
@@ -229,7 +238,7 @@ def compare_changes(
     A participant's slope is one value of the model. Its weight grows with the number of sessions
     and the time between them, because slopes over a few weeks are mostly noise. Robust standard
     errors hold whatever the weights. `participants` is a table as from `cohort.participants_of`,
-    with the facts of all participants, including participants with one scan.
+    with all participants, even those with one scan. `covariates` is as in `fit_groups`.
     """
     slopes = pd.DataFrame(
         {
@@ -241,7 +250,8 @@ def compare_changes(
             ],
         }
     ).astype({"value": float})
-    # Assumes that participants vary by as much as the noise of a slope over the usual sessions.
+    # This assumes that true slopes differ between participants by as much as a slope over the usual
+    # sessions is uncertain.
     usual = slopes["spread"].median()
     slopes["weight"] = slopes["spread"] / (slopes["spread"] + usual)
     with_slope = set(slopes.dropna(subset="value")["subject"])
@@ -267,9 +277,10 @@ def compare_changes(
 def changes_page(
     courses: Sequence[Course], left_out: Sequence[tuple[str, str, str]] = ()
 ) -> str:
-    """Return the HTML page: what stands out, a panel of courses for each structure, all changes.
+    """Return the HTML page: warnings, a plot of each structure, and tables of all changes.
 
-    `left_out` has what is in no course: the scan, the structure ("" is all of the scan), and why.
+    `left_out` are the scans and structures that are excluded from changes: the scan, the structure
+    ("" for the whole scan), and the reason.
     """
     participants = {course.participant for course in courses}
     beyond = [course for course in courses if course.change.is_beyond_noise]
@@ -293,8 +304,8 @@ def changes_page(
         notices=_notices(courses, left_out),
         cards=cards,
         plot=courses_plot(comparable) if comparable else None,
-        groups=_groups(comparable),
-        changes=[_changes(group) for group in (timed, untimed) if group],
+        groups=_group_table(comparable),
+        changes=[_change_table(group) for group in (timed, untimed) if group],
         looked_at=len(courses),
         left_out=table(
             "left-out-table",
@@ -308,7 +319,7 @@ def changes_page(
 def _notices(
     courses: Sequence[Course], left_out: Sequence[tuple[str, str, str]]
 ) -> list[str]:
-    """Return warnings to read before the numbers."""
+    """Return warnings to show above the numbers; `left_out` is as in `changes_page`."""
     notices = []
     scans = [scan for scan, structure, _ in left_out if not structure]
     if scans:
@@ -339,11 +350,11 @@ def _notices(
 
 
 def courses_plot(courses: Sequence[Course]) -> Drawing:
-    """Draw the courses in small multiples, a panel for each structure, coloured by group.
+    """Draw small multiples of courses: a panel for each structure, a line for each participant.
 
-    Each participant has a line. All courses have times, or none has. 95 of 100 scans of an
-    unchanged participant are in the band, for participants with as few scans as those with the
-    fewest.
+    Lines are coloured by group. Either all courses have times, or none has. The band of a panel
+    contains 95 of 100 scans of an unchanged participant who has as many scans as the participant
+    with the fewest.
     """
     groups = natsorted({course.group for course in courses})
     structures = _structures_of(courses)
@@ -373,12 +384,12 @@ def courses_plot(courses: Sequence[Course]) -> Drawing:
 
 
 def _fewest_scans(courses: Sequence[Course]) -> int:
-    """Return the number of scans of the course with the fewest."""
+    """Return the smallest number of scans in a course."""
     return min(len(course.cases) for course in courses)
 
 
 def _structures_of(courses: Sequence[Course]) -> list[str]:
-    """Return the structures of courses, each once, in their order."""
+    """Return the names of the structures in courses, each once, in order of appearance."""
     return list(dict.fromkeys(course.structure for course in courses))
 
 
@@ -388,12 +399,16 @@ def _draw_panel(
     groups: Sequence[str],
     gid: str,
 ) -> list[str]:
-    """Draw the courses of one structure; return the names of its dots."""
+    """Draw the courses of one structure; return a label for each dot.
+
+    `gid` is the id of the dots in the SVG. A course has the colour of its group's place in
+    `groups`.
+    """
     retest = courses[0].retest_percent
     half = 0.0
     if retest is not None:
-        # Noise of one scan: a difference of two has the noise of both. The mean of the scans varies
-        # with each of them.
+        # The noise of one scan is that of a difference of two, divided by sqrt(2). The band is
+        # around the mean of the scans, which varies with each of them: hence the second factor.
         scans = _fewest_scans(courses)
         half = float(retest / np.sqrt(2) * np.sqrt((scans - 1) / scans))
         axis.axhspan(-half, half, color=INK, alpha=0.12, lw=0)
@@ -421,10 +436,10 @@ def _draw_panel(
     return names
 
 
-def _groups(courses: Sequence[Course]) -> Table | None:
-    """Return mean and SD of the change of each structure by group; None for a single participant.
+def _group_table(courses: Sequence[Course]) -> Table | None:
+    """Return the table of mean and SD of changes by structure and group.
 
-    All courses have times, or none has.
+    None if there is a single participant. Either all courses have times, or none has.
     """
     if len({course.participant for course in courses}) < 2:
         return None
@@ -441,7 +456,9 @@ def _groups(courses: Sequence[Course]) -> Table | None:
         of_structure = [one for one in courses if one.structure == structure]
         cells: list[Any] = [Cell(short_name(structure), place)]
         for group in groups:
-            values = [_value(one) for one in of_structure if one.group == group]
+            values = [
+                _percent_change(one) for one in of_structure if one.group == group
+            ]
             if not values:
                 cells.append(Cell(""))
                 continue
@@ -461,18 +478,18 @@ def _groups(courses: Sequence[Course]) -> Table | None:
     return table("group-table", caption, columns, rows)
 
 
-def _value(course: Course) -> float:
-    """Return the change per year or, without times, from first to last, in per cent."""
+def _percent_change(course: Course) -> float:
+    """Return the change per year or, if times are unknown, from first to last scan, in per cent."""
     if course.change.percent_per_year is None:
         return course.change.percent
     return course.change.percent_per_year
 
 
-def _changes(courses: Sequence[Course]) -> Table:
-    """Return a table of changes by structure and participant, the largest beyond noise first.
+def _change_table(courses: Sequence[Course]) -> Table:
+    """Return the table of changes by structure and participant, sorted by the ratio to the noise.
 
-    The order is by the ratio to the noise. All courses have times, or none has: then there are no
-    changes per year.
+    Either all courses have times, or none has; without times there is no column of changes per
+    year.
     """
     ranked = sorted(courses, key=_relative_to_noise, reverse=True)
     has_times = courses[0].has_times
@@ -518,7 +535,7 @@ def _changes(courses: Sequence[Course]) -> Table:
 
 
 def _unit(courses: Sequence[Course]) -> str:
-    """Return the unit of changes and their noise; all courses have times, or none has."""
+    """Return the unit of changes and their noise; either all courses have times, or none has."""
     if courses[0].has_times:
         return "% a year"
     return "%"
@@ -526,7 +543,7 @@ def _unit(courses: Sequence[Course]) -> str:
 
 def _relative_to_noise(course: Course) -> float:
     """Return the ratio of a change to the noise; if the noise is unknown, the change itself."""
-    value = abs(_value(course))
+    value = abs(_percent_change(course))
     if not course.change.noise:
         return value
     return value / course.change.noise

@@ -2,9 +2,9 @@
 
 Volumes may be adjusted for the size of the head, by the intracranial volume:
 
-- `residual`: for each structure a line of volume over intracranial volume is fitted to the group by
-  least squares, and the part that it predicts from a scan's difference to the group's mean is
-  subtracted. Values stay in mm³, as of a head of mean size.
+- `residual`: for each structure a line of volume over intracranial volume is fitted to the scans of
+  the group by least squares. The adjusted volume is the volume minus slope times (intracranial
+  volume minus mean intracranial volume): the volume expected in a head of mean size, in mm³.
 - `proportion`: the volume in percent of the intracranial volume.
 
 Effects of sites may be removed by ComBat, from the adjusted volumes if there are any.
@@ -52,20 +52,23 @@ _REMEDY = (
     "use a model that finds all fluid inside the skull on whole heads, or give a table of "
     "participants with a column eTIV"
 )
-# Percentiles of norms beyond these stand out: two volumes in a hundred of healthy participants.
+# Volumes outside these percentiles of the norms stand out: two in a hundred of healthy
+# participants.
 _USUAL_PERCENTILES = (1, 99)
 
 
 @dataclass(frozen=True)
 class Scan:
-    """One label map: its participant, its volumes in mm3 by structure, and their metadata.
+    """One label map: its participant, its volumes in mm³ by structure, and their metadata.
 
-    `uncertainty` is, by structure, the CV of the volume over samples with dropout. `group` is the
-    study's name for the participant's group. `intracranial_mm3` is None if it is not known.
-
-    `left_out` is the reason why the scan is in no number, "" if it is included;
-    `structures_left_out` has the reasons for structures of an included scan: `volumes_mm3` lacks
-    these. `structure_grades` has the grades of single structures.
+    - `uncertainty` is, by structure, the coefficient of variation of the volume over samples with
+      dropout; None if it was not computed.
+    - `group` is the study's name for the participant's group, "" if unknown.
+    - `intracranial_mm3` is None if it is unknown.
+    - `left_out` is the reason to leave the scan out of all statistics, "" if it is included.
+    - `structures_left_out` has the reasons to leave out structures of an included scan;
+      `volumes_mm3` does not contain these structures.
+    - `structure_grades` has the grades of single structures.
     """
 
     subject: str
@@ -85,15 +88,15 @@ class Scan:
 
     @property
     def name(self) -> str:
-        """Subject and session, as the page shows them."""
+        """Subject and session, as shown on the page."""
         return f"{self.subject} {self.session}".strip()
 
 
 @dataclass(frozen=True)
 class Range:
-    """Expected volumes of a structure, for participants of a sex and age if these are given.
+    """Normal range of a structure's volume, for all participants or for those of a sex and age.
 
-    Volumes in mm³, ages in years, both ends included. `sex` "" is for both sexes.
+    Volumes are in mm³, ages in years; both limits are included. `sex` is "" for both sexes.
     """
 
     structure: str
@@ -127,11 +130,11 @@ class Range:
 
 @dataclass(frozen=True)
 class Adjustment:
-    """Adjustment of volumes: a row of coefficients for each structure, by its name.
+    """Adjustment of volumes for the size of the head.
 
-    `mean_mm3` is the mean intracranial volume, `scans` the number of scans that have one, and
-    `without` the number of scans that lack it: they have no adjusted volume. The columns of
-    `coefficients` are `slope`, `intercept`, `r2` and `scans`; empty for proportions.
+    `mean_mm3` is the mean intracranial volume, and `scans` the number of scans that have one. The
+    other scans, `without`, have no adjusted volume. `coefficients` has a row for each structure, by
+    name, with the columns `slope`, `intercept`, `r2` and `scans`; it is empty for proportions.
     """
 
     method: Method
@@ -150,13 +153,15 @@ class Adjustment:
 class Cohort:
     """Tables of the report, all computed from the scans' volumes.
 
-    `frame` has a row for each scan, structure and metric; `structures` are in the order of the
-    label scheme. `adjustment` describes how volumes were adjusted, `harmonisation` how effects of
-    sites were removed; None if they were not.
-
-    `left_out` are scans that are not in these tables; `scans` are all others. `covariates` are
-    those that the user named for the linear model; None leaves the choice to the model. `metric` is
-    what was measured: the volume, or the name of a further output.
+    - `scans` are the scans in these tables, `left_out` all others.
+    - `frame` has a row for each scan, structure and metric. Its column `scan` is the index in
+      `scans`.
+    - `structures` are in the order of the label scheme.
+    - `adjustment` describes how volumes were adjusted, `harmonisation` how effects of sites were
+      removed; None if they were not.
+    - `covariates` are the terms that the user named for the linear model; None leaves the choice to
+      the model.
+    - `metric` is what was measured: the volume, or the name of a further output.
     """
 
     scans: tuple[Scan, ...]
@@ -170,19 +175,25 @@ class Cohort:
 
     @property
     def is_tested(self) -> bool:
-        """True if there were enough scans to compare any volume with the group."""
+        """True if there are enough scans for z-scores of any volume."""
         return bool(self.frame["z"].notna().any())
 
     @property
     def compared(self) -> str:
-        """The metric by which scans are compared: the volume, or the last one derived from it."""
+        """The metric for z-scores and means by group: the measured, adjusted or harmonised volume.
+
+        It is the last one that was computed.
+        """
         if self.harmonisation is not None:
             return HARMONISED
         return self.metric if self.adjustment is None else ADJUSTED
 
     @property
     def unit(self) -> str:
-        """The unit of the compared metric, as people write it; "" if structures differ in it."""
+        """The unit of the compared metric for display.
+
+        "" if structures have different units.
+        """
         if self.adjustment is not None:
             unit = self.adjustment.unit
         else:
@@ -214,16 +225,20 @@ class Cohort:
         return fit_groups(measured, self.metric, self.covariates, needed)
 
     def outliers(self) -> pd.DataFrame:
-        """Return volumes and asymmetries far from the group's median, or out of their range.
+        """Return the rows of `frame` that stand out.
 
-        Adjusted or harmonised volumes are compared with the group, and measured ones with
-        ranges.
+        These are values far from the group's median, and volumes outside their normal range or
+        norms. Distances from the median are those of adjusted or harmonised volumes, if there are
+        any; ranges apply to measured volumes.
         """
         far = self.frame["z"].abs() > OUTLIER_Z
         return self.frame[far | (self.frame["note"] != "")].copy()
 
     def largest_z(self) -> list[float]:
-        """Return the largest z of each scan's volumes and asymmetries; NaN if none is known."""
+        """Return the largest absolute z of each scan, over its volumes and asymmetries.
+
+        NaN if a scan has no z.
+        """
         distances = self.frame["z"].abs()
         sizes = distances.groupby(self.frame["scan"]).max()
         return [float(sizes[number]) for number in range(len(self.scans))]
@@ -231,9 +246,10 @@ class Cohort:
 
 @dataclass(frozen=True)
 class Section:
-    """Parcels or a further output of a group, compared like volumes in a section of its own.
+    """Parcels or a further output of a group, shown like the volumes in a section of the page.
 
-    `name` is the stem of its tables, such as thickness.csv. `notices` say what a reader must know.
+    `name` is the stem of its table files, such as thickness.csv. `notices` are warnings to show
+    above the numbers.
     """
 
     name: str
@@ -257,12 +273,18 @@ def cohort_of(
 ) -> Cohort:
     """Compute the tables of a group from its scans' volumes.
 
-    Volumes are in long form with asymmetry, their robust z over the group, and a note on volumes
-    outside of the `ranges`. Structures are those of the scheme that any scan has. With `adjusting`
-    each volume has another row, adjusted for the intracranial volume, and with `harmonising`
-    another, without the effects of sites; the last one has the z. With `norms` measured volumes
-    have a percentile, and `norm_z`. Scans that are left out have no part in any of it. Values of
-    another `metric` than the volume have the unit that `unit_of` returns for a structure.
+    Scans that are left out are in none of the tables. The frame has a row for each volume and for
+    each asymmetry of a pair, for those structures of the scheme that any scan has.
+
+    - With `adjusting`, each volume has another row, adjusted for the intracranial volume.
+    - With `harmonising`, it has another row, without the effects of sites.
+    - The column `z` is the robust z over the group: of asymmetries, and of the last of these
+      volumes.
+    - The column `note` says if a measured volume is outside of its range in `ranges`.
+    - With `norms`, measured volumes have a percentile and `norm_z`; an unusual percentile is the
+      note.
+
+    For another `metric` than the volume, `unit_of` returns the unit of a structure's values.
     """
     left_out = tuple(scan for scan in scans if scan.left_out)
     scans = tuple(scan for scan in scans if not scan.left_out)
@@ -295,7 +317,7 @@ def cohort_of(
     frame["z"] = frame["z"].where(is_compared)
     frame["note"] = _range_notes(frame, scans, ranges)
     if norms is not None:
-        places = _places(frame, scans, norms, metric)
+        places = _norm_positions(frame, scans, norms, metric)
         frame = frame.join(places)
         is_far = ~frame["percentile"].between(*_USUAL_PERCENTILES)
         is_far &= frame["percentile"].notna()
@@ -320,7 +342,11 @@ def _insert_rows(
     made_metric: str,
     unit: str,
 ) -> pd.DataFrame:
-    """Return the frame with a row of `made` after each row of one metric (of scan n)."""
+    """Insert a row of another metric after each row of one metric; return the new frame.
+
+    `made` has the values of the new metric, `made_metric`, by structure and number of the scan;
+    `unit` is their unit.
+    """
     rows = frame[frame["metric"] == metric]
     values = [
         made[structure][scan]
@@ -346,7 +372,12 @@ def _volume_frame(
     metric: str,
     unit_of: Callable[[str], str],
 ) -> pd.DataFrame:
-    """Return a row for each value, and one for each pair's asymmetry index in percent."""
+    """Return the frame of measured values: a row for each scan and each of `structures`.
+
+    Each pair has a row for its asymmetry index in percent, too. Values that a scan does not have
+    are NaN. `metric` is the name of what was measured, and `unit_of` returns its unit for a
+    structure.
+    """
     rows = []
     for number_of_scan, scan in enumerate(scans):
         age_band = ""
@@ -392,9 +423,9 @@ def _or_nan(value: float | None) -> float:
 def _range_notes(
     frame: pd.DataFrame, scans: Sequence[Scan], ranges: Iterable[Range]
 ) -> pd.Series:
-    """Return a note for each row outside of its range; "" for rows within it or without one.
+    """Return a note for each row of `frame` that is outside of its range; "" for all others.
 
-    At an age at which one range ends and another begins, the latter applies.
+    If one range ends at the age at which another begins, the range that begins applies.
     """
     notes = pd.Series("", frame.index)
     is_volume = frame["metric"] == "volume"
@@ -410,13 +441,13 @@ def _range_notes(
     return notes
 
 
-def _places(
+def _norm_positions(
     frame: pd.DataFrame, scans: Sequence[Scan], norms: Norms, metric: str
 ) -> pd.DataFrame:
-    """Return the position of each volume in the norms, a row for each row of the frame.
+    """Return the position of each measured value in the norms, with the index of `frame`.
 
-    Rows that the norms do not cover are NaN: all but measured volumes, and participants unlike the
-    controls.
+    The columns are `norm_z`, `percentile` and `norm_participants`. They are NaN in rows of other
+    metrics, and for participants whom the norms do not cover.
     """
     rows = []
     for row in frame.to_dict("records"):
@@ -444,10 +475,11 @@ def _places(
 def adjust(
     volumes_mm3: Mapping[str, _Values], intracranial_mm3: _Values, method: Method
 ) -> tuple[dict[str, _Values], Adjustment]:
-    """Return adjusted volumes of N scans, (N,) by structure, and how they were adjusted.
+    """Adjust the volumes of N scans for the intracranial volume; return them with their adjustment.
 
-    `volumes_mm3` (N,) by structure and `intracranial_mm3` (N,) are NaN where unknown, and so are
-    the adjusted volumes. EvaluationError if fewer than four scans have an intracranial volume.
+    `volumes_mm3` has the volumes, (N,), of each structure; `intracranial_mm3` is (N,). Unknown
+    values are NaN, and so are the adjusted volumes that depend on them. EvaluationError if fewer
+    than four scans have an intracranial volume.
     """
     known = np.isfinite(intracranial_mm3)
     if known.sum() < _FEWEST_SCANS:
@@ -463,7 +495,7 @@ def adjust(
         if method == "proportion":
             adjusted[structure] = 100 * volumes / intracranial_mm3
             continue
-        line = _line(intracranial_mm3, volumes)
+        line = _fit_line(intracranial_mm3, volumes)
         adjusted[structure] = volumes - line["slope"] * (intracranial_mm3 - mean_mm3)
         rows[structure] = line
     coefficients = pd.DataFrame.from_dict(rows, orient="index")
@@ -472,8 +504,12 @@ def adjust(
     return adjusted, done
 
 
-def _line(x: _Values, y: _Values) -> dict[str, float]:
-    """Fit the line of y over x by least squares; NaN if fewer than four pairs are known."""
+def _fit_line(x: _Values, y: _Values) -> dict[str, float]:
+    """Fit a line of y over x by least squares; return its coefficients and number of `scans`.
+
+    Pairs with an unknown value (NaN) are ignored. Coefficients are NaN if fewer than four pairs are
+    known or all x are equal.
+    """
     known = np.isfinite(x) & np.isfinite(y)
     x = x[known]
     y = y[known]
@@ -492,16 +528,19 @@ def _line(x: _Values, y: _Values) -> dict[str, float]:
 
 
 def groups_of(participants: pd.DataFrame, fact: str) -> list[str]:
-    """Return the groups of participants by one fact, sorted; unknown facts are not a group."""
+    """Return the groups of participants by one fact, such as the sex, sorted.
+
+    Participants of whom it is unknown ("") are in no group.
+    """
     return sorted(set(participants[fact]) - {""})
 
 
 def participants_of(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
-    """Return a row per participant and structure: means of `value`, `age`, `icv`, and facts.
+    """Return a table with a row for each participant and structure: means over scans, and facts.
 
-    The means are over scans. `frame` is the frame of a `Cohort`, and values are of one of its
-    metrics. Rows are in the order of the structures; participants without a value have NaN. A fact
-    that differs between a participant's scans is "", like an unknown one.
+    `frame` is the frame of a `Cohort`, `metric` one of its metrics. The means are `value`, `age`
+    and `icv`; without any value they are NaN. A fact that differs between a participant's scans is
+    "", like an unknown one. Rows are in the order of the structures.
     """
     values = frame[frame["metric"] == metric]
     known = {fact: values[fact].where(values[fact] != "") for fact in FACTORS}
@@ -520,7 +559,7 @@ def participants_of(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
 
 
 def differing_participants(frame: pd.DataFrame, fact: str) -> list[str]:
-    """Return the participants whose scans differ by a fact, such as the group."""
+    """Return the participants whose scans have more than one value of a fact, such as the group."""
     known = frame[frame[fact] != ""]
     kinds = known.groupby("subject")[fact].nunique()
     return [str(participant) for participant in kinds.index[kinds > 1]]

@@ -56,7 +56,7 @@ from trinat.segmentation.metrics.definitions import METRICS
 
 _GROUPS = {"sex": "sex", "group": "group", "age_band": "age (years)", "site": "site"}
 _MOST_SCANS = 500
-# Name of the figures of changes in time.
+# Name of the figures of longitudinal changes.
 CHANGES = "changes"
 
 
@@ -65,9 +65,9 @@ def cohort_drawings(
 ) -> list[Drawing]:
     """Return the figures of the page: effects of groups, participants, residuals, z-scores, sites.
 
-    A figure is left out if there are no data for it. `sections` are the same scans with other
-    measures, whose figures have the name of the section first; `changes` are the longitudinal
-    changes of participants with several scans.
+    Figures without data are left out. `sections` are other measures of the same scans; the names of
+    their figures start with the name of the section. `changes` are the longitudinal changes of
+    participants with several scans.
     """
     drawings = []
     if cohort.model is not None:
@@ -111,29 +111,31 @@ def cohort_page(
 ) -> str:
     """Return the HTML page, one file with figures and pictures inside.
 
-    `pictures` have title, text and PNG; `failures` are scans without volumes and the reasons.
-    `sections` are the scans with other measures, each shown in a section of its own.
-    `remarks` are participants tables, and remarks on how they were read. `provenance` is shown at
-    the end, as `page.provenance` returns it.
+    - `pictures` are titles, texts and PNG files.
+    - `provenance` is shown at the end, as `page.provenance` returns it.
+    - `failures` are scans without volumes, with the reasons.
+    - `remarks` are participants tables, with remarks on how they were read.
+    - `sections` are other measures of the same scans, each shown in a section of the page.
+    - `changes` are the longitudinal changes of participants with several scans.
     """
     participants = len({scan.subject for scan in cohort.scans})
     lead = (
         f"{count(len(cohort.scans), 'scan')} of {count(participants, 'participant')}, "
         f"{len(cohort.structures)} structures, without a reference to compare with."
     )
-    by_facts = [_by_group(cohort, key) for key in _GROUPS]
+    by_facts = [_group_table(cohort, key) for key in _GROUPS]
     return render(
         "cohort.html",
         title="Segmented scans",
         lead=lead,
         notices=_notices(cohort, failures),
         cards=_cards(cohort, failures),
-        outliers=_outliers(cohort),
+        outliers=_outlier_table(cohort),
         is_tested=cohort.is_tested,
         plots=[drawing for drawing in drawings if drawing.name == Z_SCORES],
         group_plots=[drawing for drawing in drawings if _is_of_groups(drawing.name)],
         residual_plots=[drawing for drawing in drawings if drawing.name == RESIDUALS],
-        sections=[_of_section(section, drawings) for section in sections],
+        sections=[_section_variables(section, drawings) for section in sections],
         site_plots=[drawing for drawing in drawings if drawing.name == SITES],
         limit=OUTLIER_Z,
         has_norms="percentile" in cohort.frame,
@@ -141,8 +143,8 @@ def cohort_page(
         asymmetry=_describe_metric(cohort, "asymmetry_index"),
         groups=[found for found in by_facts if found is not None],
         model=cohort.model,
-        **_of_model(cohort),
-        changes=None if changes is None else _of_changes(changes, drawings),
+        **_model_variables(cohort),
+        changes=None if changes is None else _change_variables(changes, drawings),
         adjustment=cohort.adjustment,
         adjusted=_describe_metric(cohort, ADJUSTED) if cohort.adjustment else None,
         coefficients=adjustment_table(cohort.adjustment),
@@ -151,10 +153,10 @@ def cohort_page(
         if cohort.harmonisation
         else None,
         sites=site_tables(cohort.harmonisation) if cohort.harmonisation else [],
-        uncertainty=_uncertainty(cohort),
+        uncertainty=_uncertainty_table(cohort),
         pictures=pictures,
-        scans=_scans(cohort),
-        left_out=_left_out(cohort),
+        scans=_scan_table(cohort),
+        left_out=_left_out_table(cohort),
         failures=table(
             "failure-table", "Scans without a result", ["Scan", "Reason"], failures
         ),
@@ -171,11 +173,11 @@ def cohort_page(
 
 
 def _is_of_groups(name: str) -> bool:
-    """Return True for the name of a figure of the part on groups."""
+    """Return True if a figure with this name belongs to the section on groups."""
     return name == "participants" or name.partition("-")[0] == FOREST
 
 
-def _of_model(cohort: Cohort) -> dict[str, Any]:
+def _model_variables(cohort: Cohort) -> dict[str, Any]:
     """Return the template variables of the section on the linear model."""
     model = cohort.model
     if model is None:
@@ -191,8 +193,13 @@ def _of_model(cohort: Cohort) -> dict[str, Any]:
     }
 
 
-def _of_changes(changes: Changes, drawings: Sequence[Drawing]) -> dict[str, object]:
-    """Return the template variables of the section on changes in time."""
+def _change_variables(
+    changes: Changes, drawings: Sequence[Drawing]
+) -> dict[str, object]:
+    """Return the template variables of the section on longitudinal changes.
+
+    `drawings` are all figures of the page.
+    """
     shown: dict[str, object] = {
         "notices": changes.notices,
         "model": changes.model,
@@ -208,11 +215,16 @@ def _of_changes(changes: Changes, drawings: Sequence[Drawing]) -> dict[str, obje
     return shown
 
 
-def _of_section(section: Section, drawings: Sequence[Drawing]) -> dict[str, object]:
-    """Return the template variables of a section on other measures than volumes of structures."""
+def _section_variables(
+    section: Section, drawings: Sequence[Drawing]
+) -> dict[str, object]:
+    """Return the template variables of a section on other measures than volumes.
+
+    `drawings` are all figures of the page.
+    """
     cohort = section.cohort
     tables = {
-        "outliers": _outliers(cohort),
+        "outliers": _outlier_table(cohort),
         "measured": _describe_metric(cohort, cohort.metric),
         "asymmetry": _describe_metric(cohort, "asymmetry_index"),
     }
@@ -242,7 +254,7 @@ def _of_section(section: Section, drawings: Sequence[Drawing]) -> dict[str, obje
 
 
 def _notices(cohort: Cohort, failures: Sequence[tuple[str, str]]) -> list[str]:
-    """Return warnings to read before the numbers."""
+    """Return warnings to show above the numbers."""
     notices = []
     if failures:
         tried = len(cohort.scans) + len(cohort.left_out) + len(failures)
@@ -300,7 +312,7 @@ def _notices(cohort: Cohort, failures: Sequence[tuple[str, str]]) -> list[str]:
 def _cards(
     cohort: Cohort, failures: Sequence[tuple[str, str]]
 ) -> list[tuple[str, str, str]]:
-    """Return the cards: title, value and detail."""
+    """Return the cards at the top of the page: title, value and detail."""
     far = cohort.outliers()
     others = [f"{len(failures)} failed"]
     if cohort.left_out:
@@ -321,8 +333,8 @@ def _cards(
     return cards
 
 
-def _outliers(cohort: Cohort) -> Table:
-    """Return volumes and asymmetries that stand out, the farthest first."""
+def _outlier_table(cohort: Cohort) -> Table:
+    """Return the table of volumes and asymmetries that stand out, the largest z first."""
     columns: Columns = [
         "Scan",
         "Structure",
@@ -359,7 +371,7 @@ def _outliers(cohort: Cohort) -> Table:
 
 
 def _describe_metric(cohort: Cohort, metric: str) -> Table:
-    """Return mean, spread and range of each structure's volume or each pair's asymmetry."""
+    """Return the table of mean, spread and range of a metric, by structure or pair."""
     if metric == "volume":
         caption = "Volumes (mm³)"
         title = "Structure"
@@ -402,10 +414,11 @@ def _describe_metric(cohort: Cohort, metric: str) -> Table:
     return table(f"{metric}-table", caption, columns, rows)
 
 
-def _by_group(cohort: Cohort, key: str) -> Table | None:
-    """Return mean and SD of each structure's volume by sex, age or site; None for a single group.
+def _group_table(cohort: Cohort, key: str) -> Table | None:
+    """Return the table of mean and SD of each structure by sex, group, age or site (`key`).
 
-    The volumes are the compared ones: adjusted or harmonised, if they were.
+    The values are adjusted or harmonised, if the cohort's volumes were. None if there are fewer
+    than two groups.
     """
     is_volume = cohort.frame["metric"] == cohort.compared
     digits = DIGITS[cohort.unit]
@@ -416,7 +429,7 @@ def _by_group(cohort: Cohort, key: str) -> Table | None:
         return None
     by_group = volumes.groupby(["structure", key])
     found = by_group["value"].agg(["count", "mean", "std"])
-    # A scan counts if it has any of the structures.
+    # Number of scans in each group that have a value of any structure.
     scans_of = volumes.dropna(subset="value").groupby(key)["scan"].nunique()
     rows = []
     for place, structure in enumerate(cohort.structures):
@@ -444,8 +457,8 @@ def _by_group(cohort: Cohort, key: str) -> Table | None:
     )
 
 
-def _uncertainty(cohort: Cohort) -> Table | None:
-    """Return the uncertainty of each structure's volumes; None if no scan has it."""
+def _uncertainty_table(cohort: Cohort) -> Table | None:
+    """Return the table of the uncertainty of each structure's volumes; None if no scan has it."""
     columns: Columns = [
         "Structure",
         Column("Scans", 0),
@@ -469,8 +482,8 @@ def _uncertainty(cohort: Cohort) -> Table | None:
     return table("doubt-table", "Uncertainty of volumes", columns, rows)
 
 
-def _scans(cohort: Cohort) -> Table:
-    """Return the scans, the farthest from the group first; scans without a z last."""
+def _scan_table(cohort: Cohort) -> Table:
+    """Return the table of scans, the farthest from the group first; scans without a z come last."""
     largest = cohort.largest_z()
     order = np.argsort(-np.nan_to_num(largest), kind="stable")
     rows = []
@@ -504,8 +517,8 @@ def _scans(cohort: Cohort) -> Table:
     )
 
 
-def _left_out(cohort: Cohort) -> Table:
-    """Return the scans that are in no number, entirely or for some of their structures."""
+def _left_out_table(cohort: Cohort) -> Table:
+    """Return the table of scans and structures that are left out of all statistics."""
     rows = [[scan.name, "all of it", scan.left_out] for scan in cohort.left_out]
     for scan in cohort.scans:
         rows += [

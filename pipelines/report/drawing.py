@@ -1,9 +1,10 @@
 """Drawing tools for the figures of reports: canvas, marks, and output as SVG, PNG and PDF.
 
-As SVG a figure is plain in a file, or inline in a page whose style sheet colours it. matplotlib
-writes colours into style attributes, which a page's strict policy refuses, and fixes ink and paper.
-Inline, styles become plain attributes, ink and grid lines become classes that the page's style
-sheet colours, and marks get titles that a pointer or a screen reader finds.
+A figure can be an SVG file, or be inline in a page whose style sheet sets its colours. matplotlib
+writes colours into style attributes, which the content policy of the page refuses and which would
+fix the colours of ink and paper. For a page, styles therefore become plain attributes, the colours
+of ink and grid lines become classes of the style sheet, and marks get titles that a pointer or a
+screen reader finds.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ MODEL_COLORS = ("#2f7fc1", "#e0851b", "#12a07a", "#c2609a", "#8a8d1e", "#d1502f"
 WARNING_COLOR = MODEL_COLORS[5]
 _MOST_PANELS_ABREAST = 4
 _BETWEEN_PANELS = 0.12  # of a panel's height
-# Lines and letters in these colours take the page's colour.
+# Lines and letters in these colours get the colours of the page.
 INK = "#1f2730"
 GRID = "#d5dae1"
 _CLASSES = {INK: "ink", GRID: "grid"}
@@ -50,19 +51,20 @@ _TITLE = f"{{{_SVG}}}title"
 _USE = f"{{{_SVG}}}use"
 _HREF = f"{{{_XLINK}}}href"
 _ID = re.compile(r"#([A-Za-z0-9_.:-]+)")
-# Letters of a model's name in a figure.
+# Longest name of a model in a figure, in characters.
 _LONGEST_NAME = 32
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """Figure with a description in words and the names of its marks by artist.
+    """Figure with a description in words and names for its marks.
 
-    - `name` is the name of its file without an ending.
-    - `label` is the text for readers who cannot see it.
-    - `marks` has a name for each mark of an artist, by the artist's gid: the page shows it at the
+    - `name` is the name of its files without an ending.
+    - `label` describes it for readers who cannot see it.
+    - `marks` has a name for each mark of an artist, by the artist's gid. The page shows it at the
       pointer.
-    - `for_print` figures are also saved as PDF.
+    - `title` and `caption` are shown on the page.
+    - With `for_print` it is also saved as PDF.
     """
 
     name: str
@@ -74,7 +76,10 @@ class Drawing:
     for_print: bool = False
 
     def save(self, folder: Path) -> None:
-        """Save as PNG and SVG, and as PDF if it is for print, in a folder made for it."""
+        """Write PNG and SVG files to a folder, and a PDF file if the figure is for print.
+
+        The folder is created if needed.
+        """
         folder.mkdir(exist_ok=True)
         write_whole(folder / f"{self.name}.png", self.png)
         write_whole(folder / f"{self.name}.svg", self.svg)
@@ -116,7 +121,10 @@ class Drawing:
         return buffer.getvalue()
 
     def inline(self) -> str:
-        """Return the figure for a page: in the page's colours, with names that a pointer finds."""
+        """Return the figure as SVG for a page, in the page's colours.
+
+        Its marks have their names, which the page shows at the pointer.
+        """
         return inline_svg(self.svg, self.name, self.label, self.marks)
 
 
@@ -124,7 +132,7 @@ class Drawing:
 def _any_letters() -> Iterator[None]:
     """Suppress warnings about letters that the font lacks.
 
-    They are boxes in a picture, and text in a page.
+    Such letters are boxes in a PNG file, but correct on a page.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"Glyph \d+ .*missing from font")
@@ -132,13 +140,13 @@ def _any_letters() -> Iterator[None]:
 
 
 def _lay_out(figure: Figure, rows: int) -> None:
-    """Compute the layout of a figure once; otherwise every file that is written does it twice more.
+    """Compute the layout of a figure once; otherwise each output file would compute it twice.
 
     The figure has the constrained layout, and panels in `rows`.
     """
     engine: Any = figure.get_layout_engine()
     if rows > 1:
-        # A panel's title is nearer to it than to the row above.
+        # Rows are so far apart that a panel's title is nearer to its panel than to the row above.
         engine.set(hspace=_BETWEEN_PANELS)
     with _any_letters():
         engine.execute(figure)
@@ -171,10 +179,11 @@ def canvas(
     rows: int = 1,
     columns: int = 1,
 ) -> Iterator[Any]:
-    """Provide a figure without pyplot, in the report's style: (figure, axis or axes).
+    """Provide a matplotlib figure in the report's style: (figure, axis or array of axes).
 
-    Sizes in inches. With several rows or columns the axes come as an array, as from matplotlib's
-    `subplots`. Everything must be drawn when the context ends: the figure is laid out then.
+    `width` and `height` are in inches. With several `rows` or `columns` of panels the axes are an
+    array, as from matplotlib's `subplots`. The layout is computed when the context ends, so
+    everything must be drawn within it. pyplot is not used.
     """
     import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -191,10 +200,10 @@ def canvas(
 def panels(
     structures: Sequence[str], height_in: float, more_in: float = 0.0
 ) -> Iterator[tuple[Any, list[Any]]]:
-    """Provide small multiples in a `canvas`: a figure, and an axis with a title for each structure.
+    """Provide small multiples: a figure, and an axis with a title for each structure.
 
-    Up to four panels are side by side. A row is `height_in` high, and the figure has `more_in`
-    besides. Without structures the figure is empty.
+    There are up to four panels in a row. A row is `height_in` inches high; `more_in` is the height
+    of the figure beyond the rows. Without structures the figure is empty.
     """
     count = len(structures)
     columns = max(1, min(_MOST_PANELS_ABREAST, count))
@@ -216,10 +225,11 @@ def draw_boxes(
     band: float,
     color: str,
 ) -> None:
-    """Draw quartiles and median of each (height, values), in the colour of a model.
+    """Draw a horizontal box of the median and quartiles for each (height, values) in `rows`.
 
-    Whiskers end at the last value within 1.5 quartile ranges. All boxes are three artists, because
-    each artist costs time in every layout.
+    `band` is the height available for a box, in the axis's units. Whiskers end at the last value
+    within 1.5 quartile ranges. All boxes together are a few artists, because each artist costs time
+    in every layout.
     """
     from matplotlib.cbook import boxplot_stats
     from matplotlib.collections import PolyCollection
@@ -253,10 +263,11 @@ def draw_dots(
     color: Any,
     gid: str,
 ) -> None:
-    """Draw a dot for each of the values of each (height, values).
+    """Draw a dot for each value of each (height, values) in `rows`.
 
     `band` is the height that the dots of one row may take, in the axis's units. All dots are one
-    artist with the name `gid`, in the order of the rows. `rows` may not be empty; values may be.
+    artist with the name `gid`, in the order of the rows. `rows` must not be empty, but the values
+    of a row may be.
     """
     places = []
     for height, values in rows:
@@ -270,7 +281,7 @@ def draw_dots(
 
 
 def as_text(name: str) -> str:
-    """Escape a name for figures: two dollar signs in it would begin and end mathematics."""
+    """Escape dollar signs in a name, since two of them would mark a formula in a figure."""
     return re.sub(r"(?<!\\)\$", r"\\$", name)
 
 
@@ -282,9 +293,9 @@ def brief(name: str) -> str:
 
 
 def name_rows(axis: Any, structures: Iterable[str]) -> None:
-    """Write structures along the vertical axis, the first at the top.
+    """Write the short names of structures along the vertical axis, the first at the top.
 
-    Row n is at height n. Names are shortened by `short_name`.
+    Row n is at height n.
     """
     names = [as_text(short_name(structure)) for structure in structures]
     axis.set_yticks(range(len(names)), names)
@@ -296,21 +307,24 @@ def name_rows(axis: Any, structures: Iterable[str]) -> None:
 
 
 def name_cells(axis: Any, columns: Sequence[str], rows: Sequence[str]) -> None:
-    """Write the names of a map's columns below it, upright, and of its rows beside it."""
+    """Write the names of a map's columns below it, turned by 90°, and of its rows beside it."""
     axis.set_xticks(range(len(columns)), map(as_text, columns), rotation=90)
     axis.set_yticks(range(len(rows)), map(as_text, rows))
     axis.tick_params(labelsize=6.5)
 
 
 def model_color(number: int) -> str:
-    """Return the colour of a model by its place in the report; after the last, they repeat."""
+    """Return the colour of a model by its number in the report.
+
+    After the last colour, the colours repeat.
+    """
     return MODEL_COLORS[number % len(MODEL_COLORS)]
 
 
 def add_legend(figure: Figure, models: Sequence[str], columns: int = 4) -> None:
     """Draw a legend of the models' colours above the figure; nothing for a single model.
 
-    `columns` names stand side by side. The colour of a model is given by its place in `models`.
+    The legend has `columns` names in a row. A model has the colour of its place in `models`.
     """
     if len(models) < 2:
         return
@@ -329,9 +343,10 @@ def add_legend(figure: Figure, models: Sequence[str], columns: int = 4) -> None:
 
 
 def plain_svg(figure: Figure) -> bytes:
-    """Return the figure as an SVG file, the same bytes every time.
+    """Return the figure as an SVG file.
 
-    Fonts are those of the reader's machine. No date is written.
+    The same figure gives the same bytes: no date is written. Fonts are those of the reader's
+    machine.
     """
     import matplotlib as mpl
     from matplotlib.backends.backend_svg import FigureCanvasSVG
@@ -341,7 +356,7 @@ def plain_svg(figure: Figure) -> bytes:
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "trinat"}):
         figure.set_dpi(
             100
-        )  # resolution of pictures within; lines and letters have none
+        )  # resolution of embedded pictures; lines and letters have none
         # `savefig` would draw the figure twice, first to look at its layout.
         with _any_letters():
             FigureCanvasSVG(figure).print_svg(buffer, metadata={"Date": None})
@@ -354,9 +369,10 @@ def inline_svg(
     label: str,
     titles: Mapping[str, Sequence[str]] | None = None,
 ) -> str:
-    """Return `plain_svg` for a page; `prefix` makes its ids unique in the page.
+    """Return the SVG file `plain` as an element of a page.
 
-    `titles[gid]` names, in order, the marks of the artist with that gid.
+    `prefix` makes its ids unique in the page, `label` describes it for readers who cannot see it.
+    `titles` has the names of an artist's marks, in order, by the gid of the artist.
     """
     root = ElementTree.fromstring(plain)
     root.attrib.pop("width", None)
@@ -372,7 +388,7 @@ def inline_svg(
         group = by_id.get(gid)
         if group is None:
             continue
-        # Shapes in definitions are not marks.
+        # Shapes inside <defs> are templates, not marks.
         defined: set[int] = set()
         for definitions in group.iter(_DEFS):
             defined.update(id(element) for element in definitions.iter())
@@ -401,13 +417,13 @@ def _restyle(element: ElementTree.Element) -> None:
         key, _, value = declaration.partition(":")
         key = key.strip()
         value = value.strip()
-        if key == "font":  # up to matplotlib 3.10, one shorthand for all of a font
+        if key == "font":  # matplotlib up to 3.10 writes the whole font as one value
             size = re.search(r"([\d.]+)px", value)
             if size:
                 element.set("font-size", size[1])
             if re.match(r"(\w+ )*(bold|[6-9]00) ", value):
                 element.set("font-weight", "bold")
-        # The font family is the page's; a length as an attribute has no unit.
+        # The page sets the font family. Lengths in attributes have no unit.
         elif value and key != "font-family":
             element.set(key, value.removesuffix("px"))
     classes = []

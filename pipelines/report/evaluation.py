@@ -47,10 +47,10 @@ _LATEX = str.maketrans(
 
 @dataclass(frozen=True)
 class WorstScan:
-    """One of the worst scans, ready to be shown.
+    """One of the worst scans, as it is shown on the page.
 
     `title` names the scan, `text` says what is wrong with it, `alt` describes the picture for
-    readers who cannot see it.
+    readers who cannot see it. `view` is the data of the slice viewer.
     """
 
     title: str
@@ -61,14 +61,14 @@ class WorstScan:
 
     @property
     def still(self) -> str:
-        """The picture for print, as a data URI."""
+        """The PNG for print, as a data URI."""
         return self.view.still
 
 
 def drawings(evaluation: Evaluation) -> dict[str, list[Drawing]]:
-    """Return the report's figures, by section.
+    """Return the report's figures, by the name of their section on the page.
 
-    Metrics that were not measured have no figure. Comparisons need two models or more. Structures
+    Metrics that were not measured have no figure. Comparisons need two or more models. Structures
     that are absent everywhere are not shown.
     """
     evaluation = evaluation.without_absent()
@@ -100,7 +100,7 @@ def drawings(evaluation: Evaluation) -> dict[str, list[Drawing]]:
 def heat_maps(evaluation: Evaluation) -> list[Drawing]:
     """Return maps of scans x structures, one for each metric and model.
 
-    They are written as files beside the page, which has them as tables.
+    They are saved as files next to the page; the page has them as tables.
     """
     evaluation = evaluation.without_absent()
     found = []
@@ -125,8 +125,11 @@ def evaluation_page(
 ) -> str:
     """Return the HTML page.
 
-    `plots` are `drawings`, by section; `faces` says whether pictures show faces; `notices` come
-    before those that follow from the numbers.
+    - `plots` are the figures by section, from `drawings`.
+    - `worst` are the scans for the slice viewer.
+    - `provenance` is shown at the end, as `page.provenance` returns it.
+    - `faces` is a sentence on whether the pictures show faces.
+    - `notices` are shown before the warnings that the page derives from the numbers.
     """
     first_model = evaluation.models[0]
     every_notice = [*notices, *_notices(evaluation)]
@@ -139,7 +142,7 @@ def evaluation_page(
         f"{' and '.join(evaluation.models)} against the truth: {count(scans, 'scan')} of "
         f"{count(participants, 'participant')}, {structures} structures ({scheme.name})."
     )
-    # One table per model, by the metric's title.
+    # Tables by the metric's title, one for each model.
     heat = {}
     for metric in PRINTED:
         heat[METRICS[metric].title] = [
@@ -180,7 +183,10 @@ def evaluation_page(
 
 
 def _comparison_notices(compared: pd.DataFrame) -> list[str]:
-    """Return why compared models are not tested, or why no test of a structure can succeed."""
+    """Return the reasons why compared models are not tested, or why no test can be significant.
+
+    `compared` is the table of `summary.comparisons`.
+    """
     if compared.empty:
         return []
     if compared["p"].isna().all():
@@ -210,8 +216,8 @@ def code_of(model: str) -> str:
 
 
 def _notices(evaluation: Evaluation) -> list[str]:
-    """Return warnings to read before the numbers."""
-    # Number of files that are in no number, and why.
+    """Return warnings to show above the numbers."""
+    # Status of files that are in no statistic, with words for the warning.
     texts = {
         "failed": ("pair", "could not be measured; the reasons are below."),
         "no prediction": ("true label map", "without a prediction."),
@@ -236,7 +242,7 @@ def _notices(evaluation: Evaluation) -> list[str]:
             f"Only {count(participants, 'participant')}: intervals are rough, and a test needs at "
             f"least {FEWEST_PARTICIPANTS}."
         )
-    # Steps that were needed to make files comparable.
+    # Notes on the steps that were needed to make files comparable.
     pairs = evaluation.pairs
     measured = pairs[pairs["status"] == "measured"]
     notes = measured["note"].replace("", pd.NA)
@@ -246,7 +252,7 @@ def _notices(evaluation: Evaluation) -> list[str]:
 
 
 def _absent_structures(evaluation: Evaluation) -> list[str]:
-    """Return notices about structures that are missed, invented or unknown to a model."""
+    """Return warnings about structures that are missed, invented or not compared, by model."""
     notices = []
     absences = summary.absences(evaluation.frame)
     sums = absences.groupby(["model", "absence"])["count"].sum().reset_index()
@@ -257,7 +263,7 @@ def _absent_structures(evaluation: Evaluation) -> list[str]:
             )
     absent = summary.absent_everywhere(evaluation.frame)
     if absent:
-        # If both sides of a pair are absent, it is named once.
+        # If both sides of a pair are absent, name the structure once.
         pairs = dict.fromkeys(
             short_name(measurements.without_side(name)) for name in absent
         )
@@ -280,7 +286,10 @@ def _absent_structures(evaluation: Evaluation) -> list[str]:
 
 
 def _different_means(evaluation: Evaluation) -> list[str]:
-    """Return notices about models whose means must not be compared, by metric."""
+    """Return warnings about pairs of models whose means must not be compared.
+
+    Their means are over different scans and structures; a warning lists the metrics.
+    """
     table = evaluation.comparisons
     if table.empty:
         return []
@@ -300,9 +309,10 @@ def _different_means(evaluation: Evaluation) -> list[str]:
 
 
 def _cards(evaluation: Evaluation) -> list[tuple[str, str, str]]:
-    """Return the cards: title, value and detail, with a row of cards for each of several models.
+    """Return the cards at the top of the page: title, value and detail.
 
-    The table below the cards has all metrics of all models.
+    With several models, each has a row of cards with fewer metrics. The table below the cards has
+    all metrics of all models.
     """
     if len(evaluation.models) == 1:
         return _cards_of(evaluation, evaluation.models[0], HEADLINE)
@@ -315,7 +325,7 @@ def _cards(evaluation: Evaluation) -> list[tuple[str, str, str]]:
 def _cards_of(
     evaluation: Evaluation, model: str, metrics: Sequence[str]
 ) -> list[tuple[str, str, str]]:
-    """Return the cards of one model; metrics without a value are left out."""
+    """Return the cards of one model, one for each of `metrics` that has a value."""
     cards = []
     for metric in metrics:
         found = evaluation.statistic(model, metric, "group:all")
@@ -339,7 +349,7 @@ def _cards_of(
 
 
 def _with_unique_names(drawings: Iterable[Drawing]) -> list[Drawing]:
-    """Give figures of several models unique names, as they become files in one folder."""
+    """Append numbers to the names of figures, as figures of several models share a folder."""
     numbered = []
     for number, drawing in enumerate(drawings, start=1):
         numbered.append(replace(drawing, name=f"{drawing.name}-{number}"))
@@ -347,11 +357,11 @@ def _with_unique_names(drawings: Iterable[Drawing]) -> list[Drawing]:
 
 
 def printed(evaluation: Evaluation) -> pd.DataFrame:
-    """Return a paper's table of each model and structure: mean, SD and 95 % interval, rounded.
+    """Return the table of results for a paper, with a row for each model and structure or group.
 
-    All cells are text, and empty where a number is undefined. Structures without a Dice value, such
-    as those that a model does not predict, have no row. An evaluation without any Dice value gives
-    an empty table.
+    Its columns are mean, SD and 95 % interval of each metric, rounded. All cells are text, "" if a
+    number is undefined. Structures without a Dice value, such as those that a model does not
+    predict, have no row. An evaluation without any Dice value gives an empty table.
     """
     names = [
         *measurements.structures_of(evaluation.frame),
@@ -383,10 +393,10 @@ def printed(evaluation: Evaluation) -> pd.DataFrame:
 
 
 def latex(table: pd.DataFrame) -> str:
-    """Format `printed` as tables for LaTeX's booktabs, one for each model.
+    """Format the table of `printed` for LaTeX's package booktabs, one table for each model.
 
     Characters that LaTeX reads as commands are escaped. The first line, a comment, names the
-    required package.
+    package.
     """
     texts = []
     for model, rows in table.groupby("model", sort=False):
@@ -403,7 +413,7 @@ def latex(table: pd.DataFrame) -> str:
                 cells.append(rf"{mean} $\pm$ {sd}" if sd else mean)
             shown[title] = cells
         caption = rf"{str(model).translate(_LATEX)}: mean $\pm$ SD over participants."
-        # Number of undefined values of single structures, by metric.
+        # Number of undefined values of structures, by metric.
         of_all = rows[rows["structure"] == short_name("group:all")]
         undefined = []
         for metric in PRINTED:

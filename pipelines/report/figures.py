@@ -40,7 +40,7 @@ from trinat.pipelines.report.summary import confusion
 from trinat.segmentation.metrics.definitions import METRICS
 from trinat.segmentation.metrics.statistics import bland_altman
 
-# For fewer participants, dots are more informative than a box.
+# With fewer participants, only dots are drawn: a box would show less.
 _FEWEST_FOR_BOX = 5
 _MOST_SCANS_OF_HEAT_MAP = 100
 _SIGNIFICANT = 0.05
@@ -54,11 +54,11 @@ Z_SCORES = "z-scores"
 
 
 def box_plot(frame: pd.DataFrame, metric: str) -> Drawing:
-    """Draw boxes over participants, a row for each structure and a dot for each participant.
+    """Draw boxes over participants, a row for each structure, and a dot for each participant.
 
-    `frame` is that of metrics.csv. Several models are side by side in a row, each with its colour.
-    Structures without a value of any model are left out; few participants are shown as dots without
-    a box.
+    `frame` is the table of metrics.csv. Several models are side by side in a row, each with its
+    colour. Structures without a value of any model are left out. With few participants there are
+    dots only.
     """
     definition = METRICS[metric]
     tables = {model: by_participant(frame, model, metric) for model in models_of(frame)}
@@ -76,7 +76,7 @@ def box_plot(frame: pd.DataFrame, metric: str) -> Drawing:
             from_middle_of_row = (number - middle_band) * band
             places = np.arange(len(structures)) + from_middle_of_row
             rows = []
-            # The name of each dot, in the order in which they are drawn.
+            # The label of each dot, in the order in which they are drawn.
             names = []
             for place, structure in zip(places, structures, strict=True):
                 # No values for a structure that the table lacks.
@@ -107,10 +107,11 @@ def box_plot(frame: pd.DataFrame, metric: str) -> Drawing:
 def bland_altman_plot(
     frame: pd.DataFrame, model: str, structures: Sequence[str]
 ) -> Drawing:
-    """Draw small multiples: difference of volumes over their mean, with bias and limits.
+    """Draw Bland-Altman plots of a model: a panel for each of `structures` that it predicted.
 
-    `frame` is that of metrics.csv; volumes are shown in ml. A panel for each of `structures` that
-    the model predicted. Participants without one of the two volumes are left out.
+    A panel shows the difference of predicted and true volume over their mean, in ml, with bias and
+    limits of agreement. `frame` is the table of metrics.csv. Participants without one of the two
+    volumes are left out.
     """
     predicted, true = volumes_by_participant(frame, model)
     structures = [name for name in structures if name in predicted.columns]
@@ -135,7 +136,11 @@ def _bland_altman_panel(
     predicted: pd.Series,
     gid: str,
 ) -> list[str]:
-    """Draw one structure's volumes (ml, by participant); return the names of its dots."""
+    """Draw the panel of one structure; return a label for each dot.
+
+    `true` and `predicted` are the volumes in ml, indexed by participant; `gid` is the id of the
+    dots in the SVG.
+    """
     true_ml = true.to_numpy()
     predicted_ml = predicted.to_numpy()
     limits = bland_altman(true_ml, predicted_ml)
@@ -160,7 +165,7 @@ def _bland_altman_panel(
     axis.set_ylim(low - margin, high + margin)
     names = []
     for participant, x, y in zip(true.index, true_ml, predicted_ml, strict=True):
-        # Only dots that are drawn have a name.
+        # Only dots that are drawn have a label.
         if np.isfinite(x + y):
             names.append(f"{participant}: {x:.3g} ml true, {y:.3g} ml predicted")
     return names
@@ -172,10 +177,11 @@ def comparison_plot(
     first: str,
     second: str,
 ) -> Drawing:
-    """Draw mean paired differences with 95 % intervals; filled if significant after Holm.
+    """Draw the mean paired difference of two models in one metric, with its 95 % interval.
 
-    `table` is that of `comparisons`. The difference is `second` minus `first`, in the unit of the
-    metric. Structures without a difference are left out; those without an interval have only a dot.
+    `table` is from `summary.comparisons`. The difference is `second` minus `first`, in the unit of
+    the metric. Dots are filled if it is significant after Holm's correction. Structures without a
+    difference are left out; those without an interval have only a dot.
     """
     rows = where(table, metric=metric, first=first, second=second)
     rows = rows.dropna(subset="mean_difference")
@@ -199,7 +205,7 @@ def comparison_plot(
             gid=gid,
         )
         name_rows(axis, rows["structure"])
-        # Also below the names of the structures, because names of models are long.
+        # Centred below the whole figure, because names of models are long.
         figure.supxlabel(as_text(f"{title}: {brief(second)} − {brief(first)}"))
     names = []
     for row in rows.to_dict("records"):
@@ -213,10 +219,10 @@ def comparison_plot(
 
 
 def heat_map(frame: pd.DataFrame, model: str, metric: str) -> Drawing:
-    """Draw a map of scans x structures, the worst first, for a paper; the report has a table.
+    """Draw a map of scans x structures for a paper, the worst scans first.
 
-    `frame` is that of metrics.csv. If there are many scans, only the worst by the mean over all
-    structures are drawn. Undefined values are blank.
+    `frame` is the table of metrics.csv. If there are many scans, only those with the worst mean
+    over all structures are drawn. Undefined values are blank.
     """
     definition = METRICS[metric]
     higher_is_better = definition.better == "higher"
@@ -241,10 +247,11 @@ def heat_map(frame: pd.DataFrame, model: str, metric: str) -> Drawing:
 
 
 def confusion_plot(frame: pd.DataFrame, model: str) -> Drawing:
-    """Draw the share of each true structure by predicted structure, on a logarithmic scale.
+    """Draw the map of confusions of a model: which structures it labels as which others.
 
-    `frame` is that of metrics.csv. Rows are true structures, columns predicted ones; shares of 0
-    are blank.
+    Rows are true structures, columns are predicted ones. The colour is the share of the true
+    structure's volume, on a logarithmic scale; shares of 0 are blank. `frame` is the table of
+    metrics.csv.
     """
     table = confusion(frame, model)
     names = [short_name(name) for name in table.columns]
@@ -259,7 +266,7 @@ def confusion_plot(frame: pd.DataFrame, model: str) -> Drawing:
 
 
 def _draw_confusion(axis: Any, table: pd.DataFrame, names: Sequence[str]) -> Any:
-    """Draw the map of shares, with the names of its rows and columns; return the image."""
+    """Draw a map of shares, with the names of its rows and columns; return the image."""
     from matplotlib.colors import LogNorm
 
     shares = table.where(table > 0).to_numpy(float)
@@ -268,7 +275,7 @@ def _draw_confusion(axis: Any, table: pd.DataFrame, names: Sequence[str]) -> Any
 
 
 def _reason_without_z(volumes: int) -> str:
-    """Return the reason why a structure with so many volumes has no z-scores."""
+    """Return why a structure has no z-scores; `volumes` is the number of its volumes."""
     if volumes < FEWEST_FOR_Z:
         return f"{count(volumes, 'volume')} not rejected: z-scores need {FEWEST_FOR_Z}"
     return "most volumes are equal"
@@ -277,10 +284,10 @@ def _reason_without_z(volumes: int) -> str:
 def z_score_plot(
     frame: pd.DataFrame, structures: Sequence[str], limit: float
 ) -> Drawing:
-    """Draw the robust z of every volume, a row for each structure and a dot for each scan.
+    """Draw the robust z of every volume: a row for each structure, a dot for each scan.
 
-    `frame` is that of a `Cohort`. Scans beyond `limit` have another colour; those beyond the edge
-    of the figure are drawn on it, with their true z in their name.
+    `frame` is the frame of a `Cohort`. Scans beyond `limit` have another colour. Scans beyond the
+    edge of the figure are drawn on the edge, with the true z in their label.
     """
     volumes = frame[(frame["metric"] != "asymmetry_index") & frame["z"].notna()]
     rows = []

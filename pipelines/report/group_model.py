@@ -2,7 +2,8 @@
 
 All differences, slopes, intervals and p values of a report come from these models. They are fitted
 to measured volumes: head size and site are terms of the model. A test on volumes that were
-harmonised or adjusted before would ignore the degrees of freedom that this took.
+harmonised or adjusted before would ignore the degrees of freedom that this took. `icv` is the
+intracranial volume.
 """
 
 from __future__ import annotations
@@ -35,15 +36,17 @@ FACTORS = ("group", "site", "sex")
 # The order in which terms enter as long as the number of participants allows.
 _TERMS = ("group", "site", "age", "sex", "icv")
 _ORDER_IN_FORMULA = ("group", "age", "sex", "icv", "site")
-# A covariate that the user did not name enters if it is known for this share of participants ...
+# A covariate that the user did not name becomes a term if it is known for this share of the
+# participants ...
 _LEAST_KNOWN = 0.8
 # ... and if at least this number of residual degrees of freedom remains.
 _FEWEST_RESIDUAL = 5
-# Levels of a factor with more levels than this are not compared in pairs.
+# The levels of a factor with more levels than this are not compared.
 _MOST_LEVELS = 4
-# Variance inflation from which two terms are hard to separate (a common rule).
+# From this variance inflation on, two terms are hard to separate (a common rule).
 _HIGH_INFLATION = 5.0
-# Groups that differ by more standard deviations in age need age in the model.
+# Ages of two groups are uneven if their means differ by more than this number of standard
+# deviations.
 _UNEVEN_AGES = 0.5
 
 
@@ -52,13 +55,15 @@ class GroupModel:
     """Results of one linear model for each structure.
 
     - `formula` is the model that was fitted, `terms` are its terms.
-    - `participants` are the participants in it, a row each with their facts.
-    - `effects` has a row for each pair of levels of a factor and each structure, `slopes` a row for
-      each structure with its change per year of age (empty where age is no term), and `means` the
-      expected value of each group at the mean of the other terms.
+    - `participants` are those in the model, a row each with their facts.
+    - `effects` has a row for each pair of levels of a factor and each structure: the difference of
+      the levels.
+    - `slopes` has a row for each structure: its change per year of age. It is empty if age is not a
+      term.
+    - `means` has the expected value of each structure and group at the mean of the other terms.
     - `residuals` has the fitted value and the studentised residual of each participant and
       structure.
-    - `notices` say what a reader must know, such as terms that cannot be separated.
+    - `notices` are warnings for the reader, such as terms that cannot be separated.
     """
 
     formula: str
@@ -72,7 +77,7 @@ class GroupModel:
 
     @property
     def fact(self) -> str:
-        """The factor that figures show: the group, else sex, else site; "" without any."""
+        """The factor that figures show: group, else sex, else site; "" if no factor is a term."""
         for fact in ("group", "sex", "site"):
             if fact in self.terms:
                 return fact
@@ -92,21 +97,22 @@ def fit_groups(
     means
         A row for each participant and structure: `subject`, `structure`, `value`, and the facts
         `group`, `site`, `sex` ("" if not known), `age` in years and `icv` in mm³ (NaN if not
-        known). With a column `weight`, rows count by it, and standard errors stay right whatever
-        the weights.
+        known). A column `weight` is optional: rows are weighted by it, and standard errors stay
+        right whatever the weights.
     response
         The name of the value in the formula.
     covariates
-        Of `COVARIATES`, those to take. None takes each that is known of most participants, as long
-        as the number of participants allows. Group and site are terms wherever they are known.
+        The covariates of `COVARIATES` to include. By default (None), each one that is known for
+        most participants is included, as long as the number of participants allows. Group and
+        site are always terms if they are known.
     needed
         Terms that must be in the model.
 
     Raises
     ------
     EvaluationError
-        If a covariate that was named, or a needed term, is not known or is the same for all, or if
-        there are too few participants for them.
+        If a named covariate or a needed term is unknown or the same for all, or if there are too
+        few participants for them.
     """
     means = means.assign(
         icv=means["icv"] / 1e6,
@@ -120,8 +126,8 @@ def fit_groups(
     if not set(terms) & {"age", *FACTORS}:
         return None
     complete = participants.dropna(subset=terms)
-    notices += _participants_without(participants, terms)
-    notices += _confounding(complete, terms, participants)
+    notices += _missing_participants(participants, terms)
+    notices += _confounding_notices(complete, terms, participants)
 
     levels = {fact: _levels(complete[fact]) for fact in FACTORS if fact in terms}
     in_order = [term for term in _ORDER_IN_FORMULA if term in terms]
@@ -143,7 +149,12 @@ def fit_groups(
 def _choose_terms(
     participants: pd.DataFrame, asked: Collection[str] | None, needed: Collection[str]
 ) -> tuple[list[str], list[str]]:
-    """Choose the terms of the model; also return a notice for each term that is not in it."""
+    """Choose the terms of the model; also return notices about terms that are left out.
+
+    `participants` has a row for each participant and a column for each term. `asked` are the
+    covariates that the user named, None if the choice is free; `needed` are further terms that must
+    be in. EvaluationError as for `fit_groups`.
+    """
     terms: list[str] = []
     left_out: dict[str, list[str]] = {}
     for term in _TERMS:
@@ -186,10 +197,13 @@ def _choose_terms(
     return terms, notices
 
 
-def _participants_without(
+def _missing_participants(
     participants: pd.DataFrame, terms: Iterable[str]
 ) -> list[str]:
-    """Name the participants who are not in the model, by the term that is not known of them."""
+    """Return notices that name the participants who are not in the model.
+
+    There is a notice for each term that is unknown for some of them.
+    """
     notices = []
     for term in terms:
         lacking = list(participants.index[participants[term].isna()])
@@ -201,10 +215,14 @@ def _participants_without(
     return notices
 
 
-def _confounding(
+def _confounding_notices(
     complete: pd.DataFrame, terms: Sequence[str], participants: pd.DataFrame
 ) -> list[str]:
-    """Warn of groups that the model can hardly separate, or cannot, from another term."""
+    """Return notices about groups that can hardly, or not at all, be separated from another term.
+
+    Without groups, sexes are checked. `complete` are the participants in the model, `participants`
+    all; the latter are used to compare ages if age is not a term.
+    """
     fact = next((fact for fact in ("group", "sex") if fact in terms), "")
     if not fact:
         return []
@@ -247,7 +265,11 @@ def _confounding(
 def _confounder(
     complete: pd.DataFrame, terms: Sequence[str], fact: str, first: str, second: str
 ) -> str:
-    """Return the term without which the difference of two levels is known best."""
+    """Return the term that is most confounded with the difference of two levels of `fact`.
+
+    Without this term the variance inflation of the difference is smallest. `complete` are the
+    participants in the model.
+    """
     inflation = {}
     for term in terms:
         if term != fact:
@@ -258,14 +280,16 @@ def _confounder(
 
 
 def _levels(values: pd.Series) -> list[str]:
-    """Return the levels of a factor, sorted."""
+    """Return the known levels of a factor, sorted."""
     return sorted(values.dropna().unique())
 
 
 class Coding:
-    """Design matrix: intercept, a 0/1 column for each level but the first, centred covariates.
+    """Design matrix of a linear model, with the contrasts that reports use.
 
-    `participants` has a row for each participant and a column for each of the `terms`.
+    It has an intercept, a column of 0 and 1 for each level of a factor but the first, and centred
+    covariates. `participants` has a row for each participant and a column for each of the `terms`;
+    a column `weight` has their weights.
     """
 
     def __init__(self, participants: pd.DataFrame, terms: Iterable[str]) -> None:
@@ -288,12 +312,15 @@ class Coding:
 
     @cache  # noqa: B019 - a coding lives as long as its report
     def participants_of(self, fact: str, level: str) -> int:
-        """Return the number of participants of a level."""
+        """Return the number of participants with a level of a factor."""
         return int((self._participants[fact] == level).sum())
 
     @cache  # noqa: B019
     def difference(self, fact: str, first: str, second: str) -> Contrast | None:
-        """Return the contrast of two levels, first minus second; None if not determined."""
+        """Return the contrast of two levels of a factor, first minus second.
+
+        None if the design does not determine it.
+        """
         if not self.participants_of(fact, first) or not self.participants_of(
             fact, second
         ):
@@ -307,14 +334,20 @@ class Coding:
 
     @cache  # noqa: B019
     def slope(self, term: str) -> Contrast | None:
-        """Return the contrast of a covariate, its change per unit; None if not determined."""
+        """Return the contrast of a covariate's slope, the change per unit.
+
+        None if the design does not determine it.
+        """
         coefficients = np.zeros(len(self._places))
         coefficients[self._places[term, ""]] = 1
         return self.design.contrast(coefficients)
 
     @cache  # noqa: B019
     def mean(self, fact: str, level: str) -> Contrast | None:
-        """Return the contrast of a level's expected value at the mean of all other terms."""
+        """Return the contrast of a level's expected value at the mean of all other terms.
+
+        None if the design does not determine it.
+        """
         coefficients = self.design.matrix.mean(axis=0)
         for term, other in self._places:
             if term == fact:
@@ -323,7 +356,10 @@ class Coding:
 
     @cache  # noqa: B019
     def inflation_of_difference(self, fact: str, first: str, second: str) -> float:
-        """Return the variance inflation of a difference by the other terms; inf if unknown."""
+        """Return the variance inflation of the difference of two levels by the other terms.
+
+        inf if the difference is not determined.
+        """
         contrast = self.difference(fact, first, second)
         if contrast is None:
             return float("inf")
@@ -333,7 +369,10 @@ class Coding:
         return float(contrast.variance / alone)
 
     def inflation_of_slope(self, term: str) -> float:
-        """Return the variance inflation of a covariate's slope; inf if unknown."""
+        """Return the variance inflation of a covariate's slope by the other terms.
+
+        inf if the slope is not determined.
+        """
         contrast = self.slope(term)
         if contrast is None:
             return float("inf")
@@ -343,7 +382,7 @@ class Coding:
 
 @dataclass(frozen=True)
 class _Fit:
-    """The model of one structure, and the participants in it."""
+    """The fitted model of one structure; `rows` are the values and facts of its participants."""
 
     structure: str
     rows: pd.DataFrame
@@ -352,7 +391,7 @@ class _Fit:
 
     @property
     def facts(self) -> dict[str, float]:
-        """Columns that say how good the fit is."""
+        """Columns that describe the fit: number of participants, degrees of freedom, and R²."""
         return {
             "participants": len(self.rows),
             "residual_df": self.coding.design.residual_freedom,
@@ -363,7 +402,10 @@ class _Fit:
 def _fit_structures(
     rows: pd.DataFrame, terms: Sequence[str], levels: Mapping[str, Sequence[str]]
 ) -> list[_Fit]:
-    """Fit the model of each structure to the participants who have a value of it."""
+    """Fit the model of each structure to the participants who have a value of this structure.
+
+    `rows` has a row for each participant and structure.
+    """
     fits = []
     codings: dict[tuple[str, ...], Coding] = {}
     for structure, of_structure in rows.groupby("structure", sort=False):
@@ -380,8 +422,8 @@ def _fit_structures(
     return fits
 
 
-def _result(estimate: Estimate, name: str) -> dict[str, float]:
-    """Return the columns of an estimate; `name` is that of its value."""
+def _estimate_columns(estimate: Estimate, name: str) -> dict[str, float]:
+    """Return an estimate as columns of a table; the column of its value gets the name `name`."""
     columns = dict(vars(estimate))
     value = columns.pop("value")
     error = columns.pop("error")
@@ -390,7 +432,10 @@ def _result(estimate: Estimate, name: str) -> dict[str, float]:
 
 
 def _effects(fits: Sequence[_Fit], levels: Mapping[str, Sequence[str]]) -> pd.DataFrame:
-    """Compare the levels of each factor in pairs, with p corrected over structures."""
+    """Return the differences of the levels of each factor in pairs, a row for each structure.
+
+    `levels` has the levels by factor. p is corrected over structures.
+    """
     tables = []
     for fact, names in levels.items():
         if len(names) > _MOST_LEVELS:
@@ -409,19 +454,22 @@ def _effects(fits: Sequence[_Fit], levels: Mapping[str, Sequence[str]]) -> pd.Da
                         "structure": fit.structure,
                         "first": coding.participants_of(fact, first),
                         "second": coding.participants_of(fact, second),
-                        **_result(estimate, "difference"),
+                        **_estimate_columns(estimate, "difference"),
                         **fit.facts,
                         "vif": coding.inflation_of_difference(fact, first, second),
                     }
                 )
-            tables.append(_corrected(rows))
+            tables.append(_with_corrected_p(rows))
     if not tables:
         return pd.DataFrame()
     return pd.concat(tables, ignore_index=True)
 
 
 def _slopes(fits: Sequence[_Fit]) -> pd.DataFrame:
-    """Return the change of each structure per year of age, with p corrected over structures."""
+    """Return the slope of each structure over age, in its unit per year.
+
+    p is corrected over structures. The table is empty if no slope is determined.
+    """
     rows = []
     for fit in fits:
         estimate = fit.model.estimate(fit.coding.slope("age"))
@@ -429,19 +477,19 @@ def _slopes(fits: Sequence[_Fit]) -> pd.DataFrame:
             {
                 "structure": fit.structure,
                 "mean": fit.rows["value"].mean(),
-                **_result(estimate, "slope"),
+                **_estimate_columns(estimate, "slope"),
                 **fit.facts,
                 "vif": fit.coding.inflation_of_slope("age"),
             }
         )
-    table = _corrected(rows)
+    table = _with_corrected_p(rows)
     if table["slope"].isna().all():
         return pd.DataFrame()
     return table
 
 
 def _means(fits: Sequence[_Fit], levels: Mapping[str, Sequence[str]]) -> pd.DataFrame:
-    """Return the expected value of each group at the mean of the other terms."""
+    """Return the expected value of each structure and group at the mean of the other terms."""
     rows = []
     for fit in fits:
         for level in levels.get("group", ()):
@@ -473,8 +521,8 @@ def _residuals(fits: Sequence[_Fit]) -> pd.DataFrame:
     return pd.concat(tables, ignore_index=True)
 
 
-def _corrected(rows: Sequence[Mapping[str, object]]) -> pd.DataFrame:
-    """Make a table, and insert p after Holm's correction behind p."""
+def _with_corrected_p(rows: Sequence[Mapping[str, object]]) -> pd.DataFrame:
+    """Return a table of rows, with a column `p_holm` after `p`: p after Holm's correction."""
     table = pd.DataFrame(list(rows))
     corrected = holm(table["p"].to_numpy(float))
     table.insert(list(table.columns).index("p") + 1, "p_holm", corrected)

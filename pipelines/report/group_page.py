@@ -41,9 +41,10 @@ _SIDES = {"L ": "left", "R ": "right"}
 
 
 def forest_plots(model: GroupModel, name: str = FOREST) -> list[Drawing]:
-    """Draw standardised effects with intervals, a figure for each pair of groups.
+    """Draw standardised differences with their intervals, a figure for each pair of groups.
 
-    Without groups, the pairs are those of sexes or sites. Left and right sides share a row.
+    Without groups, the pairs are those of sexes, else of sites. `name` is the name of the figure,
+    followed by a number if there are several. Left and right sides share a row.
     """
     if model.effects.empty:
         return []
@@ -57,7 +58,10 @@ def forest_plots(model: GroupModel, name: str = FOREST) -> list[Drawing]:
 
 
 def _forest(rows: pd.DataFrame, first: str, second: str, name: str) -> Drawing:
-    """Draw the standardised effects of one pair of groups."""
+    """Draw the standardised differences of one pair of groups.
+
+    `rows` has a row for each structure; `name` is the name of the figure.
+    """
     shown = rows["structure"].map(short_name)
     sides = shown.str[:2].map(_SIDES).fillna("midline")
     structures = shown.str.replace("^[LR] ", "", regex=True)
@@ -106,7 +110,10 @@ def _forest(rows: pd.DataFrame, first: str, second: str, name: str) -> Drawing:
 
 
 def effect_tables(model: GroupModel, unit: str, digits: int) -> list[Table]:
-    """Make a table for each pair of levels that was compared, with a row for each structure."""
+    """Return a table for each pair of levels that was compared, with a row for each structure.
+
+    `unit` is the unit of the differences, `digits` the number of their decimals.
+    """
     columns: Columns = [
         "Structure",
         Column("Participants", 0),
@@ -155,7 +162,7 @@ def effect_tables(model: GroupModel, unit: str, digits: int) -> list[Table]:
 
 
 def slope_table(model: GroupModel, unit: str, digits: int) -> Table | None:
-    """Make the table of changes per year of age; None where age is no term."""
+    """Return the table of slopes over age, in `unit` per year; None if age is not a term."""
     if model.slopes.empty:
         return None
     columns: Columns = [
@@ -186,7 +193,7 @@ def slope_table(model: GroupModel, unit: str, digits: int) -> Table | None:
 
 
 def change_table(model: GroupModel) -> Table | None:
-    """Make the table of the expected change per year of each group; None without groups."""
+    """Return the table of the expected change per year of each group; None without groups."""
     known = model.means.dropna() if len(model.means) else model.means
     if known.empty:
         return None
@@ -220,7 +227,10 @@ def change_table(model: GroupModel) -> Table | None:
 
 
 def residual_plot(model: GroupModel) -> Drawing | None:
-    """Draw studentised residuals over fitted values, and against a normal distribution."""
+    """Draw studentised residuals over fitted values, and over quantiles of the normal distribution.
+
+    None for fewer than two residuals.
+    """
     residuals = model.residuals.dropna()
     if len(residuals) < 2:
         return None
@@ -231,7 +241,7 @@ def residual_plot(model: GroupModel) -> Drawing | None:
     chances = (np.arange(len(ordered)) + 0.5) / len(ordered)
     expected = stats.norm.ppf(chances)
     with canvas(7.2, 2.9, 1, 2) as (figure, (left, right)):
-        # Rasterised within the figure: for 1,000 participants there are 32,000 dots.
+        # Dots are rasterised within the figure, because 1,000 participants have 32,000 of them.
         marks = {"s": 6, "lw": 0, "alpha": 0.5, "color": MODEL_COLORS[0]}
         left.scatter(standard, residuals["residual"], rasterized=True, **marks)
         left.axhline(0, color=GRID, lw=1)
@@ -255,7 +265,8 @@ def residual_plot(model: GroupModel) -> Drawing | None:
 def methods_text(model: GroupModel, response: str, left_out: int) -> str:
     """Return a description of the analysis, for the methods section of a paper.
 
-    `response` says what the values are, `left_out` is how many scans were in no number.
+    `response` names the values, such as "The volumes". `left_out` is the number of scans that were
+    left out.
     """
     structures = model.residuals["structure"].nunique()
     participants = _participants_in(model)
@@ -293,7 +304,7 @@ def change_methods_text(model: GroupModel) -> str:
 
 
 def _participants_in(model: GroupModel) -> str:
-    """Return the number of participants in a model, in all and by group."""
+    """Return a text with the number of participants in a model, in total and by group."""
     participants = count(len(model.participants), "participant")
     if "group" not in model.terms:
         return participants

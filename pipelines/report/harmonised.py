@@ -25,8 +25,8 @@ from trinat.segmentation.errors import EvaluationError
 Values = NDArray[np.float64]
 Sites = NDArray[np.int64]
 
-# A site's shift is known to 2 / sqrt(participants) standard deviations: with fewer participants it
-# is useless.
+# The 95 % interval of a site's shift is about ±2 / sqrt(participants) standard deviations: with
+# fewer participants the estimate is useless.
 FEWEST_AT_SITE = 10
 # Tolerance at which the iteration of shift and scale ends, in standard deviations: far below any
 # rounding.
@@ -41,14 +41,18 @@ _KEPT_COVARIATES = ("age", "sex", "group")
 class Harmonisation:
     """Result of removing the effects of sites from the values of a `metric`.
 
-    `kept` are the covariates of participants whose effects are kept, `participants` the number at
-    each site, and `without` the number of scans that lack a site or one of these covariates: they
-    have no harmonised volume.
+    - `kept` are the covariates whose effects are kept, such as age.
+    - `participants` is the number of participants at each site.
+    - `without` is the number of scans that lack a site or one of these covariates: they have no
+      harmonised volume.
 
-    `effects` has a row for each structure and site: `participants`, and their `mean_before` and
-    `mean_after`; the difference of the site from all sites for equal kept covariates, in percent of
-    the structure's mean (`percent_before` and `percent_after`); and what ComBat removed, `shift` in
-    standard deviations and the factor `scale`. NaN if a structure was not harmonised.
+    `effects` has a row for each structure and site, with these columns. They are NaN if the
+    structure was not harmonised.
+
+    - `participants`, and the means of their values, `mean_before` and `mean_after`
+    - `percent_before` and `percent_after`: the difference of the site from the mean of all sites
+      for equal kept covariates, in percent of the structure's mean
+    - `shift`, in standard deviations, and `scale`, a factor: the effects that ComBat removed
     """
 
     metric: str
@@ -61,11 +65,13 @@ class Harmonisation:
 def harmonise(
     frame: pd.DataFrame, metric: str
 ) -> tuple[dict[str, Values], Harmonisation]:
-    """Remove the effects of sites from one metric; return values (N,) by structure, and how.
+    """Remove the effects of sites from one metric.
 
-    `frame` is the frame of a `Cohort`. Effects are estimated from participants, who count once at a
-    site, and removed from each scan. EvaluationError with fewer than two sites, with too few
-    participants at a site, and if the sites' effects cannot be separated from the effects to keep.
+    `frame` is the frame of a `Cohort`. Returns the values of the N scans, (N,) by structure, and a
+    description of the harmonisation. Effects are estimated from participants, who count once at a
+    site, and are removed from each scan. EvaluationError for fewer than two sites, for too few
+    participants at a site, and if the effects of sites cannot be separated from those of the kept
+    covariates.
     """
     rows = frame[frame["metric"] == metric]
     values = rows.pivot(index="scan", columns="structure", values="value")
@@ -92,7 +98,8 @@ def harmonise(
         of_scans[is_known].to_numpy(float),
     )
 
-    # Relative to the expected volume of these participants: `mean` alone is that at age 0.
+    # Relative to the expected volume of these participants, because `mean` alone is the volume at
+    # age 0.
     percent = 100 * effects.sd / effects.expected(covariates_of_participants).mean(0)
     percent_remaining = (
         100 * remaining.sd / remaining.expected(covariates_of_participants).mean(0)
@@ -126,10 +133,11 @@ def harmonise(
 
 @dataclass(frozen=True)
 class _Design:
-    """Covariates to keep: their names, their columns for scans (N, P) and for participants (M, P).
+    """Covariates to keep, as matrices for scans (N, P) and for participants at a site (M, P).
 
-    `is_known` marks the scans with a site and all covariates. `sites` are the numbers of the
-    participants' sites in `names`.
+    `kept` are the names of the covariates. `is_known` marks the scans that have a site and all
+    covariates. `names` are the sites; `sites` (M,) are the indices in `names` of the participants'
+    sites.
     """
 
     kept: tuple[str, ...]
@@ -141,9 +149,9 @@ class _Design:
 
 
 def refuse_unharmonisable(covariates: pd.DataFrame) -> _Design:
-    """Return the design of a group, or raise EvaluationError if its sites cannot be harmonised.
+    """Return the design of a group; raise EvaluationError if its sites cannot be harmonised.
 
-    `covariates` has a row for each scan: subject, site, age, sex and group.
+    `covariates` has a row for each scan, with the columns subject, site, age, sex and group.
     """
     kept, of_scans = _kept_covariates(covariates)
     is_known = (covariates["site"] != "") & of_scans.notna().all(axis=1)
@@ -167,11 +175,11 @@ def refuse_unharmonisable(covariates: pd.DataFrame) -> _Design:
 
 
 def _kept_covariates(covariates: pd.DataFrame) -> tuple[tuple[str, ...], pd.DataFrame]:
-    """Choose the covariates of scans to keep, and write them as numbers, (N, P); NaN if not known.
+    """Return the names of the covariates to keep, and their values for N scans as numbers, (N, P).
 
-    A covariate that is the same for all who have it has no effect to keep. A categorical covariate
-    has a column of 0 and 1 for each category but the first. EvaluationError if some have a group
-    and others none.
+    Unknown values are NaN. A covariate that is the same for all who have it has no effect to keep.
+    A categorical covariate has a column of 0 and 1 for each category but the first. EvaluationError
+    if there is only one group and some scans have none.
     """
     kept = []
     columns = {}
@@ -202,7 +210,7 @@ def _check_sites(
 ) -> None:
     """Raise EvaluationError unless there are two or more sites, each with enough participants.
 
-    `participants` is the number of participants at each site for whom all `kept` facts are known;
+    `participants` is the number at each site of those for whom all `kept` covariates are known;
     `sites` has the site of each scan, "" if unknown.
     """
     names = sorted(set(sites) - {""})
@@ -226,18 +234,22 @@ def _check_sites(
 
 
 def _mean(values: Values) -> float:
-    """Average the known values; NaN if there are none."""
+    """Return the mean of the values that are finite; NaN if there are none."""
     known = values[np.isfinite(values)]
     return float(known.mean()) if len(known) else float("nan")
 
 
 @dataclass(frozen=True)
 class SiteEffects:
-    """Effects of S sites on K structures, and the values expected without site effects.
+    """Effects of S sites on K structures, and the values expected without them.
 
-    `shift` and `scale` (S, K) are of residuals: the mean in standard deviations, and the factor of
-    the standard deviation. `shift_alone` (S, K) is the shift without empirical Bayes. `mean` (K,),
-    `slopes` (P, K) and `sd` (K,) give the values expected for P covariates. Unknown values are NaN.
+    - `shift` and `scale` (S, K) describe the residuals at a site: their mean in standard
+      deviations, and the factor of their standard deviation. `shift_alone` (S, K) is the shift
+      without empirical Bayes.
+    - `mean` (K,), `slopes` (P, K) and `sd` (K,) give the values expected for P covariates, and the
+      standard deviation of residuals.
+
+    Unknown values are NaN.
     """
 
     shift: Values
@@ -248,13 +260,16 @@ class SiteEffects:
     sd: Values
 
     def expected(self, covariates: Values) -> Values:
-        """Return the mean values (N, K) expected for covariates (N, P), without site effects."""
+        """Return the values (N, K) expected for covariates (N, P), without site effects."""
         return np.asarray(self.mean + covariates @ self.slopes)
 
     def remove_site_effects(
         self, values: Values, sites: Sites, covariates: Values
     ) -> Values:
-        """Return measurements (N, K) taken at `sites` (N,) with the site effects removed."""
+        """Return values (N, K) without site effects.
+
+        `sites` (N,) are the sites of the values, counted from 0; `covariates` are (N, P).
+        """
         expected = self.expected(covariates)
         residuals = (values - expected) / self.sd
         restored = (residuals - self.shift[sites]) / self.scale[sites]
@@ -262,13 +277,13 @@ class SiteEffects:
 
 
 def site_effects(values: Values, sites: Sites, covariates: Values) -> SiteEffects:
-    """Estimate the effects of each site on measurements (N, K) of N participants.
+    """Estimate the effects of each site on the values (N, K) of N participants.
 
-    `sites` (N,) counts from 0, and `covariates` (N, P) are kept: numbers, and 0 or 1 for
-    categories. Values may be NaN. Covariates may not, and must not follow from sites (see
-    `tells_apart`). Effects on a structure are not known if a site has fewer than `FEWEST_AT_SITE`
-    values of it, or if nobody differs. EvaluationError if the effects on fewer than two structures
-    are known.
+    `sites` (N,) counts from 0. The effects of `covariates` (N, P) are kept; categories are columns
+    of 0 and 1. Values may be NaN; covariates may not, and they must be separable from sites (see
+    `tells_apart`). The effects on a structure are NaN if a site has fewer than `FEWEST_AT_SITE`
+    values of it, or if all residuals are 0. EvaluationError if the effects on fewer than two
+    structures are known.
     """
     count = int(sites.max()) + 1
     at_site = np.eye(count)[sites]
@@ -305,7 +320,7 @@ def site_effects(values: Values, sites: Sites, covariates: Values) -> SiteEffect
             remedy="leave out sites with few participants, or do not harmonise",
         )
     for site in range(count):
-        alone, drawn, squared = _drawn_together(standard[sites == site][:, usable])
+        alone, drawn, squared = _posterior_effects(standard[sites == site][:, usable])
         shift_alone[site, usable] = alone
         shift[site, usable] = drawn
         variance[site, usable] = squared
@@ -315,18 +330,18 @@ def site_effects(values: Values, sites: Sites, covariates: Values) -> SiteEffect
 def tells_apart(sites: Sites, covariates: Values) -> bool:
     """Return True if effects of sites (N,) and of covariates (N, P) can be separated.
 
-    They cannot if a covariate follows from the site and the other covariates: if all patients are
-    of one site that has nobody else.
+    `sites` counts from 0. Effects cannot be separated if a covariate is determined by the site and
+    the other covariates, for example if all patients, and no other participants, are of one site.
     """
     design = np.hstack([np.eye(int(sites.max()) + 1)[sites], covariates])
     return bool(np.linalg.matrix_rank(design) == design.shape[1])
 
 
-def _drawn_together(residuals: Values) -> tuple[Values, Values, Values]:
-    """Estimate means, posterior means and posterior variances, (K,) each, of a site's residuals.
+def _posterior_effects(residuals: Values) -> tuple[Values, Values, Values]:
+    """Return means, posterior means and posterior variances of a site's residuals, (K,) each.
 
-    The residuals are (N, K). The priors are fitted to the site's K means and variances, by their
-    moments.
+    `residuals` are (N, K), with NaN for unknown ones. The priors are fitted to the K means and
+    variances, by the method of moments.
     """
     known = np.isfinite(residuals).sum(0)
     means = np.nanmean(residuals, axis=0)

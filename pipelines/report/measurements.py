@@ -1,7 +1,7 @@
-"""Table of measurements, metrics.csv: one measurement a row, the source of all else in a report.
+"""Table of measurements, metrics.csv: one measurement a row, the source of the whole report.
 
-The module makes and writes it, and reads it by models, structures and groups, participants and
-scans.
+This module builds and writes the table, and selects from it by model, structure, participant and
+scan.
 """
 
 from __future__ import annotations
@@ -31,10 +31,12 @@ METRICS_COLUMNS = (
 def metrics_frame(
     scans: Iterable[tuple[Mapping[str, str], Iterable[Measurement]]],
 ) -> pd.DataFrame:
-    """Return one table of all scans' measurements; each scan has its subject, session and model.
+    """Return one table of the measurements of all scans.
 
-    The columns are `METRICS_COLUMNS`. `fs_id` is missing (NA) for groups, `value` is NaN where it
-    is undefined, and `note` says why. Without scans the table has no rows.
+    `scans` are pairs: a mapping with `subject`, `session` and `model`, and the measurements of this
+    scan. The columns are `METRICS_COLUMNS`. `fs_id` is missing (NA) for groups of structures.
+    `value` is NaN if it is undefined, and `note` has the reason. Without scans the table has no
+    rows.
     """
     rows = []
     for scan, measurements in scans:
@@ -48,10 +50,10 @@ def metrics_frame(
 
 
 def write_table(path: Path, frame: pd.DataFrame) -> None:
-    """Write a CSV file atomically; undefined numbers are empty cells.
+    """Write a table to a CSV file atomically; undefined numbers are empty cells.
 
-    Text that a spreadsheet would run as a formula is made harmless. The frame is not changed; its
-    index is not written.
+    Text that a spreadsheet would run as a formula is escaped. The frame is not changed; its index
+    is not written.
     """
     safe = frame.copy()
     for column in safe.columns:
@@ -67,19 +69,20 @@ def write_table(path: Path, frame: pd.DataFrame) -> None:
 
 
 def models_of(frame: pd.DataFrame) -> list[str]:
-    """Return the models in the order of the command line."""
+    """Return the models in the table of metrics.csv, in the order of the command line."""
     return [str(model) for model in frame["model"].unique()]
 
 
 def structures_of(frame: pd.DataFrame) -> list[str]:
-    """Return single structures in the order of the label scheme, left and right side by side.
+    """Return the single structures in the table of metrics.csv.
 
-    Groups and background are left out. KeyError for a right side without its left one.
+    They are in the order of the label scheme; the right side of a pair follows the left one. Groups
+    and background are left out. KeyError for a right side without a left one.
     """
     left_out = {"background", *groups_of(frame)}
     every = [str(name) for name in frame["structure"].unique()]
     names = [name for name in every if name not in left_out]
-    # A right side has the place of its left one; a right side alone is an error.
+    # A right side is sorted to the place of its left one; a right side alone is an error.
     first_place: dict[str, int] = {}
     for place, name in enumerate(names):
         first_place.setdefault(name.removeprefix("Left-"), place)
@@ -96,14 +99,14 @@ def without_side(name: str) -> str:
 
 
 def groups_of(frame: pd.DataFrame) -> list[str]:
-    """Return groups of structures (`group:<name>`) in the order of the table."""
+    """Return the groups of structures, `group:<name>`, in the order of the table of metrics.csv."""
     # Test the few distinct names instead of the many rows.
     names = frame[["structure"]].drop_duplicates()
     return [str(name) for name in names.loc[is_group(names), "structure"]]
 
 
 def where(table: pd.DataFrame, **values: str) -> pd.DataFrame:
-    """Return the rows with these values in these columns."""
+    """Return the rows that have the given value in each of the given columns."""
     chosen = np.ones(len(table), bool)
     for column, value in values.items():
         chosen &= (table[column] == value).to_numpy()
@@ -111,15 +114,19 @@ def where(table: pd.DataFrame, **values: str) -> pd.DataFrame:
 
 
 def _in_order(table: pd.DataFrame, frame: pd.DataFrame) -> pd.DataFrame:
-    """Sort columns as in `structures_of`, then groups."""
+    """Return `table` with its columns sorted: structures as in `structures_of`, then groups.
+
+    `frame` is the table of metrics.csv.
+    """
     names = (*structures_of(frame), *groups_of(frame))
     return table[[name for name in names if name in table.columns]]
 
 
 def by_participant(frame: pd.DataFrame, model: str, metric: str) -> pd.DataFrame:
-    """Return participants x structures and groups, averaged over a participant's scans.
+    """Return one metric of a model as a table of participants x structures and groups.
 
-    Undefined values are left out.
+    `frame` is the table of metrics.csv. Values are means over a participant's scans; undefined
+    values are ignored.
     """
     rows = where(frame, model=model, metric=metric)
     means = rows.groupby(["subject", "structure"])["value"].mean()
@@ -127,9 +134,10 @@ def by_participant(frame: pd.DataFrame, model: str, metric: str) -> pd.DataFrame
 
 
 def by_scan(frame: pd.DataFrame, model: str, metric: str) -> pd.DataFrame:
-    """Return a table of (subject, session) x structures and groups.
+    """Return one metric of a model as a table of scans x structures and groups.
 
-    Cells are NaN where a value is undefined or was not measured.
+    `frame` is the table of metrics.csv. The index is (subject, session). Cells are NaN where a
+    value is undefined or was not measured.
     """
     rows = where(frame, model=model, metric=metric)
     values = rows.set_index(["subject", "session", "structure"])["value"]
@@ -139,9 +147,10 @@ def by_scan(frame: pd.DataFrame, model: str, metric: str) -> pd.DataFrame:
 def volumes_by_participant(
     frame: pd.DataFrame, model: str
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return predicted and true volumes, participants x structures and groups, averaged over scans.
+    """Return predicted and true volumes: two tables of participants x structures and groups.
 
-    Scans in which a structure was not measured count in neither.
+    `frame` is the table of metrics.csv. Volumes are means over a participant's scans. A scan in
+    which a structure was not measured is left out of both tables.
     """
     predicted = by_scan(frame, model, "volume")
     true = by_scan(frame, model, "truth_volume").where(predicted.notna())
@@ -152,5 +161,5 @@ def volumes_by_participant(
 
 
 def is_group(frame: pd.DataFrame) -> pd.Series:
-    """Return a mask of the rows of groups of structures."""
+    """Return a mask that is True in the rows of `frame` for groups of structures."""
     return frame["structure"].str.startswith("group:").rename("is_group")

@@ -1,4 +1,4 @@
-"""HTML pages in one file each: no network, escaped values, a strict content policy."""
+"""HTML pages of one file each: nothing is loaded, values are escaped, the policy is strict."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ if TYPE_CHECKING:
     import jinja2
 
 
-# Control characters except tab and line break; marks of direction, of zero width, and of byte
-# order. Joiners are not included, because some scripts need them.
+# Characters that are invisible or change the direction of text: control characters except tab and
+# line break, direction marks, characters of zero width, and byte order marks. Joiners are not
+# included, because some scripts need them.
 _UNSEEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff]"
 )
 # Prefixes of names of one side, and how they are shown.
 _SIDES = (("Left-", "L "), ("Right-", "R "), ("ctx-lh-", "L "), ("ctx-rh-", "R "))
-# The page's script sorts this value last in either direction.
+# Sort key of undefined values: the script of the page sorts them last in either direction.
 UNDEFINED = "none"
 
 
@@ -37,11 +38,11 @@ UNDEFINED = "none"
 class Cell:
     """One cell of a table.
 
-    `order` sorts where the text does not; `shade` is a background from 0 (low) to 20. `hint` is
-    shown at the pointer.
-
-    `kind` is a class of the style sheet. `link` is the target of a link. `place` draws the position
-    of a value among others: their quartiles and the value, in percent of their range.
+    - `order` is the sort key, if it is not the text. `hint` is shown at the pointer.
+    - `shade` is the strength of the background, 0 to 20. `kind` is a class of the style sheet.
+    - `link` is the target of a link.
+    - `place` draws the position of a value among others: their three quartiles, then the value, in
+      percent of their range.
     """
 
     text: str
@@ -55,10 +56,11 @@ class Cell:
 
 @dataclass(frozen=True)
 class Column:
-    """Column of a table and the format of its values.
+    """Column of a table, with the format of its values.
 
-    Numbers have `digits`; None is a column of text. `pick` offers the values as a choice; `hint`
-    explains the title. `sign` writes a plus before positive numbers.
+    `digits` is the number of decimals; None for a column of text. `hint` explains the title. With
+    `pick` readers can choose one of the column's values to filter rows by. With `sign` positive
+    numbers have a plus sign.
     """
 
     title: str
@@ -73,9 +75,9 @@ class Column:
         return self.digits is not None
 
     def cell(self, value: Cell | str | float | None) -> Cell:
-        """Return a plain value as a cell; None is an undefined number.
+        """Return a value as a cell of this column; None is an undefined number.
 
-        Cells and texts stay as they are; numbers get the digits and the sign of the column.
+        Cells and texts are not formatted; numbers get the decimals and the sign of the column.
         """
         if isinstance(value, Cell):
             return value
@@ -84,16 +86,16 @@ class Column:
         return number(value, self.digits or 0, sign=self.sign)
 
 
-# Columns of a table; plain text is the title of a column.
+# Columns of a table; a plain text is the title of a text column.
 Columns = list[Column | str]
 
 
 @dataclass(frozen=True)
 class Table:
-    """Table of a page; `note` stands below it.
+    """Table of a page; `note` is shown below it.
 
-    `kind` is a class of the style sheet: "heat" has narrow cells and upright titles, "intervals"
-    has intervals on a line of their own.
+    `id` is the id of the element in the page. `kind` is a class of the style sheet: "heat" has
+    narrow cells and vertical titles, "intervals" shows intervals on a separate line.
     """
 
     id: str
@@ -109,7 +111,7 @@ class Table:
         return len(self.rows) > 12
 
     def choices(self, column: int) -> list[str]:
-        """Return the distinct texts of a column, in their order."""
+        """Return the distinct texts of a column, given by its index, in order of appearance."""
         texts = [row[column].text for row in self.rows]
         return list(dict.fromkeys(texts))
 
@@ -123,10 +125,10 @@ def table(
     note: str = "",
     kind: str = "",
 ) -> Table:
-    """Make a table of plain values, formatted by their columns.
+    """Return a table of plain values, formatted by their columns.
 
-    `id` is the element's name in the page. A row has a value for each column, in their order.
-    `note` stands below the table; `kind` is a class of the style sheet.
+    `id` is the id of the element in the page. A row has a value for each column, in order. `note`
+    is shown below the table; `kind` is as for `Table`.
     """
     known = [
         Column(column) if isinstance(column, str) else column for column in columns
@@ -146,9 +148,10 @@ def number(
     sign: bool = False,
     hint: str = "",
 ) -> Cell:
-    """Format a number for people, with its full value for sorting.
+    """Return a number as a cell with `digits` decimals, sorted by its full value.
 
-    None and NaN are shown as a dash and sorted together. `hint` is shown at the pointer.
+    `unit` is appended to the text. With `sign` a positive number has a plus sign. None and NaN are
+    shown as a dash. `hint` is shown at the pointer.
     """
     if value is None or math.isnan(value):
         return Cell("–", UNDEFINED, hint=hint or "undefined")
@@ -161,7 +164,7 @@ def number(
 
 
 def interval(low: float, high: float, digits: int) -> Cell:
-    """Format an interval as people write it, sorted by its lower end."""
+    """Return an interval as a cell, such as "+1.2 to +3.4", sorted by its lower limit."""
     lower = number(low, digits, sign=True)
     if math.isnan(low) or math.isnan(high):
         return lower
@@ -169,12 +172,17 @@ def interval(low: float, high: float, digits: int) -> Cell:
 
 
 def short_name(structure: str) -> str:
-    """Return a structure's name in its short form.
+    """Return the short name of a structure, group, parcel or column of a further output.
 
-    Left-Cerebral-White-Matter becomes L Cerebral White Matter, group:cortical becomes Cortical,
-    all, and a parcel's ctx-lh-insula becomes L insula. Columns of further outputs lose their
-    underscores: lh_insula_thickness becomes L insula, CC_area_mm2 becomes CC area (mm²). Other
-    names keep their words, with spaces in place of hyphens.
+    | name | short name |
+    |---|---|
+    | Left-Cerebral-White-Matter | L Cerebral White Matter |
+    | group:cortical | Cortical, all |
+    | ctx-lh-insula | L insula |
+    | lh_insula_thickness | L insula |
+    | CC_area_mm2 | CC area (mm²) |
+
+    Other names keep their words, with spaces in place of hyphens.
     """
     if structure.startswith("group:"):
         group = structure.removeprefix("group:").replace("-", " ")
@@ -190,7 +198,7 @@ def short_name(structure: str) -> str:
 
 
 def _short_column(column: str) -> str:
-    """Return the short form of a column of a further output."""
+    """Return the short name of a column of a further output; see `short_name`."""
     for hemisphere, letter in (("lh_", "L "), ("rh_", "R ")):
         if column.startswith(hemisphere):
             parcel = column.removeprefix(hemisphere).removesuffix("_thickness")
@@ -201,9 +209,10 @@ def _short_column(column: str) -> str:
 
 
 def provenance(started: datetime, command: str, labels: str) -> dict[str, str]:
-    """Return the provenance of a page, to be shown at its end.
+    """Return the facts on how a page was made, which it shows at its end.
 
-    `started` is shown to the second; `labels` is the name of the label scheme.
+    `started` is the time of the run, shown to the second; `command` is the command line, `labels`
+    the name of the label scheme.
     """
     return {
         "trinat": version("trinat"),
@@ -221,10 +230,11 @@ def render(
     images: str = "data:",
     **context: Any,
 ) -> str:
-    """Render the page; its policy allows only this style sheet, this script and these images.
+    """Render a template; the page's content policy allows only its own style, script and images.
 
-    `template`, `style` and `script` are files of `templates`; an empty `script` is none. `images`
-    is a source of the policy. `context` has the variables of the template.
+    `template`, `style` and `script` are file names in `templates`; "" as `script` is no script.
+    `images` are the sources of pictures that the policy allows. `context` has the variables of the
+    template.
     """
     style_text = asset(style)
     script_text = ""
@@ -233,10 +243,10 @@ def render(
     sources = [
         "default-src 'none'",
         f"img-src {images}",
-        f"style-src {_digest(style_text)}",
+        f"style-src {_source_hash(style_text)}",
     ]
     if script:
-        sources.append(f"script-src {_digest(script_text)}")
+        sources.append(f"script-src {_source_hash(script_text)}")
     sources += ["base-uri 'none'", "form-action 'none'"]
     found = _environment().get_template(template)
     return found.render(
@@ -259,35 +269,40 @@ def _environment() -> jinja2.Environment:
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        finalize=_visible,
+        finalize=_escape_invisible,
     )
-    environment.filters["data"] = _data
-    environment.filters["contents"] = _contents
+    environment.filters["data"] = _json_data
+    environment.filters["contents"] = _table_of_contents
     environment.filters["png"] = partial(data_uri, "png")
     return environment
 
 
-def _visible(value: Any) -> Any:
-    """Escape characters of a text that are invisible or reverse the text after them.
+def _escape_invisible(value: Any) -> Any:
+    """Replace invisible characters, and those that reverse the text after them, by their codes.
 
-    A file name may have them: the numbers behind it would be shown backwards.
+    A file name may have them: the numbers behind it would be shown backwards. Values other than
+    text are returned as they are.
     """
     if not isinstance(value, str) or not _UNSEEN.search(value):
         return value
-    # The type is kept, so that markup stays markup.
+    # Keep the type, so that markup stays markup.
     return type(value)(_UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", value))
 
 
-def _data(value: Any) -> Any:
-    """Encode JSON for a data block: no sequence in it can end the block."""
+def _json_data(value: Any) -> Any:
+    """Encode a value as JSON for a data block of the page; no text in it can end the block."""
     import markupsafe
 
     text = json.dumps(value, ensure_ascii=True, allow_nan=False).replace("<", "\\u003c")
     return markupsafe.Markup(text)
 
 
-def _contents(sections: str) -> list[tuple[str, str]]:
-    """Return id and title of each section of a page; `data-contents` is a shorter title."""
+def _table_of_contents(sections: str) -> list[tuple[str, str]]:
+    """Return the id and the title of each section of a page, for the table of contents.
+
+    `sections` is the HTML of the sections. A section's attribute `data-contents` is a shorter
+    title.
+    """
     found = re.findall(
         r'<section id="([^"]+)"(?: data-contents="([^"]+)")?>\s*<h2>(.*?)</h2>',
         sections,
@@ -296,12 +311,12 @@ def _contents(sections: str) -> list[tuple[str, str]]:
 
 
 def asset(name: str) -> str:
-    """Return the text of a file of `templates`."""
+    """Return the text of a file in `templates`."""
     folder = resources.files("trinat.pipelines.report") / "templates"
     return (folder / name).read_text("utf-8")
 
 
-def _digest(text: str) -> str:
-    """Return the source expression of a style sheet or script for the content policy."""
+def _source_hash(text: str) -> str:
+    """Return the hash of a style sheet or script as a source for the content policy."""
     found = hashlib.sha256(text.encode()).digest()
     return f"'sha256-{base64.b64encode(found).decode('ascii')}'"

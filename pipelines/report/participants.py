@@ -1,4 +1,4 @@
-"""Sections of a group's page on its participants: volumes over age, head size, sites."""
+"""Sections of a group's page about its participants: volumes over age, head size, sites."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _NOT_KNOWN = "not known"
 
 
 def adjustment_table(adjustment: Adjustment | None) -> Table | None:
-    """Return the lines by which volumes were adjusted; None if there are none."""
+    """Return the table of the lines that adjust volumes for head size; None if there are none."""
     if adjustment is None or adjustment.coefficients.empty:
         return None
     columns: Columns = [
@@ -64,7 +64,7 @@ def adjustment_table(adjustment: Adjustment | None) -> Table | None:
 
 
 def site_tables(harmonisation: Harmonisation) -> list[Table]:
-    """Return tables of removed effects: of sites, and of structures over all sites."""
+    """Return tables of site effects before and after harmonisation: by site, and by structure."""
     effects = harmonisation.effects
     sizes = effects[["percent_before", "percent_after"]].abs()
     effects = effects.assign(
@@ -111,7 +111,7 @@ def site_tables(harmonisation: Harmonisation) -> list[Table]:
 
 
 def _before_and_after(rows: pd.DataFrame) -> list[float]:
-    """Return mean and largest size of effects before and after."""
+    """Return the means of the columns before and after, then their largest values."""
     return [
         rows["before"].mean(),
         rows["after"].mean(),
@@ -121,9 +121,9 @@ def _before_and_after(rows: pd.DataFrame) -> list[float]:
 
 
 def site_plot(harmonisation: Harmonisation) -> Drawing:
-    """Draw effects of sites, a row for each structure.
+    """Draw the effects of sites: a row for each structure, a colour for each site.
 
-    A ring is a site before harmonisation, a dot after it.
+    A ring is the effect before harmonisation, a dot the effect after it.
     """
     effects = harmonisation.effects.dropna(subset="percent_before")
     structures = list(effects["structure"].unique())
@@ -161,11 +161,11 @@ def site_plot(harmonisation: Harmonisation) -> Drawing:
 
 
 def participants_plot(cohort: Cohort) -> Drawing | None:
-    """Draw a panel for each structure, a dot for each participant.
+    """Draw the volumes of participants: a panel for each structure, a dot for each participant.
 
-    Volumes are drawn over age, else by group; None without either. Colours are groups, else sexes,
-    if there are enough colours. Over age each colour with four participants has a regression line
-    with its band.
+    Volumes are drawn over age or, if no age is known, by group; None if neither is known. Colours
+    are groups, else sexes, if there are enough colours. Over age, participants of one colour have a
+    regression line with the 95 % band of its mean, if they are four or more.
     """
     participants = cohort.participants
     fact, groups = _fact_to_draw(participants)
@@ -212,10 +212,10 @@ def participants_plot(cohort: Cohort) -> Drawing | None:
 
 
 def _fact_to_draw(participants: pd.DataFrame) -> tuple[str, list[str]]:
-    """Return the fact that colours show, and its groups; "" and one group if no fact is suitable.
+    """Return the fact that colours show, and its groups; "" and [""] if no fact is suitable.
 
-    A fact has two groups or more, and no more than there are colours. Participants for whom the
-    fact is unknown are a group of their own.
+    A suitable fact has two or more groups, but not more than there are colours. Participants for
+    whom the fact is unknown are a group of their own, "".
     """
     for fact in ("group", "sex"):
         groups = groups_of(participants, fact)
@@ -229,7 +229,10 @@ def _fact_to_draw(participants: pd.DataFrame) -> tuple[str, list[str]]:
 
 
 def _draw_line(axis: Any, x: Values, y: Values, color: str) -> None:
-    """Draw the regression line with the 95 % band of its mean; nothing for too few participants."""
+    """Draw the regression line of y over x, with the 95 % band of its mean.
+
+    Nothing is drawn for fewer than four points, or if all x are equal.
+    """
     from statsmodels.api import OLS, add_constant
 
     known = np.isfinite(x) & np.isfinite(y)
@@ -251,7 +254,12 @@ def _draw_participants(
     over_age: bool,
     unit: str,
 ) -> list[str]:
-    """Draw the participants of one group in a panel; return the names of its dots."""
+    """Draw the participants of one group in a panel; return a label for each dot.
+
+    The horizontal axis is age if `over_age`, else the group. `color` is the number of the group,
+    for its colour and position. `gid` is the id of the dots in the SVG. `unit` is the unit of the
+    values; mm³ are drawn in ml.
+    """
     x = participants["age"].to_numpy(float)
     if not over_age:
         x = np.full(len(participants), float(color))
@@ -263,7 +271,7 @@ def _draw_participants(
         _draw_line(axis, x, y, model_color(color))
     names = []
     for participant, age, value in zip(participants["subject"], x, y, strict=True):
-        # Only dots that are drawn have a name.
+        # Only dots that are drawn have a label.
         if np.isfinite(age + value):
             shown_unit = "ml" if unit == "mm³" else unit
             names.append(f"{participant}: {value:.4g} {shown_unit}")

@@ -48,16 +48,17 @@ _COLUMNS = (
     "dice",
     "absolute_difference_percent",
 )
-# A model ("" for labels) in one comparison, as (comparison, model).
+# Column of the page: a comparison and a model ("" for labels with labels).
 Kind = tuple[str, str]
 
 
 def over_participants(frame: pd.DataFrame, scheme: LabelScheme) -> pd.DataFrame:
-    """Compute means over participants: by structure and comparison, and of all structures.
+    """Return the mean over participants of each structure in each comparison.
 
-    `frame` is that of repeat.csv. Pairs of scans of one participant are averaged first. To be
-    comparable, the means of all structures (`group:structures`) and of all parcels
-    (`group:parcels`) only include those that every comparison has for a participant, without CSF.
+    `frame` is the table of repeat.csv. Pairs of scans of one participant are averaged first.
+    Further rows are the means over all structures (`group:structures`) and over all parcels
+    (`group:parcels`). To be comparable, they only include structures that have a value in every
+    comparison for that participant, and no CSF.
     """
     frame = frame.assign(absolute=frame["difference_percent"].abs())
     keys = ["model", "comparison", "structure", "fs_id"]
@@ -98,12 +99,12 @@ def repeat_page(
     scheme: LabelScheme,
     provenance: Mapping[str, str],
 ) -> str:
-    """Return the HTML page: the limit beside the results, by structure and by pair of scans.
+    """Return the HTML page: agreement of labels with labels as the limit, next to that of models.
 
-    `means` are those of `over_participants`, `frame` is that of repeat.csv, `pairs` that of
-    pairs.csv.
+    `means` are from `over_participants`, `frame` is the table of repeat.csv, `pairs` that of
+    pairs.csv. `provenance` is shown at the end, as `page.provenance` returns it.
     """
-    kinds = _kinds(means)
+    kinds = _comparisons(means)
     participants = frame["participant"].nunique()
     measured = int((pairs["status"] == "measured").sum())
     return render(
@@ -113,16 +114,19 @@ def repeat_page(
         f"({scheme.name}).",
         notices=_notices(kinds, pairs, participants),
         cards=_cards(means, kinds),
-        headline=_headline(means, kinds),
+        headline=_headline_table(means, kinds),
         plot=dice_plot(means, scheme),
-        structures=_structures(means, kinds),
-        pairs=_pairs(pairs),
+        structures=_structure_table(means, kinds),
+        pairs=_pair_table(pairs),
         provenance=provenance,
     )
 
 
-def _kinds(means: pd.DataFrame) -> list[Kind]:
-    """Return the comparisons: labels first, then each model with labels, and with itself."""
+def _comparisons(means: pd.DataFrame) -> list[Kind]:
+    """Return the comparisons that were made, in the order of columns.
+
+    Labels with labels come first, then each model with labels, and with itself.
+    """
     compared = set(zip(means["comparison"], means["model"], strict=True))
     models = [model for model in means["model"].unique() if model]
     kinds = [(LABELS, "")]
@@ -142,7 +146,7 @@ def _title(kind: Kind) -> str:
 
 
 def _notices(kinds: list[Kind], pairs: pd.DataFrame, participants: int) -> list[str]:
-    """Return warnings to read before the numbers."""
+    """Return warnings to show above the numbers."""
     notices = []
     comparisons = {comparison for comparison, _ in kinds}
     if LABELS not in comparisons:
@@ -168,19 +172,25 @@ def _notices(kinds: list[Kind], pairs: pd.DataFrame, participants: int) -> list[
 
 
 def _cards(means: pd.DataFrame, kinds: list[Kind]) -> list[tuple[str, str, str]]:
-    """Return a card for each mean Dice: the comparison, its value, and what it is of."""
+    """Return the cards of the mean Dice: title, value and detail.
+
+    They are the comparison, the mean, and the structures and number of participants.
+    """
     cards = []
     for group, title in _GROUP_TITLES.items():
         for kind in kinds:
-            row = _row(means, group, kind)
+            row = _means_row(means, group, kind)
             if row is not None:
                 more = f"Dice, {title.lower()}, {count(int(row['participants']), 'participant')}"
                 cards.append((_title(kind), f"{row['dice']:.3f}", more))
     return cards
 
 
-def _row(means: pd.DataFrame, structure: str, kind: Kind) -> pd.Series | None:
-    """Return the means of a structure or group in one comparison; None if not measured."""
+def _means_row(means: pd.DataFrame, structure: str, kind: Kind) -> pd.Series | None:
+    """Return the row of `means` of a structure or group in one comparison.
+
+    None if there is none.
+    """
     comparison, model = kind
     rows = means[
         (means["structure"] == structure)
@@ -190,9 +200,11 @@ def _row(means: pd.DataFrame, structure: str, kind: Kind) -> pd.Series | None:
     return None if rows.empty else rows.iloc[0]
 
 
-def _cells(means: pd.DataFrame, structure: str, kinds: list[Kind]) -> list[Any]:
-    """Return the Dice of each comparison, then the differences of volumes."""
-    rows = [_row(means, structure, kind) for kind in kinds]
+def _structure_cells(
+    means: pd.DataFrame, structure: str, kinds: list[Kind]
+) -> list[Any]:
+    """Return the cells of a structure or group: Dice by comparison, then volume differences."""
+    rows = [_means_row(means, structure, kind) for kind in kinds]
     cells: list[Any] = []
     for value in ("dice", "absolute_difference_percent"):
         cells += [None if row is None else float(row[value]) for row in rows]
@@ -200,7 +212,7 @@ def _cells(means: pd.DataFrame, structure: str, kinds: list[Kind]) -> list[Any]:
 
 
 def _columns(first: str, kinds: list[Kind]) -> Columns:
-    """Return the columns that `_cells` fills, after the first one."""
+    """Return the columns of a table: the title `first`, then those of `_structure_cells`."""
     columns: Columns = [first]
     columns += [Column(f"Dice: {_title(kind)}", 3) for kind in kinds]
     hint = "Mean of |second − first| / mean of both"
@@ -208,10 +220,10 @@ def _columns(first: str, kinds: list[Kind]) -> Columns:
     return columns
 
 
-def _headline(means: pd.DataFrame, kinds: list[Kind]) -> Table:
-    """Return the means of structures and of parcels."""
+def _headline_table(means: pd.DataFrame, kinds: list[Kind]) -> Table:
+    """Return the table of the means over structures and over parcels."""
     rows = [
-        [title, *_cells(means, group, kinds)]
+        [title, *_structure_cells(means, group, kinds)]
         for group, title in _GROUP_TITLES.items()
         if group in set(means["structure"])
     ]
@@ -224,12 +236,14 @@ def _headline(means: pd.DataFrame, kinds: list[Kind]) -> Table:
     )
 
 
-def _structures(means: pd.DataFrame, kinds: list[Kind]) -> Table:
-    """Make the table with a row for each structure."""
+def _structure_table(means: pd.DataFrame, kinds: list[Kind]) -> Table:
+    """Return the table with a row for each structure."""
     rows = []
     names = means.loc[~is_group(means), "structure"].unique()
     for place, name in enumerate(names):
-        rows.append([Cell(short_name(name), place), *_cells(means, name, kinds)])
+        rows.append(
+            [Cell(short_name(name), place), *_structure_cells(means, name, kinds)]
+        )
     return table(
         "structures-table",
         "By structure: means over participants",
@@ -238,8 +252,8 @@ def _structures(means: pd.DataFrame, kinds: list[Kind]) -> Table:
     )
 
 
-def _pairs(pairs: pd.DataFrame) -> Table:
-    """Return a row for each two scans: their registration, and what was not compared."""
+def _pair_table(pairs: pd.DataFrame) -> Table:
+    """Return the table of pairs of scans: their registration, and what was not compared."""
     columns: Columns = [
         "Participant",
         "First scan",
@@ -260,9 +274,10 @@ def _pairs(pairs: pd.DataFrame) -> Table:
 
 
 def dice_plot(means: pd.DataFrame, scheme: LabelScheme) -> Drawing:
-    """Draw Dice by structure, the means of both sides: a bar for the limit, dots for the models.
+    """Draw the Dice of each structure, averaged over its two sides.
 
-    A full dot is a model with the other scan's labels, a hollow one the model with itself.
+    A bar is the limit: labels with labels. A full dot is a model with the other scan's labels, a
+    ring the model with itself.
     """
     singles = means[~is_group(means)]
     # Structure names without sides; a scheme of one side keeps its names.
@@ -276,7 +291,7 @@ def dice_plot(means: pd.DataFrame, scheme: LabelScheme) -> Drawing:
     dice = grouped.mean()
     structures = list(dict.fromkeys(both_sides["pair"]))
     place_of = {name: place for place, name in enumerate(structures)}
-    kinds = _kinds(means)
+    kinds = _comparisons(means)
     models = list(dict.fromkeys(model for _, model in kinds if model))
     marks: dict[str, list[str]] = {}
     with canvas(8.6, len(structures) * 0.22 + 1.1) as (figure, axis):

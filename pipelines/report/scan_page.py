@@ -1,4 +1,4 @@
-"""Page of one scan, for its requester: views, grade, volumes, normal ranges, further outputs."""
+"""Page of one scan: views, grade, volumes, normal ranges, further outputs."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ _GRADES = {
 }
 _VIEWS = (View.AXIAL, View.CORONAL, View.SAGITTAL)  # from left to right
 _ZOOM = 3
-# The drawn strip extends beyond a normal range by the range's length at both ends.
+# The position of a normal range on its strip, in percent: the strip is longer by one range at each
+# end.
 _LOW, _HIGH = 100 / 3, 200 / 3
 
 
@@ -59,11 +60,11 @@ def scan_page(
     reference: Sequence[NormalRange] | Norms = (),
     participant: Facts | None = None,
 ) -> str:
-    """Return the page as HTML, which prints on two A4 pages without further outputs.
+    """Return the page as HTML; without further outputs it prints on two A4 pages.
 
-    `facts` describe how the result was made. Volumes are compared with the ranges or norms of
-    `reference`, with norms by the facts of the `participant`; without a reference they are shown
-    alone.
+    `result` is the scan's result in the ledger. `facts` describe how it was made, by their titles.
+    `reference` are normal ranges or norms to compare volumes with; if empty, volumes are shown
+    alone. `participant` has the age, sex and intracranial volume that norms need.
     """
     compared = _compare_with_reference(result, reference, participant or Facts())
     return render(
@@ -75,9 +76,9 @@ def scan_page(
         reasons=result.remarks,
         cards=_cards(result),
         pictures=_pictures(found),
-        volumes=_volumes(found, result, compared),
+        volumes=_volume_table(found, result, compared),
         comparison=compared.note,
-        further=_further(result),
+        further=_further_sections(result),
         has_all_fluid=result.csf == "intracranial",
         not_predicted=[short_name(name) for name in found.not_predicted],
         facts=facts,
@@ -85,7 +86,10 @@ def scan_page(
 
 
 def _cards(result: ScanResult) -> list[tuple[str, str, str]]:
-    """Return the grade, each measured volume of the whole head, and the views' agreement."""
+    """Return the cards at the top of the page: title, value and detail.
+
+    They are the grade, each measured volume of the whole head, and the mean agreement of the views.
+    """
     grade = result.grade
     meaning = _GRADES.get(grade, "")
     grades = result.structure_grades.values()
@@ -107,9 +111,10 @@ def _cards(result: ScanResult) -> list[tuple[str, str, str]]:
 
 
 def _pictures(found: Prediction) -> list[tuple[str, str, tuple[str, str]]]:
-    """Return each view's name, picture and sides.
+    """Return the name of each view, a picture of one slice, and the sides at its edges.
 
-    The picture is the slice with most structures in it, with outlines.
+    The slice is the one with the most structures. The picture is a data URI, with outlines of
+    structures.
     """
     scheme = found.scheme
     colors = label_colors(scheme)
@@ -118,7 +123,7 @@ def _pictures(found: Prediction) -> list[tuple[str, str, tuple[str, str]]]:
     if indices.any():
         brightest = float(np.percentile(found.image.data[indices > 0], 99.5))
     if brightest == 0:
-        # Default if nothing or only air is labelled.
+        # Used if nothing, or only air, is labelled.
         brightest = 1.0
     # Black away from the brain, so that no face is shown.
     shades = np.where(far_from_brain(indices > 0), 0, found.image.data / brightest)
@@ -127,8 +132,8 @@ def _pictures(found: Prediction) -> list[tuple[str, str, tuple[str, str]]]:
         classes = to_slices(indices, view)
         window = brain_window(classes)
         gray = to_slices(shades, view)
-        chosen = _fullest(classes, len(scheme))
-        # Enlarged before outlines are drawn, so that the outlines are thin.
+        chosen = _fullest_slice(classes, len(scheme))
+        # Enlarge before outlines are drawn, so that the outlines are thin.
         enlarged = _enlarged(classes[chosen][window])
         values = _enlarged(gray[chosen][window])
         drawn = overlay(values, outlines(enlarged), colors, opacity=1)
@@ -139,14 +144,15 @@ def _pictures(found: Prediction) -> list[tuple[str, str, tuple[str, str]]]:
 
 
 def _enlarged(pixels: np.ndarray) -> np.ndarray:
-    """Enlarge a picture (H, W), each pixel to a square of `_ZOOM`."""
+    """Enlarge a picture (H, W): each pixel becomes a square of `_ZOOM` x `_ZOOM` pixels."""
     return pixels.repeat(_ZOOM, 0).repeat(_ZOOM, 1)
 
 
-def _fullest(classes: np.ndarray, count: int) -> int:
-    """Return the index of the slice with most of the `count` classes, among slices (N, H, W).
+def _fullest_slice(classes: np.ndarray, count: int) -> int:
+    """Return the index of the slice that shows the most structures, among slices (N, H, W).
 
-    Among equals it is the slice with most labelled voxels.
+    `count` is the number of classes, with background. Among equals it is the slice with the most
+    labelled voxels; if no slice has any, the middle one.
     """
     best = (0, 0)
     chosen = len(classes) // 2
@@ -162,9 +168,10 @@ def _fullest(classes: np.ndarray, count: int) -> int:
 
 @dataclass(frozen=True)
 class _Compared:
-    """Comparison of volumes with ranges or norms, a cell for each structure.
+    """Comparison of volumes with normal ranges or norms.
 
-    `title` is the title of the column; `note` explains it.
+    `cells` has a cell for each compared structure by name. `title` is the title of their column;
+    `note` explains it.
     """
 
     title: str = ""
@@ -177,7 +184,11 @@ def _compare_with_reference(
     reference: Sequence[NormalRange] | Norms,
     participant: Facts,
 ) -> _Compared:
-    """Compare the volumes with ranges or norms."""
+    """Compare the volumes of a scan with normal ranges or norms.
+
+    `participant` has the age and sex that norms need. The result has no cells if `reference` is
+    empty, or if the norms do not cover the participant; then `note` has the reason.
+    """
     volumes_mm3 = result.volumes_mm3
     if not isinstance(reference, Norms):
         if not reference:
@@ -187,7 +198,7 @@ def _compare_with_reference(
             "Normal: the range of the table that was given, for the left side or the only one, "
             "then for the right side; the bar is the range, the dot this scan.",
             {
-                name: _in_range(volumes_mm3[name], low, high)
+                name: _range_cell(volumes_mm3[name], low, high)
                 for name, low, high in reference
                 if name in volumes_mm3
             },
@@ -222,14 +233,15 @@ def _compare_with_reference(
     return _Compared("Percentile", note, cells)
 
 
-def _volumes(
+def _volume_table(
     found: Prediction,
     result: ScanResult,
     compared: _Compared,
 ) -> Table:
-    """Make a table with a row for each structure and both its sides.
+    """Return the table of volumes, with a row for each structure and both its sides.
 
-    A structure without sides is in the column of both.
+    A structure without sides has its volume in the column of both sides together. `compared` has
+    the cells of the comparison with ranges or norms.
     """
     volumes_mm3 = result.volumes_mm3
     labels = {label.name: label for label in found.scheme.labels}
@@ -247,7 +259,7 @@ def _volumes(
         if other in volumes_mm3:
             names.append(other)
         names_of_rows.append(names)
-        rows.append(_row(names, result, compared))
+        rows.append(_structure_row(names, result, compared))
     columns: Columns = [
         "Structure",
         "Grade",
@@ -265,8 +277,8 @@ def _volumes(
     return table("volume-table", "Volumes", columns, rows)
 
 
-def _further(result: ScanResult) -> list[tuple[FurtherResult, Table]]:
-    """Return the further outputs, such as the corpus callosum, with a table of measures each."""
+def _further_sections(result: ScanResult) -> list[tuple[FurtherResult, Table]]:
+    """Return each further output, such as the corpus callosum, with the table of its measures."""
     sections = []
     for name, further in result.further().items():
         rows = []
@@ -277,12 +289,12 @@ def _further(result: ScanResult) -> list[tuple[FurtherResult, Table]]:
     return sections
 
 
-def _row(
+def _structure_row(
     names: Sequence[str],
     result: ScanResult,
     compared: _Compared,
 ) -> list[Any]:
-    """Return the row of a structure, given its left and right name, or its only name."""
+    """Return the row of a structure; `names` are its left and right name, or its only name."""
     volumes_mm3 = [result.volumes_mm3[name] for name in names]
     title = short_name(names[0])
     left: float | None = None
@@ -295,7 +307,7 @@ def _row(
             asymmetry = 200 * (left - right) / sum(volumes_mm3)
     row: list[Any] = [
         title,
-        _grade(names, result),
+        _grade_cell(names, result),
         _format_number(left),
         _format_number(right),
         sum(volumes_mm3),
@@ -309,14 +321,14 @@ def _row(
 
 
 def _format_number(value: float | None, digits: int = 0, *, sign: bool = False) -> Cell:
-    """Format a number; None is an empty cell."""
+    """Return a number as a cell; None is an empty cell."""
     if value is None:
         return Cell("")
     return number(value, digits, sign=sign)
 
 
-def _grade(names: Sequence[str], result: ScanResult) -> Cell:
-    """Return the worse grade of the sides; the side is named if they differ."""
+def _grade_cell(names: Sequence[str], result: ScanResult) -> Cell:
+    """Return the worse grade of a structure's sides; the side is named if the grades differ."""
     known = result.structure_grades
     grades = [known.get(name, "") for name in names]
     for grade in ("reject", "look"):
@@ -334,7 +346,10 @@ def _grade(names: Sequence[str], result: ScanResult) -> Cell:
 
 
 def _reason_for_doubt(names: Sequence[str], result: ScanResult) -> str:
-    """Return why a structure or its sides are doubtful; a side is named if the two differ."""
+    """Return why a structure is doubtful; "" if it is not.
+
+    A side is named if the reasons of the two sides differ.
+    """
     doubts = {name: result.doubt_about(name) for name in names}
     if len(set(doubts.values())) == 1:
         return doubts[names[0]]
@@ -345,19 +360,19 @@ def _reason_for_doubt(names: Sequence[str], result: ScanResult) -> str:
     )
 
 
-def _in_range(volume_mm3: float, low: float, high: float) -> Cell:
-    """Return the position of a volume relative to its normal range."""
+def _range_cell(volume_mm3: float, low: float, high: float) -> Cell:
+    """Return a cell with the position of a volume relative to its normal range, in mm³."""
     words = "within"
     if volume_mm3 < low:
         words = "below"
     elif volume_mm3 > high:
         words = "above"
     text = f"{words} {low:,.0f}–{high:,.0f}"
-    return Cell(text, place=_strip(volume_mm3, low, (low + high) / 2, high))
+    return Cell(text, place=_strip_positions(volume_mm3, low, (low + high) / 2, high))
 
 
 def _percentile_cell(volume_mm3: float, place: NormPosition) -> Cell:
-    """Return the percentile of a volume in the norms for this participant."""
+    """Return a cell with the percentile and z of a volume in the norms."""
     shown = f"{place.percentile:.0f}"
     if place.percentile < 1:
         shown = "<1"
@@ -368,14 +383,20 @@ def _percentile_cell(volume_mm3: float, place: NormPosition) -> Cell:
         place.z,
         hint=f"5th to 95th percentile: {place.low_mm3:,.0f} to {place.high_mm3:,.0f} mm³; "
         f"{place.participants} participants",
-        place=_strip(volume_mm3, place.low_mm3, place.median_mm3, place.high_mm3),
+        place=_strip_positions(
+            volume_mm3, place.low_mm3, place.median_mm3, place.high_mm3
+        ),
     )
 
 
-def _strip(
+def _strip_positions(
     volume_mm3: float, low: float, middle: float, high: float
 ) -> tuple[float, float, float, float]:
-    """Return positions of a range and a volume on a strip; the range is its middle third."""
+    """Return the positions of a range and a volume on a strip, in percent of its length.
+
+    They are the lower limit, the middle and the upper limit of the range, and the volume. The range
+    is the middle third of the strip.
+    """
     length = max(high - low, 1e-9)
 
     def at(mm3: float) -> float:

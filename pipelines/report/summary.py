@@ -1,8 +1,7 @@
 """Statistics of an evaluation, computed from metrics.csv alone, without reading label maps.
 
-The unit is the participant: `measurements.by_participant` averages a participant's scans first.
-Everything else is a reduction of its tables, so the whole report can be recomputed from
-metrics.csv.
+Samples are participants: `measurements.by_participant` averages a participant's scans first. All
+else is computed from its tables, so the whole report can be recomputed from metrics.csv.
 """
 
 from __future__ import annotations
@@ -44,17 +43,18 @@ from trinat.segmentation.metrics.statistics import (
     within_subject_cv_percent,
 )
 
-# The structures of each group, by its name in the tables.
+# The names of the structures of each group, by its name in the tables.
 Members = Mapping[str, Sequence[str]]
 # Columns of `structure_statistics`.
 _STATISTICS = ["participants", "undefined", "mean", "median", "sd", "low", "high"]
 
 
 def structure_statistics(frame: pd.DataFrame, members: Members) -> pd.DataFrame:
-    """Return a row for each model, metric and structure or group.
+    """Return the statistics of each model, metric, and structure or group, a row each.
 
-    Mean, median, SD and 95 % interval of the mean over participants, in the metric's unit; the
-    number of participants; and the number of undefined values.
+    `frame` is the table of metrics.csv. The columns are mean, median, SD and 95 % interval of the
+    mean over participants, in the metric's unit, the number of participants, and the number of
+    undefined values.
     """
     metrics = [metric for metric in frame["metric"].unique() if metric in METRICS]
     tables = []
@@ -72,13 +72,16 @@ def _statistics(
     metric: str,
     members: Members,
 ) -> pd.DataFrame:
-    """Return the rows of one model and metric; intervals are limited to the metric's range."""
+    """Return the rows of one model and metric, a row for each structure or group.
+
+    Intervals are clipped to the possible range of the metric.
+    """
     participants = by_participant(frame, model, metric)
     definition = METRICS[metric]
     low, high = mean_interval(
         participants.to_numpy(float), definition.least, definition.most
     )
-    # Number of undefined values, one per structure and scan; a group's are those of its structures.
+    # Number of undefined values over structures and scans. A group has the sum of its structures.
     of_each = by_scan(frame, model, metric).isna().sum()
     undefined = []
     for name in participants.columns:
@@ -103,12 +106,15 @@ def _statistics(
 
 
 def comparisons(frame: pd.DataFrame, members: Members) -> pd.DataFrame:
-    """Compare every two models on the participants that both have, with Holm's correction.
+    """Compare every two models, with Wilcoxon's test and Holm's correction.
 
-    It corrects within metric and pair of models. Only values that both models have, for one
-    structure in one scan, are compared: a structure that one misses has no distance, and must not
-    make its mean the better one. `left_out` is the number of values that only one of the two has.
-    Groups are corrected among themselves: they are made of structures, not more of them.
+    `frame` is the table of metrics.csv. Only values that both models have, of one structure in one
+    scan, are compared. A structure that one model misses has no distance from this model; leaving
+    it out of this model's mean alone would make the mean look better. The column `left_out` is the
+    number of values that only one of the models has.
+
+    p is corrected over structures, for each metric and pair of models. Groups are corrected
+    separately, because they consist of structures.
     """
     tables = []
     for first, second in combinations(models_of(frame), 2):
@@ -134,7 +140,7 @@ def _comparison(
     metric: str,
     members: Members,
 ) -> pd.DataFrame:
-    """Compare two models by one metric: rows of structures that both know, then of groups."""
+    """Compare two models by one metric: a row for each structure that both have, and each group."""
     of_first = by_scan(frame, first, metric)
     of_second = by_scan(frame, second, metric)
     known_to_both = set(of_first.columns) & set(of_second.columns)
@@ -166,10 +172,11 @@ def _comparison(
 def _test_each(
     first: pd.DataFrame, second: pd.DataFrame, left_out: pd.Series
 ) -> pd.DataFrame:
-    """Test each column of two models' tables (participants x structures); one row each.
+    """Test the difference of two models in each column of their tables.
 
-    A row has the fields of `PairedTest`, `left_out` as given for the column, and the 95 % interval
-    of the mean difference (`low`, `high`).
+    `first` and `second` are tables of participants x structures. The result has a row for each
+    column, with the fields of `PairedTest`, the value of `left_out` for the column, and the 95 %
+    interval of the mean difference (`low`, `high`).
     """
     low, high = mean_interval((second - first).to_numpy(float))
     rows = []
@@ -185,10 +192,10 @@ def _test_each(
 
 
 def agreement(frame: pd.DataFrame) -> pd.DataFrame:
-    """Compare predicted with true volumes by Bland-Altman in mm3 and ICC(2,1), for each structure.
+    """Compare predicted with true volumes of each structure, by Bland-Altman (mm³) and ICC(2,1).
 
-    Participants with several scans count once, with their mean. ICC is the two-way, single-measure
-    one for absolute agreement. Empty without predicted volumes.
+    Participants with several scans count once, with their mean. The ICC is two-way, single-measure,
+    for absolute agreement. The table is empty without predicted volumes.
     """
     rows = []
     for model in models_of(frame):
@@ -205,9 +212,11 @@ def agreement(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def retest(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return within-subject CV and ICC(2,1) of predicted and of true volumes over two scans.
+    """Return the within-subject CV and the ICC(2,1) of volumes over two scans of a participant.
 
-    A real difference between the scans counts too; the truth's own row shows how large it is.
+    Predicted and true volumes have a row each. A real difference between the scans counts, too: the
+    row of the true volumes shows how large it is. Of more than two sessions, the first two are
+    used.
     """
     rows = []
     for model in models_of(frame):
@@ -235,9 +244,9 @@ def retest(frame: pd.DataFrame) -> pd.DataFrame:
 def confusion(frame: pd.DataFrame, model: str) -> pd.DataFrame:
     """Return the share of each true structure's volume by predicted structure, over all scans.
 
-    A square table: a row for each true, a column for each predicted structure, background first.
-    Structures that are not compared, such as the CSF of many pairs, come last, with an empty row:
-    other structures may have been labelled as these.
+    `frame` is the table of metrics.csv. The result is square: rows are true structures, columns are
+    predicted ones, background is first. Structures that are not compared, such as the CSF of many
+    pairs, come last, with an empty row, because other structures may have been labelled as these.
     """
     rows = where(frame, model=model)
     rows = rows[rows["metric"].str.startswith("labelled_as:")]
@@ -257,9 +266,9 @@ def confusion(frame: pd.DataFrame, model: str) -> pd.DataFrame:
 
 
 def swapped(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return scans whose left and right are exchanged.
+    """Return the scans whose left and right are exchanged.
 
-    Most of the paired overlap is on the wrong side.
+    In these, more than half of the overlap of paired structures is on the wrong side.
     """
     swap = where(frame, metric="side_swap", structure="group:all")
     is_swapped = swap["value"] > 0.5
@@ -279,10 +288,10 @@ def absences(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def absent_everywhere(frame: pd.DataFrame) -> list[str]:
-    """Return structures that no label map has, true or predicted, on either side.
+    """Return the structures that no true or predicted label map has, on either side.
 
-    Tissue schemes and label maps of parts of a head lack some structures: nothing is measured of
-    them.
+    Tissue schemes and label maps of parts of a head lack some structures, so there is nothing to
+    measure.
     """
     rows = frame[(frame["metric"] == "dice") & ~is_group(frame)]
     present = rows.loc[rows["note"] != "absent from both", "structure"].unique()
@@ -292,9 +301,10 @@ def absent_everywhere(frame: pd.DataFrame) -> list[str]:
 
 
 def worst_scans(frame: pd.DataFrame, count: int = 5) -> pd.DataFrame:
-    """Return the scans with the lowest mean Dice over all structures, and their worst structures.
+    """Return the scans with the lowest mean Dice over all structures, the worst first.
 
-    At most `count` rows for all models together, the worst first.
+    There are at most `count` rows for all models together. Each has the structure with the lowest
+    Dice, `worst_structure`, and its value.
     """
     scan = ["subject", "session", "model"]
     dice = where(frame, metric="dice").dropna(subset="value")
@@ -313,9 +323,10 @@ def worst_scans(frame: pd.DataFrame, count: int = 5) -> pd.DataFrame:
 class Evaluation:
     """Results of an evaluation, computed once from the table of measurements.
 
-    `not_predicted` and `other_csf` have a model and a structure in each row: these are not in
-    `frame`, since the model does not know them, or the truth's CSF is something else. The other
-    tables are those of the functions with their names.
+    `frame` is that table, `pairs` the table of compared files. `not_predicted` and `other_csf` have
+    a model and a structure in each row. These are not in `frame`: the model does not predict the
+    structure, or its CSF has another definition than the CSF of the truth. `statistics` is from
+    `structure_statistics`; the other tables are from the functions with their names.
     """
 
     frame: pd.DataFrame
@@ -333,9 +344,10 @@ class Evaluation:
         return models_of(self.frame)
 
     def without_absent(self) -> Evaluation:
-        """Return a copy without structures that are absent everywhere, and groups of only these.
+        """Return a copy without the structures that are absent everywhere.
 
-        If there is no other structure, nothing is removed.
+        Groups that consist only of these are removed, too. If all structures are absent, nothing is
+        removed.
         """
         absent = set(absent_everywhere(self.frame))
         if len(absent) == len(structures_of(self.frame)):
@@ -345,7 +357,7 @@ class Evaluation:
         absent.update(set(groups_of(self.frame)) - set(measured))
 
         def present(table: pd.DataFrame) -> pd.DataFrame:
-            """Return the rows of the remaining structures; an empty table has no columns."""
+            """Return the rows of the remaining structures; an empty table stays as it is."""
             if table.empty:
                 return table
             return table[~table["structure"].isin(absent)]
@@ -360,7 +372,7 @@ class Evaluation:
         )
 
     def statistic(self, model: str, metric: str, structure: str) -> Mapping[str, Any]:
-        """Return one row of `statistics` by column; empty if there is none."""
+        """Return a row of `statistics` by the names of its columns; {} if there is none."""
         found = where(self.statistics, model=model, metric=metric, structure=structure)
         if found.empty:
             return {}
@@ -376,14 +388,14 @@ class Evaluation:
             for status, number in self.pairs["status"].value_counts().items()
         }
         return {
-            "statistics": _records(self.statistics),
-            "comparisons": _records(self.comparisons),
-            "agreement": _records(self.agreement),
-            "retest": _records(self.retest),
-            "not_predicted": _records(self.not_predicted),
-            "other_csf": _records(self.other_csf),
-            "side_swapped": _records(swapped(self.frame)),
-            "absences": _records(absences(self.frame)),
+            "statistics": _json_records(self.statistics),
+            "comparisons": _json_records(self.comparisons),
+            "agreement": _json_records(self.agreement),
+            "retest": _json_records(self.retest),
+            "not_predicted": _json_records(self.not_predicted),
+            "other_csf": _json_records(self.other_csf),
+            "side_swapped": _json_records(swapped(self.frame)),
+            "absences": _json_records(absences(self.frame)),
             "pairs": pairs,
         }
 
@@ -391,10 +403,11 @@ class Evaluation:
 def evaluate_frame(
     frame: pd.DataFrame, pairs: pd.DataFrame, scheme: LabelScheme
 ) -> Evaluation:
-    """Compute all statistics of a metrics.csv, whose structures are those of `scheme`.
+    """Compute all statistics of an evaluation from the table of metrics.csv.
 
-    Structures that a model does not predict, and CSF that is not compared, are removed first: they
-    count in no mean and no test. `pairs` is the table of pairs.csv.
+    `pairs` is the table of pairs.csv; structures are those of `scheme`. Structures that a model
+    does not predict, and CSF that is not compared, are removed first, so they are in no mean and no
+    test.
     """
     members: dict[str, list[str]] = {}
     for group, labels in members_of_groups(scheme).items():
@@ -417,13 +430,13 @@ def evaluate_frame(
 
 
 def _with_note(frame: pd.DataFrame, note: str) -> pd.DataFrame:
-    """Return the models and structures with a note, each once."""
+    """Return the model and structure of the rows whose note is `note`, each pair once."""
     found = frame.loc[frame["note"] == note, ["model", "structure"]]
     return found.drop_duplicates(ignore_index=True)
 
 
-def _records(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """Convert rows to JSON records: a number that is not finite is null."""
+def _json_records(table: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return the rows of a table as JSON records; a number that is not finite becomes null."""
     records = []
     for row in table.to_dict("records"):
         record = {}

@@ -24,7 +24,7 @@ from trinat.segmentation.metrics.definitions import DIGITS, HEADLINE, METRICS, M
 
 _MOST_SCANS = 200  # in the tables by scan; metrics.csv has all
 _MOST_CONFUSIONS = 25
-# The shade is full for a perfect value, and empty for a distance of this.
+# Shades are full for a perfect value, and empty for a distance of this or more.
 _FAR_MM = 10.0
 
 _UNDEFINED = (
@@ -61,24 +61,21 @@ def headline(evaluation: Evaluation) -> Table:
 
 
 def not_predicted(evaluation: Evaluation) -> Table | None:
-    """Return the structures that a model does not know; None if all models know all.
-
-    A row for each structure and model.
-    """
+    """Return the table of structures that a model does not predict; None if there are none."""
     if evaluation.not_predicted.empty:
         return None
     note = "Structures that the model does not predict are excluded from means and worst cases."
     columns = {"structure": Column("Structure"), "model": Column("Model")}
     caption = "Not predicted by this model"
-    return _records(
+    return _record_table(
         "unknown-table", caption, columns, evaluation.not_predicted, note=note
     )
 
 
 def groups(evaluation: Evaluation) -> Table:
-    """Return the means over the structures of each group, a row for each model and group.
+    """Return the table of means over the structures of each group, a row for each model and group.
 
-    Groups that the label scheme lacks have no row; the group of all structures is in `headline`.
+    Groups without statistics have no row; the group of all structures is in `headline`.
     """
     known = set(evaluation.statistics["structure"])
     shown = [
@@ -134,13 +131,13 @@ def structures(evaluation: Evaluation) -> Table:
             row["participants"],
             row["undefined"],
         ]
-        cells += _numbers_of(row, "mean", "low", "high", "median", "sd")
+        cells += _number_cells(row, "mean", "low", "high", "median", "sd")
         rows.append(cells)
     return table("structure-table", "Every structure, group and metric", columns, rows)
 
 
 def _places_of_structures(evaluation: Evaluation) -> dict[str, int]:
-    """Return the order of rows in tables: single structures, then groups and all else."""
+    """Return the place of each structure in tables: single structures first, then groups."""
     names = [
         *measurements.structures_of(evaluation.frame),
         *evaluation.frame["structure"].unique(),
@@ -152,11 +149,11 @@ def _places_of_structures(evaluation: Evaluation) -> dict[str, int]:
 
 
 def heat(evaluation: Evaluation, model: str, metric: str, scheme: LabelScheme) -> Table:
-    """Return every scan in one metric, the worst first.
+    """Return the table of one metric of a model: a row for each scan, the worst first.
 
-    A column for each structure, under its abbreviation. If there are many scans only the worst are
-    shown, by the mean over all structures; a note says so. Cells are shaded by how good the value
-    is.
+    There is a column for each structure, under its abbreviation in `scheme`, after the mean over
+    all structures. If there are many scans only the worst are shown; a note says so. Cells are
+    shaded by how good the value is.
     """
     definition = METRICS[metric]
     scans = measurements.by_scan(evaluation.frame, model, metric)
@@ -172,7 +169,7 @@ def heat(evaluation: Evaluation, model: str, metric: str, scheme: LabelScheme) -
     for (subject, session), values in zip(
         shown.index, shown.to_dict("records"), strict=True
     ):
-        cells = [_shaded(definition, name, values[name]) for name in shown_names]
+        cells = [_shaded_cell(definition, name, values[name]) for name in shown_names]
         rows.append([f"{subject} {session}".strip(), *cells])
     note = ""
     if len(scans) > len(rows):
@@ -188,9 +185,10 @@ def heat(evaluation: Evaluation, model: str, metric: str, scheme: LabelScheme) -
 
 
 def comparison(evaluation: Evaluation) -> Table:
-    """Return the tests of every two models: a row for each structure or group and metric.
+    """Return the tests of every two models: a row for each metric and structure or group.
 
-    Differences are in the metric's unit. If a test was not possible, the note says why.
+    Differences are in the metric's unit. If a test was not possible, the column of notes has the
+    reason.
     """
     columns: Columns = [
         "Structure",
@@ -215,11 +213,11 @@ def comparison(evaluation: Evaluation) -> Table:
             METRICS[row["metric"]].title,
             f"{row['second']} − {row['first']}",
             row["participants"],
-            *_numbers_of(row, "mean_difference", "low", "high", sign=True),
+            *_number_cells(row, "mean_difference", "low", "high", sign=True),
             row["effect"],
             row["left_out"],
-            _p_value(row["p"]),
-            _p_value(row["p_holm"]),
+            _p_value_cell(row["p"]),
+            _p_value_cell(row["p_holm"]),
             row["note"],
         ]
         rows.append(cells)
@@ -242,13 +240,13 @@ def agreement(evaluation: Evaluation) -> Table:
         "icc": Column("ICC(2,1)", 3),
     }
     caption = "Predicted against true volumes"
-    return _records("agreement-table", caption, columns, evaluation.agreement)
+    return _record_table("agreement-table", caption, columns, evaluation.agreement)
 
 
 def retest(evaluation: Evaluation) -> Table | None:
-    """Return the agreement of volumes of two scans of a participant; None if nobody has two.
+    """Return the table of volumes in two scans of a participant; None if nobody has two scans.
 
-    Predicted and true volumes have a row each, to show what the network adds to the difference
+    Predicted and true volumes have a row each, to show what the model adds to the difference
     between scans.
     """
     if evaluation.retest.empty:
@@ -263,16 +261,15 @@ def retest(evaluation: Evaluation) -> Table | None:
     }
     titles = {"volume": "predicted", "truth_volume": "true"}
     shown = evaluation.retest.assign(metric=evaluation.retest["metric"].map(titles))
-    return _records(
+    return _record_table(
         "retest-table", "Volumes of two scans of a participant", columns, shown
     )
 
 
 def confusions(frame: pd.DataFrame) -> Table:
-    """Return the largest shares of each true structure that a model labelled as another.
+    """Return the largest confusions of each model: true structure, predicted structure, share.
 
-    The share is of the true structure's voxels. Voxels that were labelled as background are
-    included.
+    The share is that of the true structure's volume. Confusions with background are included.
     """
     rows = []
     for model in measurements.models_of(frame):
@@ -297,7 +294,7 @@ def confusions(frame: pd.DataFrame) -> Table:
 def _largest_confusions(
     frame: pd.DataFrame, model: str
 ) -> list[tuple[str, str, float]]:
-    """Return true structure, predicted structure and share, the largest share first."""
+    """Return the largest confusions of a model: true structure, predicted structure and share."""
     shares = summary.confusion(frame, model).drop(index="background")
     values = np.nan_to_num(shares.to_numpy(float, copy=True))
     true_names = np.array(shares.index)
@@ -315,9 +312,10 @@ def _largest_confusions(
 
 
 def pairs(pairs: pd.DataFrame) -> Table:
-    """Return every file of both sides, as in pairs.csv, with its grid in words.
+    """Return the table of all files of both sides, as in pairs.csv.
 
-    Files without a partner are listed too, with the reason in the note.
+    The grid is described in words. Files without a partner are listed, too, with the reason in the
+    note.
     """
     columns = {
         "subject": Column("Subject"),
@@ -333,13 +331,15 @@ def pairs(pairs: pd.DataFrame) -> Table:
     grid = pairs["shape"] + ", " + pairs["spacing_mm"] + " mm"
     shown = pairs.assign(grid=grid.where(pairs["shape"] != "", ""))
     note = "Checksums (SHA-256) of all files are in pairs.csv."
-    return _records("pair-table", "Every file of both sides", columns, shown, note=note)
+    return _record_table(
+        "pair-table", "Every file of both sides", columns, shown, note=note
+    )
 
 
 def definitions() -> Table:
-    """Return the definition of each metric, and its value if a structure is absent.
+    """Return the table of definitions of metrics, with their values if a structure is absent.
 
-    The same for each page: nothing in it is measured.
+    It is the same on every page.
     """
     columns: Columns = [
         "Metric",
@@ -366,7 +366,7 @@ def definitions() -> Table:
     return table("definition-table", "T is the truth, P the prediction", columns, rows)
 
 
-def _records(
+def _record_table(
     id: str,
     caption: str,
     columns: Mapping[str, Column],
@@ -374,7 +374,10 @@ def _records(
     *,
     note: str = "",
 ) -> Table:
-    """Make a table of records, its columns by their keys; structures have their short names."""
+    """Return a table with a row for each row of `records`; structures have their short names.
+
+    `columns` has the columns to show by their names in `records`, in order.
+    """
     shown = records.copy()
     if "structure" in shown:
         shown["structure"] = [short_name(name) for name in shown["structure"]]
@@ -383,12 +386,12 @@ def _records(
 
 
 def digits_of(metric: str) -> int:
-    """Return the number of decimals that are useful in a metric's unit."""
+    """Return the number of decimals to show for a metric, which depends on its unit."""
     return DIGITS[METRICS[metric].unit]
 
 
-def _numbers_of(row: Mapping[Any, Any], *keys: str, sign: bool = False) -> list[Cell]:
-    """Format numbers of a metric, with the decimals that are useful in its unit."""
+def _number_cells(row: Mapping[Any, Any], *keys: str, sign: bool = False) -> list[Cell]:
+    """Return the cells of the columns `keys` of a row, with the decimals of the row's metric."""
     return [number(row[key], digits_of(row["metric"]), sign=sign) for key in keys]
 
 
@@ -398,11 +401,11 @@ def _mean_with_interval(
     metric: str,
     structure: str = "group:all",
 ) -> Cell:
-    """Format a mean with its 95 % interval; a dash if there is none."""
+    """Return a mean with its 95 % interval as a cell; a dash if there is none."""
     found = evaluation.statistic(model, metric, structure)
     if not found or np.isnan(found["mean"]):
         return number(None)
-    mean, low, high = _numbers_of(found, "mean", "low", "high")
+    mean, low, high = _number_cells(found, "mean", "low", "high")
     # A line may break before the interval, but not within it.
     text = f"{mean.text} [{low.text},\N{NO-BREAK SPACE}{high.text}]"
     hint = ""
@@ -411,8 +414,11 @@ def _mean_with_interval(
     return Cell(text, float(found["mean"]), hint=hint)
 
 
-def _shaded(metric: Metric, structure: str, value: float) -> Cell:
-    """Format a number on a background that shows how good it is."""
+def _shaded_cell(metric: Metric, structure: str, value: float) -> Cell:
+    """Return a number as a cell whose shade shows how good the value is.
+
+    The structure is shown at the pointer.
+    """
     cell = number(value, 2)
     shade = None
     if not np.isnan(value):
@@ -424,8 +430,8 @@ def _shaded(metric: Metric, structure: str, value: float) -> Cell:
     return Cell(cell.text, cell.order, shade, hint)
 
 
-def _p_value(value: float) -> Cell:
-    """Format a p value; the smallest ones by their limit."""
+def _p_value_cell(value: float) -> Cell:
+    """Return a p value as a cell; very small ones are shown as "< 0.001"."""
     if np.isnan(value):
         return number(None, hint="no test")
     text = f"{value:.3f}"
