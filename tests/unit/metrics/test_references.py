@@ -2,7 +2,7 @@
 
 Two hundred seeded pairs, half with anisotropic spacing. The default run takes every thirtieth,
 `.ci/run` every tenth. Numbers are equal for equal definitions; where definitions differ by a
-known amount, the difference is bounded by it (docs/metrics.md describes the differences).
+known amount, the difference is bounded by it (docs/notes/statistics.md lists the differences).
 """
 
 from __future__ import annotations
