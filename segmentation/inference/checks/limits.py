@@ -13,7 +13,7 @@ _NEVER = float("inf")
 
 
 def _usual_sides() -> dict[str, float]:
-    """Return the least ratio of the smaller to the larger side, by group of structures.
+    """Return the least plausible ratio of the smaller to the larger side, by group of structures.
 
     Sound brains have at least 0.90 in large structures, 0.73 in subcortical ones and 0.58 in
     ventricles.
@@ -30,10 +30,11 @@ def _usual_sides() -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Limits:
-    """Pairs of limits: look at a scan beyond the first, reject it beyond the second.
+    """Limits of all checks.
 
-    The limits of `missing` are inclusive: one structure not found is enough to look. A single
-    number is a limit beyond which the grade is look, or a least size.
+    A pair has the limit beyond which a person should look at a scan, and the limit beyond which it
+    is rejected. The limits of `missing` are inclusive: one structure not found is enough to look. A
+    single number is a limit beyond which the grade is look, or a least size.
     """
 
     # Mean Dice between views, of a structure and on average over structures; for models
