@@ -238,7 +238,10 @@ class Prediction:
 
         Raises LabelError if the model has no left and right cerebral white matter.
 
-        Examples -------- >>> result.callosum.labels.shape == result.labels.shape True
+        Examples
+        --------
+        >>> result.callosum.labels.shape == result.labels.shape
+        True
         """
         from trinat.segmentation.inference.callosum import find_callosum, measured
 
@@ -260,8 +263,11 @@ class Prediction:
 
         Raises LabelError if lesions were not requested.
 
-        Examples -------- >>> result = trinat.segment("flair.nii.gz", model="own-any", lesions=True)
-        >>> result.lesions.count == len(result.lesions.lesions) True
+        Examples
+        --------
+        >>> result = trinat.segment("flair.nii.gz", model="own-any", lesions=True)
+        >>> result.lesions.count == len(result.lesions.lesions)
+        True
         """
         if self.lesion_map is None:
             raise LabelError(
