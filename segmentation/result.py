@@ -85,9 +85,10 @@ class Result(Prediction):
     def of(
         cls, found: Prediction, model: Model, parcels_model: Model | None = None
     ) -> Self:
-        """Return a result for a prediction, with the name and the quality limits of its model.
+        """Return the result for a prediction, with the name and the quality limits of its model.
 
-        `parcels_model` has the limits of parcels, if these were predicted.
+        `parcels_model` is the model that predicted the parcels, whose limits they are graded by;
+        None without parcels.
         """
         known = {field.name: getattr(found, field.name) for field in fields(found)}
         parcel_limits = LIMITS
@@ -144,7 +145,7 @@ class Result(Prediction):
         >>> result.intracranial_volume is None or result.intracranial_volume > 0
         True
         """
-        return self._measured.mm3[INTRACRANIAL.column]
+        return self._brain_volumes.mm3[INTRACRANIAL.column]
 
     @property
     def measures(self) -> dict[str, float | None]:
@@ -157,16 +158,16 @@ class Result(Prediction):
         >>> result.measures["BrainSegVol"] > result.measures["CortexVol"]
         True
         """
-        return dict(self._measured.mm3)
+        return dict(self._brain_volumes.mm3)
 
     @property
     def measures_note(self) -> str:
-        """Reason for a missing intracranial volume; "" if it is known."""
-        return self._measured.note
+        """Reason why there is no intracranial volume; "" if there is one."""
+        return self._brain_volumes.note
 
     @cached_property
-    def _measured(self) -> BrainVolumes:
-        """All volumes of the whole brain."""
+    def _brain_volumes(self) -> BrainVolumes:
+        """Volumes of the whole brain, and the reason if the intracranial volume is unknown."""
         return measure(self, Evidence.of(self), self.limits)
 
     def volumes(self) -> pd.DataFrame:
@@ -303,7 +304,7 @@ class Result(Prediction):
         >>> mask.data.shape == result.labels.shape
         True
         """
-        inside = self.indices.data == self._known(structure).index
+        inside = self.indices.data == self._find_predicted(structure).index
         return Volume(inside, self.indices.affine, self.indices.codes)
 
     def probability(self, structure: str | int) -> Volume:
@@ -329,7 +330,7 @@ class Result(Prediction):
         >>> bool(result.probability("L-Hi").data.max() <= 1)
         True
         """
-        found = self.probabilities(self._known(structure).name)
+        found = self.probabilities(self._find_predicted(structure).name)
         # Sums of float16 shares may slightly exceed 1.
         return replace(found, data=np.minimum(found.data, 1))
 
@@ -357,7 +358,7 @@ class Result(Prediction):
         --------
         >>> result.surface("Left-Hippocampus").save("hippocampus.ply")
         """
-        label = self._known(structure)
+        label = self._find_predicted(structure)
         inside = self.working.data == label.index
         if not inside.any():
             raise LabelError(f"{label.name} was not found in this scan")
@@ -438,7 +439,7 @@ class Result(Prediction):
         self.labels.write(path, labels=True)
 
     def plot(self) -> Figure:
-        """Plot a slice of each view: the image, its labels, and both overlaid.
+        """Plot a slice of each view with the outlines of its labels.
 
         The figure belongs to pyplot: notebooks show it, `.savefig("look.png")` saves it.
 
@@ -458,13 +459,13 @@ class Result(Prediction):
         return figure
 
     def _mosaic(self) -> NDArray[np.uint8]:
-        """Draw a slice of each view, three times, (H, W, 3)."""
+        """Draw a slice of each view with the outlines of its labels, RGB (H, W, 3)."""
         image = reoriented(self.image, "RAS")
         labels = reoriented(self.working, "RAS")
         return draw_mosaic(image, labels, self.scheme, slices_per_view=1)
 
     def _repr_html_(self) -> str:
-        """Return HTML for a notebook: grade, a picture, and volumes to unfold."""
+        """Return HTML for a notebook: the grade, a picture, and a table of volumes to unfold."""
         return notebook_html(
             repr(self),
             self.quality.reasons,
@@ -472,8 +473,11 @@ class Result(Prediction):
             self.volumes(),
         )
 
-    def _known(self, structure: str | int) -> Label:
-        """Return the label of a structure; raise LabelError if it is unknown or not predicted."""
+    def _find_predicted(self, structure: str | int) -> Label:
+        """Return the label of a structure; raise LabelError if it is unknown or not predicted.
+
+        `structure` is a name, an abbreviation or a FreeSurfer number.
+        """
         label = self.scheme.find(structure)
         if label.name in self.not_predicted:
             raise LabelError(f"the model {self.model} does not predict {label.name}")
@@ -486,10 +490,11 @@ def notebook_html(
     picture: bytes,
     volumes: pd.DataFrame,
 ) -> str:
-    """Return HTML for a notebook, in the notebook's own font and without a style sheet.
+    """Return the HTML that a notebook shows for a result.
 
-    It has the title, reasons of the grade, a PNG no wider than the notebook, and volumes to unfold:
-    name, volume, share and grade of each structure. `volumes` is the table of `Result.volumes`.
+    It has the `title`, the `reasons` of the grade, the `picture` (content of a PNG file), no wider
+    than the notebook, and a table to unfold: name, volume, share and grade of each structure.
+    `volumes` is the table of `Result.volumes`. The notebook's font is used, and no style sheet.
     """
     listed = ""
     if reasons:
