@@ -114,8 +114,8 @@ class Result(Prediction):
     def quality(self) -> Grade:
         """Grade of the scan by the model's limits.
 
-        Its `name` is pass, look or reject. `reasons` is a list of sentences, and `structures`
-        has the grades of the structures that have one.
+        Its `name` is pass, look or reject, `reasons` has the reasons in sentences, and `structures`
+        has the grades of structures by name. Structures without a grade are left out.
         """
         return grade(self, self.limits)
 
@@ -138,7 +138,7 @@ class Result(Prediction):
 
         It is the volume of `brain_mask()`. It is unknown for models that do not predict all fluid
         around the brain, for scans that do not show the skull on all sides, and if the field of
-        view ends inside it: `measures_note` says which.
+        view ends inside the skull. `measures_note` has the reason.
 
         Examples
         --------
@@ -151,7 +151,7 @@ class Result(Prediction):
     def measures(self) -> dict[str, float | None]:
         """Volumes of the whole brain in mm³, under FreeSurfer's names.
 
-        Volumes that need a structure which the model does not predict are left out.
+        A volume is left out if it needs a structure that the model does not predict.
 
         Examples
         --------

@@ -161,7 +161,7 @@ class Section:
 
     @property
     def area_mm2(self) -> float:
-        """Area of the section."""
+        """Area inside the outline, in mm²."""
         return abs(_signed_area(self.outline))
 
     @property
@@ -176,7 +176,7 @@ class Section:
 
     @property
     def midline_mm(self) -> float:
-        """Length of the curved midline."""
+        """Length of the curved midline, in mm."""
         points, _ = self._midline
         return float(_arc_lengths(points)[-1])
 
@@ -219,7 +219,7 @@ class Callosum:
 
     @property
     def volume_mm3(self) -> float:
-        """Volume of the whole callosum, within 2.5 mm of the midsagittal plane."""
+        """Volume of the whole callosum in mm³, within 2.5 mm of the midsagittal plane."""
         return sum(self.volumes_mm3.values())
 
     @property

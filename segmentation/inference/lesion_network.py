@@ -69,10 +69,10 @@ _SD_OF_MAD = 1.4826
 
 
 class LesionNetwork(nn.Module):
-    """Classifier of single voxels by their features (`FEATURES`).
+    """Network that classifies single voxels by their features (`FEATURES`).
 
-    `prior` is the map of how often lesions lie at a place of the white matter's extent; `mean` and
-    `deviation` normalise the features. All three are saved with the weights.
+    `prior` is a map of how often lesions lie at each position in the white matter (see `prior_of`);
+    `mean` and `deviation` (F,) normalise the features. All three are saved with the weights.
     """
 
     def __init__(self, prior_shape: tuple[int, ...], hidden: int = 32) -> None:

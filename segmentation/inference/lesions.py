@@ -94,18 +94,18 @@ class Lesions:
 
     @property
     def volume_mm3(self) -> float:
-        """Total volume of all lesions."""
+        """Total volume of all lesions, in mm³."""
         return sum(lesion.volume_mm3 for lesion in self.lesions)
 
     @property
     def count_by_region(self) -> dict[Region, int]:
-        """Number of lesions of each region."""
+        """Number of lesions in each region."""
         counts = Counter(lesion.region for lesion in self.lesions)
         return {region: counts[region] for region in REGIONS}
 
     @property
     def volume_by_region_mm3(self) -> dict[Region, float]:
-        """Total volume of the lesions of each region."""
+        """Total volume of the lesions in each region, in mm³."""
         volumes = dict.fromkeys(REGIONS, 0.0)
         for lesion in self.lesions:
             volumes[lesion.region] += lesion.volume_mm3
@@ -241,10 +241,12 @@ def _distance_mm(
     structures: Volume,
     scheme: LabelScheme,
 ) -> NDArray[np.float64]:
-    """Return the distance from each voxel (X, Y, Z) to the nearest of some structures, in mm.
+    """Return the distance from each voxel to the nearest of some structures, (X, Y, Z), in mm.
 
-    `numbers` are the FreeSurfer numbers of these structures. Their voxels inside lesions and their
-    small parts are ignored. The distance is infinite if nothing of the structures is left.
+    `numbers` are the FreeSurfer numbers of these structures, and `structures` has the class of
+    `scheme` of each voxel. Voxels inside `lesions` (X, Y, Z; 0 is no lesion) and small components
+    of the structures are ignored. The distance is infinite if nothing else is left of the
+    structures.
     """
     classes = [label.index for label in scheme.labels if label.fs_id in numbers]
     mask = np.isin(structures.data, classes) & (lesions == 0)

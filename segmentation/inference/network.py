@@ -244,7 +244,7 @@ class DeviceNetworks:
                     ) from error
 
     def _build(self, device: torch.device) -> dict[View, ViewNetwork]:
-        """Build the networks of all views on a device."""
+        """Return a `ViewNetwork` for each view, on a device."""
         refuse_forked_gpu(device)
         networks = {}
         for view in self._views:

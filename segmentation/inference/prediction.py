@@ -67,7 +67,7 @@ class Tissues:
 
     @property
     def by_label(self) -> dict[str, Volume]:
-        """The probabilities by the tissues' labels in BIDS: GM, WM, CSF."""
+        """The three probabilities by the labels of the tissues in BIDS: GM, WM, CSF."""
         return dict(
             zip(TISSUES, (self.grey_matter, self.white_matter, self.csf), strict=True)
         )
@@ -283,12 +283,12 @@ class Prediction:
 
     @property
     def voxel_mm3(self) -> float:
-        """Volume of a voxel of the scan."""
+        """Volume of a voxel of the scan, in mm³."""
         return self.indices.grid.voxel_mm3
 
     @property
     def volumes_mm3(self) -> dict[str, float]:
-        """Volume of each predicted structure, by name."""
+        """Volume of each predicted structure in mm³, by name."""
         return {name: count * self.voxel_mm3 for name, count in self.voxels.items()}
 
     @cached_property
@@ -321,8 +321,9 @@ class Prediction:
     def tissues(self) -> Tissues:
         """Return grey matter, white matter and CSF in the scan's own space.
 
-        The probability of a tissue is the sum of those of its structures: a voxel between two
-        tissues keeps a part of each. Outside of the working grid all are 0.
+        The probability of a tissue is the sum of the probabilities of its structures, so that a
+        voxel between two tissues has a part of each. Outside of the working grid all probabilities
+        are 0.
 
         Examples
         --------

@@ -173,8 +173,8 @@ def sheet_thickness(inside: Volume, cortex: Volume) -> Volume:
     Parameters
     ----------
     inside, cortex
-        Probabilities on one grid: of what the sheet surrounds, and of the sheet itself. Give the
-        two hemispheres one after the other.
+        Probabilities of everything that the sheet surrounds, and of the sheet itself, on one grid.
+        Call this for each hemisphere on its own.
 
     Returns
     -------

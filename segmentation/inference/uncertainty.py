@@ -26,6 +26,9 @@ _SLAB = 8
 class Uncertainty:
     """Variation of the samples of one scan.
 
+    Values are NaN for a class that is in no sample. With one sample, `pairwise_dice` and
+    `volume_cv` are NaN for all classes.
+
     Attributes
     ----------
     entropy : array (X, Y, Z)
@@ -39,9 +42,6 @@ class Uncertainty:
         Coefficient of variation of each class's volume: standard deviation divided by mean.
     samples : int
         Number of samples.
-
-    Values are NaN for a class that is in no sample. With one sample, `pairwise_dice` and
-    `volume_cv` are NaN for all classes.
     """
 
     entropy: NDArray[np.float32]

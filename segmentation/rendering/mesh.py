@@ -29,9 +29,9 @@ class Surface:
     Attributes
     ----------
     vertices : array
-        (V, 3) float32, in the scanner's RAS mm, by the scan's affine.
+        (V, 3) float32, positions in the scanner's RAS mm, according to the scan's affine.
     faces : array
-        (F, 3) int32, indices of vertices.
+        (F, 3) int32, the indices of each triangle's vertices.
     """
 
     vertices: NDArray[np.float32]

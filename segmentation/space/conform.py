@@ -159,10 +159,12 @@ def restore(volume: Volume, plan: ConformPlan, *, labels: bool) -> Volume:
 
 
 def restore_probabilities(probabilities: NDArray[Any], plan: ConformPlan) -> Volume:
-    """Return the most probable class (uint8) on the scan's own grid.
+    """Return the most probable class of each voxel on the scan's own grid, uint8.
 
-    Probabilities (K, X, Y, Z) are interpolated, not labels, one class after another. They sum to 1,
-    or to 0 where nothing is known, which becomes class 0, as do voxels outside of the working grid.
+    `probabilities` (K, X, Y, Z) are on the working grid of `plan`; they, not labels, are
+    interpolated. In each voxel they sum to 1, or to 0 where nothing is known. Such voxels, and
+    voxels outside of the working grid, become class 0. Raises GeometryError if the shape is not
+    that of the working grid.
     """
     if probabilities.shape[1:] != plan.working.shape:
         raise GeometryError(

@@ -45,7 +45,10 @@ class GridMap:
 
     @classmethod
     def between(cls, source: Grid, target: Grid) -> GridMap:
-        """Return the map from a target grid to a source grid in the same world."""
+        """Return the map from the voxels of a target grid to positions in a source grid.
+
+        Both grids are in the same world coordinates.
+        """
         # From a target index to RAS mm, and from there to a source index.
         matrix = np.linalg.solve(source.affine, target.affine)
         return cls(np.asarray(matrix), target.shape)

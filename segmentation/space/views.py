@@ -165,7 +165,7 @@ def reoriented_grid(grid: Grid, axes: str) -> Grid:
 
 
 def _permute(array: _Array, order: tuple[int, ...]) -> _Array:
-    """Permute axes; NumPy and torch name this differently."""
+    """Permute the axes of an array or tensor, whose methods for it have different names."""
     if isinstance(array, np.ndarray):
         return array.transpose(order)
     return array.permute(order)

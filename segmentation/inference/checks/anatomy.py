@@ -51,7 +51,7 @@ def total_brain_mm3(scheme: LabelScheme, volumes_mm3: Mapping[str, float]) -> fl
 
 
 def check_resolution(evidence: Evidence, limits: Limits) -> list[Finding]:
-    """Check the voxel size: small structures are lost between thick slices."""
+    """Check the largest voxel side, because small structures are lost between thick slices."""
     spacing = max(evidence.scan.spacing_mm)
     reason = f"voxels are {spacing:.1f} mm apart: small structures come out wrong"
     return above(spacing, limits.spacing_mm, reason)

@@ -43,7 +43,7 @@ _MOST_VOXELS = 6
 
 
 def check_contrast(evidence: Evidence, limits: Limits) -> list[Finding]:
-    """Check that white matter is brighter than cortex, as in T1."""
+    """Check the ratio of brightness of white matter to cortex: in T1, white matter is brighter."""
     contrast = tissue_contrast(evidence)
     if contrast is None:
         return []
