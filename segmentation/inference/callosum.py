@@ -40,8 +40,9 @@ from trinat.segmentation.space.morphology import largest_part
 
 PARTS = 5
 PROFILE_POINTS = 50
-# Limits of the grade. Borders of sharp scans are 1.3 to 2.2 mm wide; after smoothing by a Gaussian
-# of 2.8 mm (full width at half maximum) 2.6 to 3.3, of 4 mm 3.2 to 3.8.
+# Limits of the grade. The border of the callosum is 1.3 to 2.2 mm wide in sharp scans. After
+# smoothing by a Gaussian with a full width at half maximum of 2.8 mm it is 2.6 to 3.3 mm wide, of
+# 4 mm 3.2 to 3.8 mm.
 EDGE_MM = (2.9, 3.6)
 LENGTH_MM = (55.0, 95.0)
 SMALLEST_MM2 = 200.0
@@ -73,12 +74,12 @@ _HALF_BORDER_MM = 0.5
 # within this distance of the plane's origin along each axis.
 _SURE = 0.9
 _REACH_MM = (12, 50, 35)
-# White matter is brighter than cortex by this share of their difference.
+# White matter must be brighter than cortex by at least this share of their typical difference.
 _LEAST_BRIGHTNESS = 0.3
 # Brightness across the outline is sampled at these distances from it; positive ones are outside.
 _EDGE_OFFSETS_MM = np.arange(-2.5, 3.0, 0.5)
 _REFINEMENTS = 10
-# Points of the midline over which it is smoothed, as the standard deviation of a Gaussian.
+# The midline is smoothed by a Gaussian with this standard deviation, in points of the midline.
 _SMOOTHING = 4.0
 _SIDE_POINTS = 200
 
@@ -336,7 +337,7 @@ def edge_width(section: Section, image: NDArray[np.float32]) -> float:
         _average_over_slab(image, section.plane), [columns, rows], order=1
     )
     contrast = np.median(values[:, 0] - values[:, -1])
-    # In a contrast where the callosum is darker than its surroundings, slopes change sign, too.
+    # If the callosum is darker than its surroundings, the contrast and the slopes are negative.
     slopes = -np.diff(values, axis=1) / np.diff(_EDGE_OFFSETS_MM) * np.sign(contrast)
     steepest = np.median(slopes.max(axis=1))
     return float(abs(contrast) / max(steepest, 1e-6))
@@ -452,7 +453,7 @@ def _limited_by_brightness(
     if contrast == 0:
         return np.asarray(white, np.float32)
     brightness = (image - darkest) / contrast
-    # 0.5 at the limit, so that the border lies there.
+    # The limit is 0.5 at the least brightness, so that the border of the callosum lies there.
     limit = 0.5 + brightness - _LEAST_BRIGHTNESS
     return np.asarray(np.clip(np.minimum(white, limit), 0, 1), np.float32)
 
@@ -498,7 +499,7 @@ def without_fornix(inside: NDArray[np.bool_]) -> NDArray[np.bool_]:
     body = inside[start:stop]
     height = body.shape[1]
     if not body.any(axis=1).all():
-        # The callosum has a gap; nothing hangs below it that could be told from it.
+        # The callosum has a gap, so that fornix and callosum cannot be told apart.
         return inside
     levels = np.arange(height)
     top = height - 1 - np.argmax(body[:, ::-1], axis=1)
@@ -507,12 +508,12 @@ def without_fornix(inside: NDArray[np.bool_]) -> NDArray[np.bool_]:
     bottom = np.where(is_gap.any(axis=1), bottom, 0)
     thickness = top + 1 - bottom
     window = round(_CONTACT_MM / _STEP_MM)
-    # Both ends of the callosum are thicker than its body, so that edges open nothing.
+    # Pad with a large thickness, because both ends of the callosum are thicker than its body.
     padded = np.pad(thickness, window, constant_values=height)
     opened = ndimage.grey_opening(padded, size=window)[window:-window]
     lowest = top + 1 - opened
     is_below = levels < lowest[:, None]
-    # Only what is joined to the run is cut where the rostrum lies below.
+    # Where the rostrum lies below the body, only pixels of the uppermost run are cut.
     is_before_rostrum = np.arange(start, stop) < first + _ROSTRUM_FROM * length
     is_cut = is_below & ((levels >= bottom[:, None]) | is_before_rostrum[:, None])
     kept = inside.copy()
@@ -610,7 +611,7 @@ def _farthest_points(inside: NDArray[np.bool_]) -> NDArray[np.float64]:
     graph = sparse.coo_array((distances, pairs.T), (count, count)).tocsr()
     start = 0
     ends = []
-    # From any point the farthest one is an end, and from that one the other end.
+    # The point farthest from any point is an end; the point farthest from this end is the other.
     for _ in range(3):
         reached = sparse.csgraph.dijkstra(graph, directed=False, indices=start)
         start = int(np.where(np.isfinite(reached), reached, -1).argmax())

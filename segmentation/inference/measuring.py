@@ -46,8 +46,8 @@ _SKULL_TO = 9
 _AROUND = 8
 _STEEP = 0.5
 _TOP = 0.87
-# Number of directions in which the end of tissue is searched, about 10° apart, the reach, and the
-# step in voxels.
+# Tissue is searched in this number of directions, about 10° apart, up to this distance from the
+# mask, and in every n-th voxel along each axis.
 _DIRECTIONS = 400
 _REACH_MM = 25.0
 _STEP = 2
@@ -90,7 +90,7 @@ def why_not_measured(
 
     `inside` (X, Y, Z) is the inside of the skull, on the grid of the evidence.
     """
-    # The model's CSF must be all fluid inside the skull.
+    # The model must predict all fluid inside the skull as CSF.
     fluids = [
         label.name for label in evidence.scheme.labels if label.group == CSF_GROUP
     ]
@@ -109,7 +109,7 @@ def why_not_measured(
         return "the scan does not show the skull on all sides"
     if _evenness(evidence, inside) > limits.even:
         return "the tissue around the brain ends at a mask, not at a scalp"
-    # A volume of slices that are lost or repeated is wrong by their thickness.
+    # Lost or repeated slices change the volume.
     if check_continuity(evidence, limits):
         return "slices are lost, repeated or shifted"
     return ""
@@ -177,7 +177,7 @@ def _last_tissue_mm(
     is_above = places[:, 2] > 0
     places = places[is_above].astype(np.float32)
     ends_mm = np.zeros(len(directions))
-    # Positions are longer than unit vectors, which does not change the order.
+    # Positions are not normalised to unit length, which does not change the nearest direction.
     nearest = (places @ directions.T).argmax(axis=1)
     np.maximum.at(ends_mm, nearest, distances_mm[outside][is_above])
     return ends_mm

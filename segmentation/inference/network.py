@@ -24,8 +24,8 @@ from trinat.segmentation.space.views import SliceAxes, View, to_slices
 
 _T = TypeVar("_T")
 
-# Batch size for slices of the working grid. Larger ones are not faster on a processor, and fill its
-# caches and memory: networks with more filters than these get fewer.
+# Number of slices of the working grid in a batch, by device. Larger batches are not faster on a CPU,
+# and fill its caches and memory. Networks with more filters than `_FILTERS` get fewer slices.
 _BATCH = {"cpu": 4, GPU: 32}
 _FILTERS = {"cpu": 32, GPU: 64}
 
@@ -117,7 +117,7 @@ class ViewNetwork:
                 rows = slice(0, 0)
                 columns = slice(0, 0)
                 if shown.any():
-                    # Extended, where possible, to the sizes that networks would pad to.
+                    # Networks pad their input to a multiple; extend the range to that size instead.
                     rows = _grown(shown.any(1), self._multiple)
                     columns = _grown(shown.any(0), self._multiple)
             yield start, rows, columns, slices[some, :, rows, columns]

@@ -154,7 +154,7 @@ def mean_of_views(
         numbers_here = slices[part.slices, part.rows, part.columns]
         is_wanted = numbers_here >= 0
         wanted = numbers_here[is_wanted].long()
-        # Classes that are no parcels are impossible here.
+        # Leave out class 0, because every voxel of cortex belongs to a parcel.
         own = part.probabilities[is_wanted][:, 1:]
         own = own / own.sum(1, keepdim=True).clamp(min=_MIN_PROBABILITY)
         logarithms[wanted] += (

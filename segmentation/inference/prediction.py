@@ -34,7 +34,7 @@ from trinat.segmentation.space.grid_map import GridMap
 from trinat.segmentation.space.morphology import largest_part, without_holes
 from trinat.segmentation.space.resample import occupied_box
 
-# Imported where they are computed: with what they import they take a tenth of the start-up.
+# Imported in the functions that need them: with their own imports they take a tenth of the start-up.
 if TYPE_CHECKING:
     from trinat.segmentation.inference.callosum import Callosum
     from trinat.segmentation.inference.thickness import CortexThickness
@@ -313,8 +313,7 @@ class Prediction:
         values = self.fused[..., index].float().numpy()
         if index != 0:
             return self._to_scan_space(values)
-        # Background fills the outside of the working grid: restore its complement, which is 0
-        # there.
+        # The background is 1 outside of the working grid, so restore its complement, which is 0.
         no_background = self._to_scan_space(1 - values)
         return replace(no_background, data=1 - no_background.data)
 
@@ -401,7 +400,7 @@ def clean_up(
             continue
         part = cleaned[grown(box, cleaned.shape)]
         _keep_largest_component(part, k)
-        # Only background is filled: another structure inside, such as a ventricle, belongs there.
+        # Fill background only: other structures inside, such as ventricles, stay.
         filled = ndimage.binary_fill_holes(part == k)
         part[filled & (part == 0)] = k
     sizes = np.bincount(indices.ravel(), minlength=classes)

@@ -647,7 +647,7 @@ class Predictor:
         `probabilities` are (X, Y, Z, K), or (N, K) of single voxels. Nothing changes if the classes
         are merged ones.
         """
-        # The odds name sided structures, which merged classes are not.
+        # The odds are for structures with sides; merged classes have none.
         if not self._is_merged():
             odds = self.model.info.fusion.class_odds
             multiply_odds(probabilities, self.model.scheme, odds)

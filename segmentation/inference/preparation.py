@@ -35,7 +35,7 @@ _DARKEST = 0.5
 _CLEARLY = 1.04
 # Least number of voxels of a tissue for an estimate.
 _ENOUGH_VOXELS = 100
-# Least probability of a label that counts as evidence.
+# A voxel counts as its most probable tissue if that has a larger probability than this.
 _LIKELY = 0.5
 # Groups of label schemes that make up each tissue.
 _WHITE_MATTER = ("white-matter",)

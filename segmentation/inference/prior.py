@@ -46,8 +46,9 @@ _JITTER_MM = 1.5
 _VOXELS_AT_A_TIME = 1 << 17
 # Slices whose largest probabilities are found at a time.
 _SLICES_AT_A_TIME = 8
-# Weight of the template in new models, and of structures whose position or size varies more between
-# heads: docs/notes/fast.md, measured on two scans. Wide ventricles of old age must not be lost.
+# Weight of the template in new models, and lower weights for structures whose position or size
+# varies more between heads, as measured on two scans (docs/notes/fast.md). The weight of lateral
+# ventricles is 0, so that the wide ventricles of old age are not lost.
 _DEFAULT_WEIGHT = 1.5
 _LOWER_WEIGHTS = {
     "background": 0.1,
@@ -60,8 +61,8 @@ _LOWER_WEIGHTS = {
     "CSF": 0.1,
 }
 # FreeSurfer delineates some structures larger or smaller than the label maps do. The template is
-# made of maps in which these are changed by a millimetre, and the counts of these structures are
-# multiplied.
+# therefore made of maps in which these structures are changed by a millimetre
+# (`_FREESURFER_VARIANTS`), and counts of structures are multiplied by `_COUNT_FACTORS`.
 _FREESURFER_VARIANTS: tuple[Variant, ...] = (
     "large-pallidum",
     "large-thalamus",
@@ -451,7 +452,7 @@ def _fit_affine_near_identity(
     with_constant = np.c_[start - middle, np.ones(len(start))]
     rows = with_constant * root_weights
     wanted = (end - start) * root_weights
-    # Three more equations pull the linear part towards the identity; the shift is free.
+    # Three more equations pull the linear part towards the identity, but not the shift.
     strength = _SCATTER_MM / _SHAPES
     penalty = np.diag([strength, strength, strength, 0.0])[:3]
     all_rows = np.r_[rows, penalty]

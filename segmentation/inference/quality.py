@@ -117,7 +117,7 @@ def check_agreement(evidence: Evidence, limits: Limits) -> list[Finding]:
     return below(agreement, limits.agreement, f"views agree by {agreement:.2f} only")
 
 
-# In the order of the reasons; the limits that each check uses follow it.
+# All checks, in the order of their reasons. Comments name the limits that each check uses.
 CHECKS: Sequence[Check] = (
     check_agreement,  # agreement
     check_field_of_view,  # cut_mm2
@@ -215,6 +215,6 @@ def _check_rejected_structures(
     reason = f"{len(rejected)} structures rejected"
     if found:
         reason = f"views disagree on {some(found)}"
-    # Relative to all predicted structures: with a single view only missing ones have a grade.
+    # Divide by all predicted structures, because with a single view only missing ones have a grade.
     share = len(rejected) / len(evidence.volumes_mm3)
     return above(share, limits.rejected, reason)

@@ -35,7 +35,7 @@ _NOT_INSIDE = (CORTEX_GROUP, "cerebellum")
 LEAST_CORTEX = 0.1
 # FreeSurfer has the same upper bound. A thinner sheet cannot be measured in voxels of 1 mm.
 THICKNESS_RANGE_MM = (0.5, 5.0)
-# The surfaces extend this many voxels beyond what is measured.
+# The surfaces are computed this many voxels beyond the measured voxels.
 _MARGIN = 3
 # Voxels nearer to the inner surface than this, in voxels, are not used to find the middle of a
 # sulcus.
@@ -132,7 +132,7 @@ def _measure_sheet(
     volume_mm3 = float(volumes_mm3.sum())
     if volume_mm3 == 0:
         return SheetMeasure(name, side, None, None, 0.0, 0.0)
-    # A voxel of cortex stands for as much of the surface as it has volume by thickness.
+    # The area of the surface that a voxel stands for is its volume divided by the thickness.
     areas_mm2 = volumes_mm3 / thickness_mm
     area_mm2 = float(areas_mm2.sum())
     mean_mm = volume_mm3 / area_mm2
@@ -251,7 +251,8 @@ def _surface_points(field: _Field, affine: NDArray[np.float64]) -> _SurfacePoint
         normals.append(
             gradient[first] + share[:, None] * (gradient[second] - gradient[first])
         )
-    # Gradients by mm, in the world's axes: covectors go by the inverse matrix.
+    # Convert gradients per voxel to gradients per mm along the world's axes. They are covectors, so
+    # the inverse matrix applies.
     inverse = np.linalg.inv(affine[:3, :3])
     normal = np.concatenate(normals) @ inverse
     length = np.linalg.norm(normal, axis=1, keepdims=True)
@@ -289,7 +290,7 @@ def _sulcus_middles(
         apart = towards[other] - towards[one]
         apart /= np.maximum(np.linalg.norm(apart, axis=1, keepdims=True), 1e-6)
         way = places[other] - places[one]
-        # Both depths grow towards the middle by the part of the way that lies across it.
+        # Between the two voxels, depth increases towards the middle along `apart` only.
         across = np.abs((way * apart).sum(axis=1))
         share = 0.5 + (depth[other] - depth[one]) / (2 * np.maximum(across, 1e-6))
         points.append(places[one] + np.clip(share, 0, 1)[:, None] * way)

@@ -29,7 +29,8 @@ BLOCK = 2
 VOXELS = BLOCK**3
 # Least difference between white matter and cortex that other differences are divided by.
 _LEAST_DIFFERENCE = 1e-3
-# Least number of voxels of white matter, or of contacts with cortex.
+# Least number of voxels of white matter, or of pairs of neighbours in white matter and cortex, to
+# measure in.
 _ENOUGH_VOXELS = 1000
 # In standard deviations: the median of absolute values of a normal distribution, and the standard
 # deviation of a voxel minus the mean of its six neighbours, if all are independent.

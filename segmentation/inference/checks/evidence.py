@@ -1,4 +1,4 @@
-"""Input of the checks of a segmentation, and their findings."""
+"""Input of the checks of a segmentation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trinat.segmentation.labels.scheme import LabelScheme
 
 WHITE_MATTER = frozenset({"white-matter"})
 CORTEX = frozenset({"cortical", "grey-matter"})
-# Fluid is no brain tissue.
+# Groups of structures that are not brain tissue: background and fluid.
 NO_TISSUE = frozenset({"background", "ventricles", CSF_GROUP})
 # Agreement and brightness of smaller structures are unreliable.
 ENOUGH_MM3 = 100.0

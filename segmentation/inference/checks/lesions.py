@@ -53,8 +53,9 @@ _FLUID_RADIUS = 3
 _BRIGHT_MASS = 1.12
 _EDGE = 1.15
 _MASS_RADIUS = 3
-# Thresholds for grey as cortex: darker than white matter by these shares of the difference to
-# cortex. Cortex is never this thick, even where folds touch.
+# A block is as grey as cortex if it is darker than white matter by a share, between these two, of
+# the difference between white matter and cortex. Cortex is never as thick as `_GREY_RADIUS` says,
+# even where folds touch.
 _GREY = (1.3, 0.6)
 _GREY_RADIUS = 4
 # Structures that are as grey as cortex, but thicker.
