@@ -367,7 +367,7 @@ class Result(Prediction):
         own = probabilities[..., label.index].copy()
         probabilities[..., label.index] = -1
         largest_other = probabilities.max(-1)
-        # Margin to the next structure; a tie goes as in the label map.
+        # Lead over the next structure. At a tie, the side is that of the label map.
         distance = np.maximum(np.abs(own - largest_other), 1e-3)
         lead = np.where(inside[box], distance, -distance)
         return surface_net(lead, self.plan.working.cut(box).affine)

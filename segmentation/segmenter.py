@@ -62,7 +62,7 @@ class Segmenter(Predictor):
     'fast'
     """
 
-    # Not in the parent's module, because results draw pictures, which inference does not depend on.
+    # Not in the parent's module: results draw pictures, and inference does not depend on rendering.
     def segment(
         self,
         volume: ScanLike,

@@ -14,8 +14,8 @@ from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.models.model_info import DEFAULT_WEIGHTS, Mean
 from trinat.segmentation.space.views import SliceAxes, View, slice_axes, to_slices
 
-# Lower limit of a class's probability in each view of a geometric mean. On the two scans that chose
-# it, 0.01 and 0.001 did alike, and 0.1 a thousandth worse.
+# Lower limit of a class's probability in each view of a geometric mean. On the two scans by which
+# it was chosen, 0.01 and 0.001 were equally good, and 0.1 was worse by a thousandth.
 _MIN_PROBABILITY = 1e-3
 _SPAN = -math.log(_MIN_PROBABILITY)
 # Number of voxels whose classes stay in a processor's cache from one operation to the next: adding
@@ -94,7 +94,7 @@ class ViewAggregator:
         total = sum(weights[view] for view in views)
         if total <= 0 or min(weights[view] for view in views) < 0:
             raise ConfigError("view weights are negative, or all are 0")
-        # A tensor of one element, which makes products with half precision single precision.
+        # Tensors of one element, so that products with half precision are in single precision.
         self._weights = {
             view: torch.tensor([weights[view] / total], device=device) for view in views
         }

@@ -143,7 +143,7 @@ def _find_agreement(
         best = of_view.float().max(-1)
         values[view] = best.values
         indices[view] = best.indices
-        # The first view that tells sides decides on the side.
+        # The first view that tells left from right decides on the side.
         if chosen is None and of_view.shape[-1] == classes:
             chosen = best.indices
     assert chosen is not None

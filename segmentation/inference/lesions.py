@@ -42,8 +42,8 @@ _LATERAL_VENTRICLES = (4, 5, 43, 44)
 _CORTEX = (3, 42)
 _INFRATENTORIAL = (7, 8, 15, 16, 46, 47)
 _SUPRATENTORIAL = (2, 3, 4, 10, 11, 12, 13, 41, 42, 43, 49, 50, 51, 52)
-# Limits of the grade: share of the white matter that lesions fill, and the volume from which
-# lesions in a single slice or on a single side are implausible.
+# Limits of the grade. A person should look at lesions that fill more than this share of the white
+# matter. From this volume on, lesions in a single slice or on a single side are implausible.
 _MOST_OF_WHITE = 0.05
 _MANY_MM3 = 1000.0
 # Voxels that share a face, an edge or a corner belong to one lesion.

@@ -29,9 +29,9 @@ from trinat.segmentation.space.resample import occupied_box
 # Margin of the region around the segmented brain: half of the distance between the few slices, and
 # the error of that segmentation.
 _MARGIN = 12
-# Brain within this distance of the end of the region may continue outside of it ...
+# Brain this near to the end of the region may continue outside of it, ...
 _NEAR_END = 3
-# ... if there are more voxels of it than specks have.
+# ... if it has more voxels there than this: specks have fewer.
 _MANY_VOXELS = 400
 # False detections in the neck are removed: first parts thinner than this number of voxels, such as
 # the cord that connects the neck with the brain, then components below this share of the largest.
@@ -42,7 +42,7 @@ _SPECK = 0.05
 LOOK_EVERY = 2
 # A voxel with a lower probability of background is inside the skull.
 INSIDE = 0.5
-# Margin around that mask, for its error.
+# Margin around the inside of the skull, because of the error of its segmentation.
 _KEPT_AROUND = 2
 # In a whole head more than this share of all tissue is outside of the region around the brain
 # (docs/notes/manual.md).

@@ -37,7 +37,7 @@ from trinat.segmentation.labels.measures import INTRACRANIAL, BrainVolumes, sums
 from trinat.segmentation.space.background import TISSUE
 from trinat.segmentation.space.morphology import dilated
 
-# Distances of skull and scalp from the inside of the skull, in voxels of 1 mm.
+# Nearest and farthest distance of skull and scalp from the inside of the skull, in voxels of 1 mm.
 _SKULL_FROM = 3
 _SKULL_TO = 9
 # Skull is searched above the middle of the head: in this number of sectors around it, in as many

@@ -24,8 +24,8 @@ from trinat.segmentation.space.views import SliceAxes, View, to_slices
 
 _T = TypeVar("_T")
 
-# Number of slices of the working grid in a batch, by device. Larger batches are not faster on a CPU,
-# and fill its caches and memory. Networks with more filters than `_FILTERS` get fewer slices.
+# Number of slices of the working grid in a batch, by device. Larger batches are not faster on a
+# CPU, and fill its caches and memory. Networks with more filters than `_FILTERS` get fewer slices.
 _BATCH = {"cpu": 4, GPU: 32}
 _FILTERS = {"cpu": 32, GPU: 64}
 

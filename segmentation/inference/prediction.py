@@ -34,7 +34,7 @@ from trinat.segmentation.space.grid_map import GridMap
 from trinat.segmentation.space.morphology import largest_part, without_holes
 from trinat.segmentation.space.resample import occupied_box
 
-# Imported in the functions that need them: with their own imports they take a tenth of the start-up.
+# Imported in the functions that need them: they and their imports take a tenth of the start-up.
 if TYPE_CHECKING:
     from trinat.segmentation.inference.callosum import Callosum
     from trinat.segmentation.inference.thickness import CortexThickness

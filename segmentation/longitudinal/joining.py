@@ -31,7 +31,7 @@ from trinat.segmentation.space.interpolation import rows_at
 
 __all__ = ["Joining", "find_flow", "flows_from", "inverse_of", "warped"]
 
-# A voxel with a less probable class than this is at a boundary.
+# A voxel is at a boundary if its most probable class is less probable than this.
 _CERTAIN = 0.995
 # Side of the cube, in voxels, over which an image's difference from the template is averaged.
 _WINDOW = 5
@@ -42,14 +42,15 @@ _UNUSUAL = 6.0
 _BRIGHT = 0.2
 # A smaller share of a scan's own probabilities is ignored.
 _LEAST_OWN = 0.01
-# Number of voxels that are changed at a time, chosen for a processor's caches (0.5 s for a million
-# voxels and 33 classes; 1.3 s in pieces of half a million).
+# Number of voxels that are changed at a time, chosen for a CPU's caches: a million voxels and 33
+# classes take 0.5 s, and 1.3 s in pieces of half a million voxels.
 _CHUNK = 1 << 14
 
 # Standard deviation of the window of a flow. Smaller windows follow noise, larger ones lose thin
 # structures.
 _FLOW_WINDOW_MM = 2.5
-# Damping of the flow, as the square of a slope per mm: weaker edges hardly move it.
+# Damping of the flow, as the square of a slope of brightness per mm: weaker edges hardly change the
+# flow.
 _LEAST_SLOPE = 4e-4
 _FLOW_ROUNDS = 3
 # Side of the cells, in voxels, in which equations are summed.

@@ -52,8 +52,8 @@ Image = NDArray[np.float32]
 
 # Margin around the template's brain, in voxels, in which the brain of a scan is segmented.
 _MARGIN = 4
-# Scale of the means that make scans equally bright: shading is smoother, and what a structure gains
-# or loses is far smaller.
+# Standard deviation of the local means that make scans equally bright. Shading varies over longer
+# distances, and the change of a structure over far shorter ones.
 _SMOOTH_MM = 25.0
 # Shading is computed in every n-th voxel along each axis.
 _STEP = 4
@@ -256,7 +256,7 @@ def _segment_and_join(
     # The decision to reverse or strip is made once, on the template, so that scans stay
     # comparable.
     sight = predictor.find_sight(image)
-    # For the template a few views are enough; its weight is their share of the views of a scan.
+    # A few views are enough for the template. Its weight is the share of the views that are used.
     views = predictor.enough_views
     seen_template = sight.of(image)
     region, fusion, _ = predictor.find_and_fuse(

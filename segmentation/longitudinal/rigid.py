@@ -29,7 +29,7 @@ __all__ = ["Alignment", "align", "is_mirrored", "mean_pose", "stretches"]
 Matrix = NDArray[np.float64]
 Image = NDArray[np.float32]
 
-# Voxel sizes of the pyramid's levels, and the most steps in each.
+# Voxel size of each level of the image pyramid, and the largest number of steps in it.
 _LEVELS_MM = (8.0, 4.0, 2.0)
 _MOST_STEPS = (20, 10, 10)
 # Voxel size for comparing sides and sizes of two heads.
@@ -45,14 +45,14 @@ _TISSUE = 0.25
 # Initial rotations about each axis, because heads may be turned against each other.
 _STARTS_DEG = (-25.0, 25.0)
 _STEPS_OF_START = 4
-# The search ends with a step that moves the head by less than this, as a mean over its voxels.
+# The search ends when a step moves the voxels of the head by less than this on average.
 _STILL_MM = 0.003
 # Decimals to which steps are rounded, in radians and millimetres. Smaller digits depend on memory
 # alignment, because steps are sums of many numbers, and the same scans must give the same bytes.
 _DECIMALS = 6
 # Brightness is divided by its mean over about this distance, because shading differs between scans.
 _SHADING_MM = 20.0
-# Added to that mean, so that empty regions are not amplified.
+# Added to the mean before the division, so that empty regions are not amplified.
 _FLOOR = 0.1
 # Tukey's constant, in standard deviations of normally distributed residuals.
 _TUKEY = 4.685
@@ -93,7 +93,7 @@ def align(
         middles.append(moved(centre_of_mass, image.affine))
     best: Alignment | None = None
     for turn in _initial_rotations():
-        # A rotation about the first head's centre, which is mapped to the second's.
+        # Rotate about the centre of the first head, and move it to the centre of the second.
         start = np.eye(4)
         start[:3, :3] = turn
         start[:3, 3] = middles[1] - turn @ middles[0]

@@ -144,7 +144,7 @@ def participant_space(
     sides in multiples of 16 voxels, or has the given `shape`.
     """
     from_first = [alignment.matrix for alignment in alignments]
-    # From the first scan, each pose is the inverse of an alignment; their mean is the middle.
+    # Alignments map the first scan to each scan, so their mean maps it to the middle of all scans.
     middle = mean_pose(from_first)
     poses = [middle @ np.linalg.inv(matrix) for matrix in from_first]
     lowest = []

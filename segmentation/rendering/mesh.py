@@ -157,7 +157,7 @@ def _vertex_offsets(
             low = _values_at(padded, cells + start)
             high = _values_at(padded, cells + start + along)
             crossed = (low > 0) != (high > 0)
-            # Zero of the values, linear along the edge; edges that are not crossed have none.
+            # Position of the zero, interpolated linearly; edges that are not crossed have none.
             share = low / np.where(crossed, low - high, 1)
             place = np.tile(start.astype(np.float64), (len(cells), 1))
             place[crossed, axis] = share[crossed]

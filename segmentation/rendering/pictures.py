@@ -29,13 +29,14 @@ Picture = NDArray[np.float32]
 _INK = "#d8d8d8"
 _PAPER = "#101010"
 _GAP = 14  # pixels between pictures
-_LETTER = 14  # pixels
-_LEAST_SIDE = 110  # least pixels of the longest side, for few voxels
-_MARGIN = 10  # of slices, in voxels
+_LETTER = 14  # height of letters in pixels
+_LEAST_SIDE = 110  # pixels; pictures whose longest side has fewer are enlarged
+_MARGIN = 10  # voxels around the brain in a slice
 # Rows and columns belong to the window of the brain if they have more than this share of the
 # labelled voxels of the fullest row or column. Specks of labels away from the brain have fewer.
 _SPECK_SHARE = 0.01
-# Pixels of a mosaic for each voxel: borders of the hippocampus are judged to half a voxel.
+# Pixels for each voxel of a mosaic along both axes: borders of the hippocampus are judged to half a
+# voxel.
 _MOSAIC_ZOOM = 2
 _DEEP_GROUP = "subcortical"
 # Directions at the left and the right edge of a slice whose columns run along the axis.

@@ -34,10 +34,10 @@ TISSUE = 0.15
 # Voxels darker than this share of the bright end may be noise.
 AIR = 0.1
 _BRIGHT_PERCENTILE = 98
-# The first guess of the bright end: the intensity that a tenth of a litre exceeds. A volume rather
-# than a share, so that the amount of air does not matter.
+# The first guess of the bright end is the intensity that a tenth of a litre of the scan exceeds. It
+# is a volume rather than a share, so that the amount of air does not matter.
 _BRIGHT_MM3 = 1e5
-# The bright end converges within a few rounds; this limits scans in which it does not.
+# Most rounds in which the bright end is refined. It converges within a few rounds in most scans.
 _MOST_ROUNDS = 20
 # Side of a corner of the scan in voxels: in noise, not all voxels of a corner have one value. A
 # value is the fill value if at least `_CORNERS` of the eight corners have it.
@@ -47,8 +47,9 @@ _CORNERS = 4
 _OUTLIERS = 1000
 # In a scan of a whole head, more than this share is air. Dark tissue takes less.
 _LEAST_AIR = 0.2
-# Magnitude noise has its minimum at the background level: its values are denser there than between
-# the 5th percentile and the median, by this factor (Rayleigh 3.1, normal 1.1).
+# Noise is magnitude noise, whose minimum is the background level, if the distance from the 5th
+# percentile to the median is more than this multiple of the distance from the minimum to the 5th
+# percentile (Rayleigh noise 3.1, normal noise 1.1).
 _ONE_SIDED = 2.0
 # The fluid of a stripped brain is not black, so its values begin above the background, by up to
 # this share of their range (24 stripped scans: up to 0.19). Values that are lower by more are fill
@@ -89,7 +90,7 @@ class Background:
         if self.fill is None:
             return np.zeros(data.shape, bool)
         has_value = data == self.fill
-        # Voxels inside the head with that value by chance are not connected to the surface.
+        # Voxels inside the head may have the value by chance, but are not connected to the surface.
         parts, _ = ndimage.label(np.pad(has_value, 1, constant_values=True))
         return np.asarray(parts[1:-1, 1:-1, 1:-1] == parts[0, 0, 0])
 
@@ -123,7 +124,7 @@ def find_background(volume: Volume) -> Background:
         and not is_near
         and not _is_air_around(inside, fill, ranked, first_guess)
     ):
-        # The dark voxels are tissue, as white matter in a stripped T2 scan.
+        # The dark voxels are tissue, such as white matter in a stripped T2 scan.
         level, has_air = _darkest(ranked), False
         bright = _bright_end(ranked, level, first_guess)
     span = bright - level

@@ -46,8 +46,8 @@ _ROUNDING = 1e-6
 _MARGIN_MM = 10.0
 # The head is searched in cells of about this size, in which noise averages out.
 _CELL_MM = 4.0
-# From the top of the scalp to the lowest part of the brain: under 180 mm; under 200 in a head bent
-# by 30°.
+# Height of a head that is searched for the brain. From the top of the scalp to the lowest part of
+# the brain it is under 180 mm, and under 200 mm in a head bent by 30°.
 _HEAD_HEIGHT_MM = 210.0
 
 
@@ -128,7 +128,7 @@ def conform(
     """
     if plan is not None:
         _require_grid(volume, plan.scan, "the scan that its plan was made for")
-    # With RAS axes first, the order of the scan's axes changes no result.
+    # Reorder to RAS first, so that results do not depend on the order of the scan's axes.
     upright = reoriented(volume, _AXES)
     content = upright if labels else on_working_scale(upright)
     if plan is None:
@@ -219,7 +219,7 @@ def _grid_over(
     # A scan that is too tall has no brain at its lower end, so keep its top.
     if content.high[2] - content.low[2] > size_mm[2]:
         centre[2] = content.high[2] - size_mm[2] / 2
-    # The grid's face is a whole number of voxels from the scan's.
+    # Round the shift so that the grid's face is a whole number of voxels away from the scan's face.
     wanted_shift_mm = centre - size_mm / 2 - face
     shift_voxels = wanted_shift_mm / _GRID_MM
     shift_mm = np.rint(shift_voxels - _ROUNDING) * _GRID_MM

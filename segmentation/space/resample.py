@@ -63,7 +63,7 @@ def resample_image(
     copied = _copy_reordered(data, to)
     if copied is not None:
         return copied.astype(np.float32, copy=False)
-    # A copy, for the same reason as in `occupied_box`; in C order, in which sums round alike.
+    # Copy, because torch does not support negative strides. C order makes sums round alike.
     image = torch.from_numpy(np.array(data, np.float32, order="C"))
     if stay_sharp:
         image = sharpened(image, to)
@@ -143,7 +143,7 @@ def _boxes_of_classes(probabilities: Tensor, least: float) -> list[Box]:
     lines = [torch.zeros(length, classes, dtype=torch.uint8) for length in shape]
     along_x, along_y, along_z = lines
     for x in range(shape[0]):
-        # Bytes, with the classes last: their maxima take a tenth of the time of `any`.
+        # The maximum of bytes, with the classes last, takes a tenth of the time of `any`.
         plane = probabilities[:, x].movedim(0, -1) >= least
         matters = plane.view(torch.uint8)
         of_plane = matters.amax(0)
@@ -337,7 +337,7 @@ class _LabelVotes:
         side = 1 - 2 * is_odd
         nudge = torch.tensor(_NUDGE_VOXELS, dtype=torch.float64)
         origins = matrix[:3, 3] + side * nudge
-        # Offsets from a cell's first corner to each of its eight, in the flat map: (8,).
+        # Offsets from a cell's first corner to its eight corners in the flattened map, (8,).
         steps = []
         for corner in product((0, 1), repeat=3):
             index = [torch.tensor(step) for step in corner]

@@ -58,8 +58,8 @@ class Limits:
     # Volume of tissue that is not connected to the brain. Sound scans have at most 0.05 ml.
     apart_mm3: Pair = (500.0, 2.0e4)
     # Share of the layer outside of the brain that is as bright as cortex. Scans of whole heads have
-    # up to 0.26, stripped scans less than 0.1. If a quarter of the brain is missing from the labels,
-    # the share is 0.55 to 0.63.
+    # up to 0.26, stripped scans less than 0.1. Heads that lost a quarter of the brain have 0.55 to
+    # 0.63.
     like_cortex: Pair = (0.35, _NEVER)
     # Share of tissue where skull and scalp should be, on the side with the smallest share. Below
     # this limit there is no intracranial volume. Whole heads have 0.18 and more. Scans that were
@@ -82,8 +82,8 @@ class Limits:
     # Step from a voxel of white matter to a neighbour in cortex, relative to white matter minus
     # cortex, along the axis with the smallest step.
     edges: Pair = (0.26, 0.1)
-    # Change from a slice to the next, relative to the changes around: the largest change for `jump`,
-    # the smallest for `still`. Sound heads have 0.8 to 1.45, heads that lost two slices 1.7 and
+    # Change from a slice to the next, relative to the changes around: `jump` limits the largest
+    # change, `still` the smallest. Sound heads have 0.8 to 1.45, heads that lost two slices 1.7 and
     # more, heads whose halves are shifted by 4 mm 1.8, repeated slices 0.
     jump: Pair = (1.6, _NEVER)
     still: float = 0.3
