@@ -70,7 +70,8 @@ class Result(Prediction):
     labels : Volume
         FreeSurfer numbers, int16; 0 is background.
     parcel_labels : Volume
-        The same with parcels in place of the cortex, if `segment` was called with `parcels=True`.
+        FreeSurfer numbers, int16, with parcels in place of the cortex. Only after
+        `segment(..., parcels=True)`.
     entropy : Volume
         Entropy of the probabilities in nats, float32; 0 is certain.
     model : str
@@ -162,7 +163,7 @@ class Result(Prediction):
 
     @property
     def measures_note(self) -> str:
-        """Reason why there is no intracranial volume; "" if there is one."""
+        """Reason why the intracranial volume is unknown; "" if it is known."""
         return self._brain_volumes.note
 
     @cached_property

@@ -188,9 +188,9 @@ def together(parts: Iterable[Spent], *, side_by_side: int = 1) -> Spent:
 def as_table(*parts: Spent) -> str:
     """Format the times of stages as a table of text, in their order of first use.
 
-    Several parts, such as those of worker processes, are added. The last rows are the remaining
+    The times of several parts, such as worker processes, are added. The last rows are the remaining
     time and the total of this process. Times are in seconds. Processor time may exceed wall time,
-    because that of all threads is added.
+    because the times of all threads are added.
     """
     spent = together(parts)
     total_wall = time.perf_counter() - time_process().began

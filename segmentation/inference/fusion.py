@@ -167,11 +167,11 @@ class ViewAggregator:
         return float(self._weights[view])
 
     def weighted(self, view: View, before: Tensor, probabilities: Tensor) -> Tensor:
-        """Return the contribution of a view that `add` adds to the volume, (N, H, W, K) float32.
+        """Compute the weighted contribution of a view to the volume, (N, H, W, K) float32.
 
-        `probabilities` (N, H, W, K or merged K) are those of the view. `before` (N, H, W, K) is the
-        sum of the views that were added before, at the same voxels. No tensor is changed in place,
-        so that `graphs.py` can export this function.
+        `probabilities` (N, H, W, K or merged K) are the view's. `before` (N, H, W, K) is the sum of
+        the views that were added before, at the same voxels. No tensor is changed in place, so that
+        `graphs.py` can export this function.
         """
         weight = self._weights[view]
         if view is View.SAGITTAL and self._is_divided:

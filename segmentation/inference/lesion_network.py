@@ -152,10 +152,12 @@ def find_lesion_map(
     scheme: LabelScheme,
     thick_mm: float,
 ) -> LesionMap:
-    """Compute the probability of lesion in each voxel of a region.
+    """Compute the probability of lesion in each voxel.
 
-    The arguments are those of `groups_of` and `features_of`. The probability is 0 everywhere if
-    there is too little white matter or cortex to compute features.
+    `image` (X, Y, Z) is the scan on the working grid, and `probabilities` (X, Y, Z, K) are those of
+    the classes of `scheme` on the same grid. `thick_mm` is the largest side of the scan's own
+    voxels. The probability is 0 everywhere if there is too little white matter or cortex to compute
+    features.
     """
     prior = network.prior.numpy()
     groups = groups_of(probabilities, scheme)
@@ -168,8 +170,8 @@ def find_lesion_map(
 def groups_of(probabilities: Tensor, scheme: LabelScheme) -> dict[str, Image]:
     """Return the probability of each group of structures, (X, Y, Z), by name of the group.
 
-    `probabilities` (X, Y, Z, K) are those of the classes of `scheme`. The names are those of
-    `_GROUPS`, and "outside" for everything that is not brain.
+    `probabilities` (X, Y, Z, K) are those of the K classes of `scheme`. The groups are those of
+    `_GROUPS`, and "outside", which is background and the fluid around the brain.
     """
     groups = {}
     for name, numbers in {**_GROUPS, _OUTSIDE: _NO_BRAIN}.items():
@@ -192,7 +194,7 @@ def features_of(
     groups : mapping
         Probabilities of the groups of structures, as `groups_of` returns them.
     prior : array
-        Map of how often lesions lie at a place of the white matter's extent: see `prior_of`.
+        Map of how often lesions lie at each position in the white matter: see `prior_of`.
     thick_mm : float
         Largest side of the scan's voxels.
     """
@@ -339,11 +341,12 @@ def prior_of(
     masks: list[tuple[NDArray[np.bool_], NDArray[np.float64]]],
     shape: tuple[int, int, int] = (48, 60, 40),
 ) -> Image:
-    """Compute the map of how often lesions lie at a place, as a logarithm; both sides are equal.
+    """Compute a map of how often lesions lie at each position in the white matter, as a logarithm.
 
     Each of `masks` is a lesion mask (X, Y, Z) in MNI space, with RAS axes and voxels of 1 mm, and
-    the position of its voxel (0, 0, 0) in MNI mm. The map has the given shape. It covers the extent
-    of the white matter and, on each side of it, half of that extent.
+    the position of its voxel (0, 0, 0) in MNI mm. The map has the given shape and is symmetric in
+    left and right. It covers the extent of the white matter and, beyond each end of it, half of
+    that extent.
     """
     total = np.zeros(shape)
     scale = np.array(shape) / 2 - 0.5

@@ -68,9 +68,9 @@ def measure(
 ) -> BrainVolumes:
     """Compute the volumes of the whole brain from a segmentation.
 
-    `evidence` must have been taken from the prediction `found`. The intracranial volume is that of
-    the brain mask in the scan's own voxels. It is None if the scan or the model does not show all
-    of the inside of the skull; it is never estimated.
+    `evidence` must have been taken from the prediction `found`. The intracranial volume is the
+    volume of the brain mask in the scan's own voxels. It is None if the scan or the model does not
+    show all of the inside of the skull; it is never estimated.
     """
     why_not = why_not_measured(evidence, found.inside, limits)
     mm3: dict[str, float | None] = {INTRACRANIAL.column: None}
@@ -237,10 +237,10 @@ def grade_thickness(
 class ParcelMeasure:
     """Measurements of one parcel on one side.
 
-    `share` is the volume divided by that of all parcels of the same side. `asymmetry` is left minus
-    right, divided by their mean: 0 if both sides are equal, 2 if only the left one exists.
-    `agreement` is the mean Dice between views, None with one view. Values that are unknown are
-    None.
+    `voxels` and `mm3` are counted in the scan's own space. `share` is the volume divided by the
+    volume of all parcels of the same side. `asymmetry` is left minus right, divided by their mean:
+    0 if both sides are equal, 2 if only the left one exists. `agreement` is the mean Dice between
+    views, None with one view. Values that are unknown are None.
     """
 
     name: str

@@ -35,9 +35,9 @@ _TIMES = 2
 class Parcels:
     """The parcel of each voxel of the working grid that may be cortex.
 
-    `places` (X, Y, Z) marks these N voxels. `classes` (N,) has the parcel of each of them in C
-    order, as a class of `parcellation.parcels`; `by_view` has the same as predicted by each view
-    alone.
+    `places` (X, Y, Z) marks these N voxels. `classes` (N,) has the parcel of each of them, in C
+    order, as a class of `parcellation.parcels`. `by_view` has the parcels that each view alone
+    predicts, in the same form.
     """
 
     parcellation: Parcellation
@@ -65,11 +65,12 @@ class Parcels:
         return np.array([mean[whole.names.index(name)] for name in names])
 
     def restored(self, structures: Volume, plan: ConformPlan) -> Volume:
-        """Return structures and parcels as one label map in the scan's own space, uint8.
+        """Return a label map of structures and parcels in the scan's own space, uint8.
 
-        The classes are those of `parcellation.whole`. `structures` has the class of structure of
-        each voxel of the scan. Every voxel of cortex gets a parcel: its own, or that of the nearest
-        voxel that has one.
+        `structures` has the class of each voxel of the scan, with the cortex as one structure a
+        side. In the result, parcels replace the cortex, and the classes are those of
+        `parcellation.whole`. Voxels of cortex without a parcel get the parcel of the nearest voxel
+        that has one.
         """
         on_grid = np.zeros(self.places.shape, np.uint8)
         on_grid[self.places] = self.classes

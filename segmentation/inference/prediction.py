@@ -130,7 +130,7 @@ class Prediction:
     def indices(self) -> Volume:
         """Class of each voxel in the scan's own space, uint8.
 
-        Computed on first access. If the scan's voxels are not those of the working grid, the
+        Computed on first access. If voxels of the scan lie between voxels of the working grid, the
         probabilities are resampled, not the labels.
         """
         if GridMap.between(self.plan.working, self.plan.scan).reordering:
@@ -355,9 +355,9 @@ class Prediction:
 
     @cached_property
     def entropy(self) -> Volume:
-        """Entropy of the probabilities in nats, in the scan's own space.
+        """Entropy in nats in the scan's own space.
 
-        It is that of the mean of the samples if there are any, otherwise that of the fused
+        If samples were drawn it is computed from their mean, otherwise from the fused
         probabilities.
         """
         if self.uncertainty is not None:

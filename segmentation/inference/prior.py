@@ -109,11 +109,11 @@ def build_template(
     *,
     learn_fluid: bool = False,
 ) -> Template:
-    """Average label maps in a common space, to which their centroids register them.
+    """Build a template: the average of label maps, registered to a common space by centroids.
 
-    `maps` have voxels of 1 mm. `scheme` has the classes of the template. `learn_fluid` must be the
-    same as in the training of the networks: see `segmentation.synthetic.targets.aim`. The same
-    `seed` gives the same template.
+    `maps` have voxels of 1 mm. `scheme` has the classes of the template. `learn_fluid` must have
+    the same value as in the training of the networks: see `segmentation.synthetic.targets.aim`.
+    With the same `seed` the result is the same.
     """
     # Use only the changed copies, which come after the original heads: their structures are as
     # large as FreeSurfer's.

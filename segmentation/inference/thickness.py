@@ -154,9 +154,9 @@ class _SurfacePoints:
     def distances_mm(self, places: _Points, gap_mm: float) -> tuple[_Points, _Points]:
         """Return the distances (M,) of places (M, 3) from the surface, and unit vectors towards it.
 
-        The nearest of the points is usually somewhat beside the nearest place of the surface. This
-        lateral offset is subtracted from the way to that point, up to `gap_mm`. The unit vectors
-        are (M, 3).
+        Both are measured to the nearest of the points. This point usually lies somewhat beside the
+        nearest place of the surface itself, so the part of the way that is parallel to the surface,
+        at most `gap_mm` of it, is left out of the distance. The unit vectors are (M, 3).
         """
         reach, nearest = cKDTree(self.points).query(places)
         way = self.points[nearest] - places

@@ -135,9 +135,10 @@ class Joining:
         self._ways_back.append(back)
 
     def change_own(self, change: Callable[[Tensor], None]) -> None:
-        """Apply a function to the probabilities (N, K) that each scan keeps of its own, in place.
+        """Apply a function to the probabilities (N, K) that each scan keeps of its own.
 
-        These are not part of `mean`: a change of `mean` does not reach them.
+        The function changes them in place. They are not part of `mean`, so changes of `mean` do not
+        affect them.
         """
         for own in self._own:
             change(own.probabilities)

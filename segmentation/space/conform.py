@@ -161,10 +161,10 @@ def restore(volume: Volume, plan: ConformPlan, *, labels: bool) -> Volume:
 def restore_probabilities(probabilities: NDArray[Any], plan: ConformPlan) -> Volume:
     """Return the most probable class of each voxel on the scan's own grid, uint8.
 
-    `probabilities` (K, X, Y, Z) are on the working grid of `plan`; they, not labels, are
-    interpolated. In each voxel they sum to 1, or to 0 where nothing is known. Such voxels, and
-    voxels outside of the working grid, become class 0. Raises GeometryError if the shape is not
-    that of the working grid.
+    `probabilities` (K, X, Y, Z) are on the working grid of `plan`. The probabilities are
+    interpolated, not labels. In each voxel they sum to 1, or to 0 if they are unknown. Voxels with
+    unknown probabilities, or outside of the working grid, get class 0. Raises GeometryError if the
+    shape is not that of the working grid.
     """
     if probabilities.shape[1:] != plan.working.shape:
         raise GeometryError(

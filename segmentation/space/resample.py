@@ -55,10 +55,10 @@ _VOTE_VOXELS = 2**14
 def resample_image(
     data: NDArray[Any], to: GridMap, *, stay_sharp: bool = False
 ) -> NDArray[np.float32]:
-    """Resample an image (X, Y, Z) to another grid, float32; the image counts as 0 outside.
+    """Resample an image (X, Y, Z) to another grid, float32; outside of the image, values are 0.
 
-    With `stay_sharp` it is sharpened first by as much as interpolation blurs it. Near strong edges,
-    values may then slightly exceed those of the image.
+    With `stay_sharp` the image is sharpened first by as much as interpolation blurs it. Near strong
+    edges, values may then slightly exceed the image's.
     """
     copied = _copy_reordered(data, to)
     if copied is not None:

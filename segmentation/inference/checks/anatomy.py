@@ -91,8 +91,7 @@ def check_pieces(evidence: Evidence, limits: Limits) -> list[Finding]:
 def find_apart(evidence: Evidence) -> NDArray[np.intp]:
     """Return the voxels (mm³) of each class outside of the largest component of tissue, (K,).
 
-    Only shared faces of voxels connect. All tissue counts as one, whatever its class; fluid does
-    not count.
+    Components are connected by faces and may contain several structures. Fluid is no tissue.
     """
     classes = evidence.indices.data
     is_fluid = np.array([label.group in NO_TISSUE for label in evidence.scheme.labels])

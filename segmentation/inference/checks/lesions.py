@@ -66,10 +66,10 @@ _NAMED = 2
 
 @dataclass(frozen=True)
 class Region:
-    """Region of one kind, such as all dark places, and the structures that it lies in.
+    """All places of one kind (dark, bright or grey) in the brain.
 
-    `mm3` is its volume in mm³. `structures` has the names of up to two structures, and may be
-    empty.
+    `mm3` is their volume in mm³. `structures` has the names of up to two structures that they lie
+    in, and may be empty.
     """
 
     mm3: float
@@ -77,10 +77,10 @@ class Region:
 
 
 def check_lesions(evidence: Evidence, limits: Limits) -> list[Finding]:
-    """Check the volume of dark, bright and grey places in the brain.
+    """Check the volume of places in the brain that are too dark, too bright or grey.
 
-    Fluid outside of the ventricles counts as dark. Findings never reject: a lesion is a reason to
-    look, and the segmentation around it may be good.
+    Places as dark as fluid that are not labelled as fluid are among them. Findings never reject: a
+    lesion is a reason to look, and the segmentation around it may be good.
     """
     findings = []
     for what, place in find_regions(evidence).items():
