@@ -32,24 +32,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pydantic import ValidationError
 
-# Number of names that a message lists before it abbreviates.
+# Number of names that a message lists; the others are only counted.
 _NAMED = 3
-# Number of problems of one file that a message lists.
+# Number of problems of one file that a message lists; the others are only counted.
 _MOST_PROBLEMS = 5
-# Full disk, and exceeded quota.
+# Error numbers of a full disk and of an exceeded quota.
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _OUT_OF_MEMORY = re.compile(
     # torch on a GPU and on a processor, and Python for a lock.
     "^OutOfMemoryError|can't allocate "
-    # Base of all errors of trinat; prints as `where: what: remedy` in one line.
-    # Attributes
-    # ----------
-    # what : str
-    #     What is wrong.
-    # where : str or None
-    #     File, folder or option that it is about, if any.
-    # remedy : str
-    #     What to do about it, or "".
     "|can't start new thread"
     "|^SystemError .* returned NULL without setting an exception"
     "|^SystemError error return without exception set"
@@ -65,7 +56,17 @@ _OUT_OF_MEMORY = re.compile(
 
 
 class TrinatError(Exception):
-    """Base class; prints as `where: what: remedy` in one line. `where` is usually a file."""
+    """Base class of all errors of trinat; printed as `where: what: remedy` in one line.
+
+    Attributes
+    ----------
+    what : str
+        What is wrong.
+    where : str or None
+        File, folder or option that the error is about, if any.
+    remedy : str
+        What to do about it, or "".
+    """
 
     def __init__(
         self,
@@ -148,9 +149,10 @@ class InterruptedRunError(TrinatError):
 
 
 def extra_remedy(extra: str) -> str:
-    """Return the command that installs the packages of an extra of trinat.
+    """Return the command that installs the packages of an optional dependency group of trinat.
 
-    It never names trinat to pip: that would fetch whatever has this name on an index.
+    `extra` is the name of the group, such as "fast-cpu". The command never asks pip for trinat
+    itself, because pip would install whatever package has this name on an index.
     """
     script = Path(__file__).resolve().parents[1] / "scripts" / "install"
     if script.is_file():
@@ -183,12 +185,15 @@ def _is_out_of_memory(error: BaseException) -> bool:
 
 
 def one_line(text: str) -> str:
-    """Escape line breaks and control characters, which file names may contain."""
+    """Escape line breaks and control characters in a text; file names may contain them."""
     return "".join(ch if ch.isprintable() else repr(ch)[1:-1] for ch in text)
 
 
 def first_mistake(error: ValidationError) -> tuple[str, str]:
-    """Return the first invalid key ("" for the whole) and what is wrong with it."""
+    """Return the key of the first invalid setting, and what is wrong with it.
+
+    The key is "" if the whole is invalid; keys of nested settings are joined by dots.
+    """
     first = error.errors()[0]
     known = {"extra_forbidden": "there is no such setting", "missing": "is missing"}
     message = first["msg"].removeprefix("Value error, ")
@@ -197,16 +202,17 @@ def first_mistake(error: ValidationError) -> tuple[str, str]:
 
 
 def reason_of(error: BaseException, *, where: bool = True) -> str:
-    """Return what is wrong and what to do, in one line; without `where`, no folder is named.
+    """Return where an error occurred, what is wrong and what to do about it, in one line.
 
-    Tables are shared, so the full path of an input must not be in them.
+    Without `where` no folder is named. This is for tables, which are shared and must not contain
+    the full path of an input.
     """
     parts = _parts_of(error, where)
     return ": ".join(one_line(part) for part in parts if part)
 
 
 def _parts_of(error: BaseException, where: bool) -> list[str | None]:
-    """Return where, what and remedy of an error, as far as each is known."""
+    """Return where, what and remedy of an error; parts that are unknown are None or left out."""
     if isinstance(error, TrinatError):
         return [error.where if where else None, error.what, error.remedy]
     if _is_out_of_memory(error):
@@ -226,7 +232,7 @@ def _parts_of(error: BaseException, where: bool) -> list[str | None]:
 
 
 def some(names: Collection[str]) -> str:
-    """Join the first few names, and say how many more there are."""
+    """Join the first few names by commas, and add the number of the remaining ones."""
     text = ", ".join(list(names)[:_NAMED])
     more = len(names) - _NAMED
     if more > 0:
@@ -235,7 +241,7 @@ def some(names: Collection[str]) -> str:
 
 
 def summarise(problems: Sequence[str]) -> str:
-    """Join the first problems of a file to one sentence, and count the others."""
+    """Join the first few problems of a file by semicolons, and add the number of remaining ones."""
     text = "; ".join(problems[:_MOST_PROBLEMS])
     more = len(problems) - _MOST_PROBLEMS
     if more > 0:

@@ -33,11 +33,11 @@ _DIRECTIONS = {
 
 @dataclass(frozen=True, eq=False)
 class Grid:
-    """A regular grid of `shape` voxels, located in space by `affine` (4, 4).
+    """Regular grid of voxels: its shape and its affine.
 
-    The first three columns of the affine are the steps in mm from a voxel to the next one along
-    each array axis. Its last column is the centre of voxel (0, 0, 0). The grid keeps a read-only
-    copy.
+    `affine` (4, 4) maps voxel indices to RAS mm; the grid keeps a read-only copy. The first three
+    columns are the steps in mm from a voxel to the next one along each array axis. The last column
+    is the centre of voxel (0, 0, 0).
     """
 
     shape: Shape
@@ -50,7 +50,7 @@ class Grid:
 
     @property
     def spacing_mm(self) -> tuple[float, float, float]:
-        """Distance between neighbouring voxels along each array axis."""
+        """Distance between neighbouring voxels along each array axis, in mm."""
         steps = self.affine[:3, :3]
         lengths = np.sqrt((steps**2).sum(axis=0))
         x, y, z = lengths.tolist()
@@ -58,26 +58,26 @@ class Grid:
 
     @property
     def voxel_mm3(self) -> float:
-        """Volume of a voxel."""
+        """Volume of a voxel, in mm³."""
         steps = self.affine[:3, :3]
         return float(abs(np.linalg.det(steps)))
 
     @property
     def axcodes(self) -> str:
-        """Orientation code of the voxel axes, such as "RAS" or "LIA"."""
+        """Orientation code of the array axes, such as "RAS" or "LIA"."""
         return "".join(nib.aff2axcodes(self.affine))
 
     def places(self, indices: Any) -> Points:
-        """Return the positions of voxels (..., 3), in RAS mm."""
+        """Return the positions of voxels with the given indices (..., 3), (..., 3) in RAS mm."""
         return moved(indices, self.affine)
 
     @property
     def box(self) -> Box:
-        """The box of all voxels."""
+        """Box that contains all voxels."""
         return whole(self.shape)
 
     def cut(self, box: Box) -> Grid:
-        """Return the grid of a box of voxels."""
+        """Return the grid of the voxels in a box; the box may extend beyond this grid."""
         affine = self.affine.copy()
         first_voxel = [side.start for side in box]
         affine[:3, 3] = self.places(first_voxel)
@@ -85,7 +85,7 @@ class Grid:
         return Grid(shape, affine)
 
     def beyond(self, other: Grid) -> NDArray[np.bool_]:
-        """Mark voxels whose centre lies outside of another grid, (X, Y, Z)."""
+        """Return a mask (X, Y, Z) of the voxels whose centre lies outside of another grid."""
         to_other = np.linalg.inv(other.affine) @ self.affine
         x, y, z = self.shape
         i, j, k = np.ogrid[:x, :y, :z]
@@ -100,18 +100,24 @@ class Grid:
         return is_beyond
 
     def moved_by(self, matrix: NDArray[np.floating]) -> Grid:
-        """Return the grid transformed by a matrix (4, 4), RAS mm to RAS mm."""
+        """Return the grid moved by a matrix (4, 4), which maps RAS mm to RAS mm."""
         return Grid(self.shape, matrix @ self.affine)
 
     def extent_mm(self, box: Box) -> tuple[Points, Points]:
-        """Return the lowest and highest world coordinates of the outer faces of a box of voxels."""
+        """Return the lowest and highest coordinates of a box of voxels, (3,) each, in RAS mm.
+
+        They are those of the outer faces of the voxels.
+        """
         # A voxel extends half its size to either side of its centre.
         faces = [(side.start - 0.5, side.stop - 0.5) for side in box]
         face_corners = self.places(list(product(*faces)))
         return face_corners.min(axis=0), face_corners.max(axis=0)
 
     def apart_mm(self, other: Grid) -> float:
-        """Return the largest distance between corresponding voxels; infinite if shapes differ."""
+        """Return the largest distance in mm between voxels of equal index in two grids.
+
+        It is infinite if the shapes differ.
+        """
         if self.shape != other.shape:
             return float("inf")
         # The difference of two affine maps is affine, so its length is largest at a corner.
@@ -121,7 +127,7 @@ class Grid:
 
 
 def moved(points: Any, affine: NDArray[np.floating]) -> Points:
-    """Transform points (..., 3) by an affine."""
+    """Transform points (..., 3) by an affine (4, 4)."""
     # Points are rows: p @ Aᵀ equals A @ p for columns.
     rows = np.asarray(points, np.float64)
     turned: Points = rows @ affine[:3, :3].T
@@ -129,13 +135,13 @@ def moved(points: Any, affine: NDArray[np.floating]) -> Points:
 
 
 def corners(box: Box) -> list[tuple[int, ...]]:
-    """Return the eight corner voxels of a box."""
+    """Return the indices of the eight corner voxels of a box."""
     ends = [(side.start, side.stop - 1) for side in box]
     return list(product(*ends))
 
 
 def whole(shape: Sequence[int]) -> Box:
-    """Return the box of all voxels of an array."""
+    """Return the box that contains all voxels of an array of this shape."""
     return to_box(slice(0, length) for length in shape)
 
 
@@ -144,9 +150,9 @@ def grown(
     shape: Sequence[int],
     voxels: int | NDArray[np.int_] = 1,
 ) -> Box:
-    """Return a box extended by `voxels` on each side, one number or one per axis.
+    """Return a box extended by some voxels on each side, but not beyond an array of this shape.
 
-    The result is clipped to an array of this shape.
+    `voxels` is one number, or one for each axis.
     """
     margins = np.broadcast_to(voxels, 3).tolist()
     sides = []
@@ -173,22 +179,22 @@ def is_empty(box: Box) -> bool:
 
 
 def to_box(sides: Iterable[slice]) -> Box:
-    """Convert three slices to a box."""
+    """Convert three slices to a box, a tuple of them."""
     x, y, z = sides
     return x, y, z
 
 
 def to_shape(sides: Any) -> Shape:
-    """Convert three numbers to a shape."""
+    """Convert three numbers to a shape, a tuple of int."""
     x, y, z = (int(side) for side in sides)
     return x, y, z
 
 
 def world_axes(codes: str) -> tuple[tuple[int, int], ...]:
-    """Return world axis (0, 1 or 2) and direction (1 or -1) of each array axis.
+    """Return the world axis (0, 1 or 2) and the direction (1 or -1) of each array axis.
 
-    `codes` is an orientation code such as "LIA". Raises a ValueError if it does not name each world
-    axis once.
+    `codes` is an orientation code such as "LIA". Raises ValueError unless it names each world axis
+    once.
     """
     axes = [_DIRECTIONS[code] for code in codes if code in _DIRECTIONS]
     named = sorted(world for world, _ in axes)

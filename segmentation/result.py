@@ -70,7 +70,8 @@ class Result(Prediction):
     labels : Volume
         FreeSurfer numbers, int16; 0 is background.
     parcel_labels : Volume
-        The same with parcels in place of the cortex, if `segment` was called with `parcels=True`.
+        FreeSurfer numbers, int16, with parcels in place of the cortex. Only after
+        `segment(..., parcels=True)`.
     entropy : Volume
         Entropy of the probabilities in nats, float32; 0 is certain.
     model : str
@@ -85,9 +86,10 @@ class Result(Prediction):
     def of(
         cls, found: Prediction, model: Model, parcels_model: Model | None = None
     ) -> Self:
-        """Return a result for a prediction, with the name and the quality limits of its model.
+        """Return the result for a prediction, with the name and the quality limits of its model.
 
-        `parcels_model` has the limits of parcels, if these were predicted.
+        `parcels_model` is the model that predicted the parcels, whose limits they are graded by;
+        None without parcels.
         """
         known = {field.name: getattr(found, field.name) for field in fields(found)}
         parcel_limits = LIMITS
@@ -113,8 +115,8 @@ class Result(Prediction):
     def quality(self) -> Grade:
         """Grade of the scan by the model's limits.
 
-        Its `name` is pass, look or reject. `reasons` is a list of sentences, and `structures`
-        has the grades of the structures that have one.
+        Its `name` is pass, look or reject, `reasons` has the reasons in sentences, and `structures`
+        has the grades of structures by name. Structures without a grade are left out.
         """
         return grade(self, self.limits)
 
@@ -137,36 +139,36 @@ class Result(Prediction):
 
         It is the volume of `brain_mask()`. It is unknown for models that do not predict all fluid
         around the brain, for scans that do not show the skull on all sides, and if the field of
-        view ends inside it: `measures_note` says which.
+        view ends inside the skull. `measures_note` has the reason.
 
         Examples
         --------
         >>> result.intracranial_volume is None or result.intracranial_volume > 0
         True
         """
-        return self._measured.mm3[INTRACRANIAL.column]
+        return self._brain_volumes.mm3[INTRACRANIAL.column]
 
     @property
     def measures(self) -> dict[str, float | None]:
         """Volumes of the whole brain in mm³, under FreeSurfer's names.
 
-        Volumes that need a structure which the model does not predict are left out.
+        A volume is left out if it needs a structure that the model does not predict.
 
         Examples
         --------
         >>> result.measures["BrainSegVol"] > result.measures["CortexVol"]
         True
         """
-        return dict(self._measured.mm3)
+        return dict(self._brain_volumes.mm3)
 
     @property
     def measures_note(self) -> str:
-        """Reason for a missing intracranial volume; "" if it is known."""
-        return self._measured.note
+        """Reason why the intracranial volume is unknown; "" if it is known."""
+        return self._brain_volumes.note
 
     @cached_property
-    def _measured(self) -> BrainVolumes:
-        """All volumes of the whole brain."""
+    def _brain_volumes(self) -> BrainVolumes:
+        """Volumes of the whole brain, and the reason if the intracranial volume is unknown."""
         return measure(self, Evidence.of(self), self.limits)
 
     def volumes(self) -> pd.DataFrame:
@@ -303,7 +305,7 @@ class Result(Prediction):
         >>> mask.data.shape == result.labels.shape
         True
         """
-        inside = self.indices.data == self._known(structure).index
+        inside = self.indices.data == self._find_predicted(structure).index
         return Volume(inside, self.indices.affine, self.indices.codes)
 
     def probability(self, structure: str | int) -> Volume:
@@ -329,7 +331,7 @@ class Result(Prediction):
         >>> bool(result.probability("L-Hi").data.max() <= 1)
         True
         """
-        found = self.probabilities(self._known(structure).name)
+        found = self.probabilities(self._find_predicted(structure).name)
         # Sums of float16 shares may slightly exceed 1.
         return replace(found, data=np.minimum(found.data, 1))
 
@@ -357,7 +359,7 @@ class Result(Prediction):
         --------
         >>> result.surface("Left-Hippocampus").save("hippocampus.ply")
         """
-        label = self._known(structure)
+        label = self._find_predicted(structure)
         inside = self.working.data == label.index
         if not inside.any():
             raise LabelError(f"{label.name} was not found in this scan")
@@ -366,7 +368,7 @@ class Result(Prediction):
         own = probabilities[..., label.index].copy()
         probabilities[..., label.index] = -1
         largest_other = probabilities.max(-1)
-        # Margin to the next structure; a tie goes as in the label map.
+        # Lead over the next structure. At a tie, the side is that of the label map.
         distance = np.maximum(np.abs(own - largest_other), 1e-3)
         lead = np.where(inside[box], distance, -distance)
         return surface_net(lead, self.plan.working.cut(box).affine)
@@ -438,7 +440,7 @@ class Result(Prediction):
         self.labels.write(path, labels=True)
 
     def plot(self) -> Figure:
-        """Plot a slice of each view: the image, its labels, and both overlaid.
+        """Plot a slice of each view with the outlines of its labels.
 
         The figure belongs to pyplot: notebooks show it, `.savefig("look.png")` saves it.
 
@@ -458,13 +460,13 @@ class Result(Prediction):
         return figure
 
     def _mosaic(self) -> NDArray[np.uint8]:
-        """Draw a slice of each view, three times, (H, W, 3)."""
+        """Draw a slice of each view with the outlines of its labels, RGB (H, W, 3)."""
         image = reoriented(self.image, "RAS")
         labels = reoriented(self.working, "RAS")
         return draw_mosaic(image, labels, self.scheme, slices_per_view=1)
 
     def _repr_html_(self) -> str:
-        """Return HTML for a notebook: grade, a picture, and volumes to unfold."""
+        """Return HTML for a notebook: the grade, a picture, and a table of volumes to unfold."""
         return notebook_html(
             repr(self),
             self.quality.reasons,
@@ -472,8 +474,11 @@ class Result(Prediction):
             self.volumes(),
         )
 
-    def _known(self, structure: str | int) -> Label:
-        """Return the label of a structure; raise LabelError if it is unknown or not predicted."""
+    def _find_predicted(self, structure: str | int) -> Label:
+        """Return the label of a structure; raise LabelError if it is unknown or not predicted.
+
+        `structure` is a name, an abbreviation or a FreeSurfer number.
+        """
         label = self.scheme.find(structure)
         if label.name in self.not_predicted:
             raise LabelError(f"the model {self.model} does not predict {label.name}")
@@ -486,10 +491,11 @@ def notebook_html(
     picture: bytes,
     volumes: pd.DataFrame,
 ) -> str:
-    """Return HTML for a notebook, in the notebook's own font and without a style sheet.
+    """Return the HTML that a notebook shows for a result.
 
-    It has the title, reasons of the grade, a PNG no wider than the notebook, and volumes to unfold:
-    name, volume, share and grade of each structure. `volumes` is the table of `Result.volumes`.
+    It has the `title`, the `reasons` of the grade, the `picture` (content of a PNG file), no wider
+    than the notebook, and a table to unfold: name, volume, share and grade of each structure.
+    `volumes` is the table of `Result.volumes`. The notebook's font is used, and no style sheet.
     """
     listed = ""
     if reasons:

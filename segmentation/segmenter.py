@@ -19,7 +19,7 @@ _Scan = TypeVar("_Scan", bound=ScanLike)
 
 
 class ScanOptions(TypedDict, total=False):
-    """Arguments of `Segmenter.segment` for reading and segmenting a scan."""
+    """Keyword arguments of `segment` that are passed to `Segmenter.segment`."""
 
     image: str | None
     mirror: bool
@@ -31,7 +31,7 @@ class ScanOptions(TypedDict, total=False):
 
 
 def _say_nothing(stage: str) -> None:
-    """Ignore the stage; the default of `progress`."""
+    """Ignore the name of a stage; the default of `progress`."""
 
 
 class Segmenter(Predictor):
@@ -62,7 +62,7 @@ class Segmenter(Predictor):
     'fast'
     """
 
-    # Not in the parent's module, because results draw pictures, which inference does not depend on.
+    # Not in the parent's module: results draw pictures, and inference does not depend on rendering.
     def segment(
         self,
         volume: ScanLike,

@@ -17,8 +17,9 @@ Spent = Mapping[str, tuple[float, float]]
 class Clock:
     """Seconds spent in each stage, for one scan or for a process with all its threads.
 
-    Time of an inner stage does not count for the outer one. Stages of threads that run at the same
-    time share it equally, so the seconds of all stages add up to those of the clock.
+    Time of a nested stage does not count for the outer stage. If several threads are in stages at
+    the same time, they share the elapsed time equally, so that the seconds of all stages add up to
+    those of the clock.
     """
 
     def __init__(self) -> None:
@@ -30,28 +31,31 @@ class Clock:
         self._lock = threading.Lock()
 
     def switch(self, to: str | None) -> str | None:
-        """Switch this thread to another stage, or to none, and return the previous one.
+        """Switch this thread to another stage, or to none (None); return its previous stage.
 
         The time until now counts for the previous stage.
         """
         thread = threading.get_ident()
         with self._lock:
-            self._add()
+            self._add_elapsed()
             before = self._at_work.pop(thread, None)
             if to is not None:
                 self._at_work[thread] = to
             return before
 
     def take(self) -> Spent:
-        """Return the seconds of each stage since the last call; "" is time outside of stages."""
+        """Return the wall and processor seconds of each stage since the last call.
+
+        The key "" is the time outside of stages.
+        """
         with self._lock:
-            self._add()
+            self._add_elapsed()
             spent = self._spent
             self._spent = {}
             return spent
 
-    def _add(self) -> None:
-        """Divide the time since the last call among the running stages."""
+    def _add_elapsed(self) -> None:
+        """Divide the time since the last call equally among running stages; needs the lock."""
         wall_now = time.perf_counter()
         processor_now = time.process_time()
         stages = list(self._at_work.values()) or [""]
@@ -73,30 +77,31 @@ _wait: Callable[[], object] | None = None
 
 
 def wait_first(wait: Callable[[], object]) -> None:
-    """Call `wait` before the time is taken wherever a stage begins or ends on a clock.
+    """Set a function that is called before the clock is read at the begin and end of each stage.
 
-    On a GPU it waits for running kernels, which would otherwise count for a later stage.
+    On a GPU it waits for running kernels, whose time would otherwise count for a later stage.
     """
     global _wait
     _wait = wait
 
 
 def time_process() -> Clock:
-    """Start and return the clock of this process; the time before counts as its stage "start".
+    """Start and return the clock of this process; later calls return the same clock.
 
-    Later calls return the same clock. Until the first call, stages cost nothing.
+    The time from the start of the process to the first call counts as its stage "start". Until the
+    first call, stages cost nothing.
     """
     global _of_process
     if _of_process is None:
         _of_process = Clock()
-        before_s = _age_s()
+        before_s = _process_age_s()
         _of_process.began -= before_s
         _of_process._spent["start"] = before_s, time.process_time()
     return _of_process
 
 
-def _age_s() -> float:
-    """Return the seconds since this process was created."""
+def _process_age_s() -> float:
+    """Return the time since this process was created, in seconds."""
     try:
         # psutil rounds this to a second.
         text = Path("/proc/self/stat").read_text()
@@ -112,7 +117,7 @@ def _age_s() -> float:
 
 @contextmanager
 def timed(clock: Clock) -> Iterator[None]:
-    """Count stages in this block on the clock of a scan as well."""
+    """Count the stages of this block on `clock`, the clock of a scan, too."""
     token = _of_scan.set(clock)
     try:
         yield
@@ -122,7 +127,10 @@ def timed(clock: Clock) -> Iterator[None]:
 
 @contextmanager
 def report_stages_to(listener: Callable[[str], object]) -> Iterator[None]:
-    """Call `listener` with the name of each new stage in this block."""
+    """Call `listener` with the name of each stage that begins in this block.
+
+    It is not called again if the next stage has the same name.
+    """
     last = ""
 
     def hear(name: str) -> None:
@@ -140,10 +148,10 @@ def report_stages_to(listener: Callable[[str], object]) -> Iterator[None]:
 
 @contextmanager
 def stage(name: str) -> Iterator[None]:
-    """Time the block as a stage on every active clock; without a clock it costs nothing.
+    """Time this block as a stage on every active clock; without a clock it costs nothing.
 
-    Listeners (`report_stages_to`) receive its name. Stages may be nested: the inner one gets
-    the time, and the outer one continues when it ends.
+    The listener set by `report_stages_to` receives its name. Stages may be nested: time counts for
+    the inner stage only, and the outer stage continues when that ends.
     """
     listener = _listener.get()
     if listener is not None:
@@ -163,7 +171,11 @@ def stage(name: str) -> Iterator[None]:
 
 
 def together(parts: Iterable[Spent], *, side_by_side: int = 1) -> Spent:
-    """Sum times; wall time of `side_by_side` parallel processes counts once."""
+    """Sum the times of several parts by stage.
+
+    If `side_by_side` processes ran in parallel, their wall times are divided by this number, so
+    that parallel time counts once.
+    """
     sums: dict[str, tuple[float, float]] = {}
     for part in parts:
         for name, (wall, processor) in part.items():
@@ -174,10 +186,11 @@ def together(parts: Iterable[Spent], *, side_by_side: int = 1) -> Spent:
 
 
 def as_table(*parts: Spent) -> str:
-    """Format stages in their order of first use, the rest, and the total of this process.
+    """Format the times of stages as a table of text, in their order of first use.
 
-    Several parts, such as those of worker processes, are added. Times are in seconds; processor
-    time may exceed wall time, since threads add up.
+    The times of several parts, such as worker processes, are added. The last rows are the remaining
+    time and the total of this process. Times are in seconds. Processor time may exceed wall time,
+    because the times of all threads are added.
     """
     spent = together(parts)
     total_wall = time.perf_counter() - time_process().began

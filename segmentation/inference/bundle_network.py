@@ -25,19 +25,19 @@ _log = logging.getLogger("trinat.bundle")
 
 
 class ReadScand:
-    """MONAI-style transform that replaces the path of a scan by its voxels.
+    """MONAI dictionary transform that replaces the path of a scan by its voxels.
 
     It reads as `trinat predict` does, with the same checks.
     """
 
     def __init__(self, keys: str) -> None:
-        """Store `keys`, the one key with the path."""
+        """Store `keys`, the single key whose value is the path of the scan."""
         self.key = keys
 
     def __call__(self, data: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
-        """Return a copy of `data` with a MetaTensor (1, X, Y, Z) in RAS mm.
+        """Return a copy of `data` with a MetaTensor (1, X, Y, Z), RAS mm, in place of the path.
 
-        Raises what `Volume.read` raises.
+        Raises the errors of `Volume.read`.
         """
         found = dict(data)
         path = str(found[self.key])
@@ -49,21 +49,25 @@ class ReadScand:
 
 
 class WriteLabelsd:
-    """Transform that writes a label map as `trinat predict` does: OUTPUT_DIR/NAME_dseg.nii.gz.
+    """MONAI dictionary transform that writes a label map to OUTPUT_DIR/NAME_dseg.nii.gz.
 
     It replaces MONAI's SaveImaged, which cannot write some axis orders.
     """
 
     def __init__(self, keys: str, output_dir: str | Path) -> None:
-        """Store `keys`, the key of the label map; `output_dir` is made with the first map."""
+        """Store `keys`, the single key of the label map, and the folder to write to.
+
+        `output_dir` is created when the first label map is written.
+        """
         self.key = keys
         self.folder = Path(output_dir)
         self._scan_of: dict[str, Path] = {}  # by the name of its label map
 
     def __call__(self, data: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
-        """Write and return `data` unchanged.
+        """Write the label map of `data`; return a copy of `data`.
 
-        Its MetaTensor (1, X, Y, Z) has the file name of its scan.
+        The label map is a MetaTensor (1, X, Y, Z) whose metadata hold the file name of the scan.
+        Raises OutputError if a scan of another folder with the same name was written before.
         """
         labels = data[self.key]
         voxels, affine = from_monai(labels)
@@ -83,9 +87,9 @@ class WriteLabelsd:
 
 
 class LabelNetwork(nn.Module):
-    """Module that segments whole scans in their own space: the networks of a model, fused.
+    """Module that segments whole scans in their own space with all networks of a model.
 
-    It is moved by `to(device)`, and computes as `trinat predict` does on that device.
+    Move it with `to(device)`; it computes as `trinat predict` does on that device.
     """
 
     def __init__(self, model: str | Path) -> None:
@@ -99,10 +103,10 @@ class LabelNetwork(nn.Module):
         self._predictors: dict[torch.device, Predictor] = {}
 
     def forward(self, image: Tensor) -> Tensor:
-        """Segment scans (N, 1, X, Y, Z) to FreeSurfer numbers, float32, of that shape.
+        """Segment scans (N, 1, X, Y, Z); return FreeSurfer numbers, float32, of the same shape.
 
-        A MetaTensor has its affine. A plain tensor is assumed to have voxels of 1 mm and axes to
-        the right, to the front and upwards. A MetaTensor gives a MetaTensor with the same metadata.
+        The affine of a MetaTensor is used, and the result is a MetaTensor with the same metadata. A
+        plain tensor is assumed to be in RAS orientation with voxels of 1 mm.
         """
         labels = torch.zeros_like(image, dtype=torch.float32)
         device = image.device
@@ -120,9 +124,10 @@ class LabelNetwork(nn.Module):
 
 
 class ScanEvaluator:
-    """Evaluator of a bundle: each scan of its dataset through the network, one at a time.
+    """MONAI-style evaluator that runs the network on the scans of a dataset, one at a time.
 
-    It replaces `SupervisedEvaluator`, which needs pytorch-ignite and hides which scan has failed.
+    It replaces `SupervisedEvaluator`, which needs pytorch-ignite and does not say which scan
+    failed.
     """
 
     def __init__(
@@ -133,7 +138,12 @@ class ScanEvaluator:
         device: torch.device,
         postprocessing: Callable[[dict[str, Any]], Any],
     ) -> None:
-        """Store the dataset of dictionaries with `image`; `postprocessing` gets `pred`, too."""
+        """Store the parts of the bundle.
+
+        Each item of `dataset` is a dictionary whose key `image` is a MetaTensor. `inferer` is
+        called with a batch of one image and the network. `postprocessing` is called with the item,
+        to which the key `pred` was added: the label map.
+        """
         self.dataset = dataset
         self.network = network
         self.inferer = inferer
@@ -141,9 +151,9 @@ class ScanEvaluator:
         self.postprocessing = postprocessing
 
     def run(self) -> None:
-        """Segment all scans, logging each one.
+        """Segment all scans and log the begin and end of each.
 
-        Raises an InputError without scans, and the errors of reading a scan.
+        Raises InputError if there are no scans, and the errors of reading a scan.
         """
         count = len(self.dataset)  # type: ignore[arg-type]
         if not count:

@@ -40,44 +40,46 @@ from trinat.segmentation.space.morphology import largest_part
 
 PARTS = 5
 PROFILE_POINTS = 50
-# Limits of the grade. Borders of sharp scans are 1.3 to 2.2 mm wide; after smoothing by a Gaussian
-# of 2.8 mm (full width at half maximum) 2.6 to 3.3, of 4 mm 3.2 to 3.8.
+# Limits of the grade. The border of the callosum is 1.3 to 2.2 mm wide in sharp scans. After
+# smoothing by a Gaussian with a full width at half maximum of 2.8 mm it is 2.6 to 3.3 mm wide, of
+# 4 mm 3.2 to 3.8 mm.
 EDGE_MM = (2.9, 3.6)
 LENGTH_MM = (55.0, 95.0)
 SMALLEST_MM2 = 200.0
 # FreeSurfer's callosum is this thick from left to right.
 _SLAB_MM = 5.0
 _OFFSETS_MM = np.arange(-2.0, 3.0)
-# The section reaches this far from its middle along the callosum and across it.
+# The section extends this far from its middle, along its long axis and perpendicular to it.
 _HALF_LENGTH_MM = 60.0
 _HALF_HEIGHT_MM = 40.0
 _STEP_MM = 0.5
 # Left and right white matter touch where both together have at least this probability.
 _IS_WHITE = 0.6
-# Fewer places where left and right touch make no plane: some 800 are usual.
+# With fewer voxels at which left and right touch, no plane is fitted: some 800 are usual.
 _FEWEST_CONTACTS = 100
 # Deviations from the plane that are larger count less (soft L1).
 _USUAL_DEVIATION_MM = 0.5
-# The fornix touches the body only, between these shares of the length from behind; below the
-# front part of the body lies the rostrum, which belongs to the callosum.
+# The fornix touches only the body of the callosum, which lies between these shares of the length,
+# from the back. From `_ROSTRUM_FROM` on, the rostrum lies below the body and belongs to the
+# callosum.
 _BODY = (0.2, 0.8)
 _ROSTRUM_FROM = 0.72
 # The fornix touches the callosum along less than this.
 _CONTACT_MM = 20.0
-# The border of the callosum is at most this wide, and this wide where it borders on what networks
-# take for white matter, too.
+# Largest width of the border of the callosum, and its width where other tissue that the networks
+# label as white matter lies next to it.
 _BORDER_MM = 2.0
 _HALF_BORDER_MM = 0.5
-# Cortex and white matter around the callosum are compared where they are this probable, up to this
-# far from its middle.
+# The brightness of cortex and of white matter is measured in voxels with at least this probability,
+# within this distance of the plane's origin along each axis.
 _SURE = 0.9
 _REACH_MM = (12, 50, 35)
-# White matter is brighter than cortex by this share of their difference.
+# White matter must be brighter than cortex by at least this share of their typical difference.
 _LEAST_BRIGHTNESS = 0.3
-# Brightness is compared across the outline at these distances from it, outwards.
+# Brightness across the outline is sampled at these distances from it; positive ones are outside.
 _EDGE_OFFSETS_MM = np.arange(-2.5, 3.0, 0.5)
 _REFINEMENTS = 10
-# Points of the midline over which it is smoothed, as the standard deviation of a Gaussian.
+# The midline is smoothed by a Gaussian with this standard deviation, in points of the midline.
 _SMOOTHING = 4.0
 _SIDE_POINTS = 200
 
@@ -86,7 +88,9 @@ _SIDE_POINTS = 200
 class Midplane:
     """The midsagittal plane, in voxels of the working grid.
 
-    `origin` lies in the plane; `normal`, `forward` and `up` are orthogonal unit vectors.
+    `origin` is a point (3,) in the plane. `normal`, `forward` and `up`, (3,) each, are orthogonal
+    unit vectors: `normal` is perpendicular to the plane and points to the right, the other two lie
+    in the plane.
     """
 
     origin: NDArray[np.float64]
@@ -97,11 +101,17 @@ class Midplane:
     def turned(
         self, origin: NDArray[np.float64], along: NDArray[np.float64]
     ) -> Midplane:
-        """Return the same plane with another origin and another direction as forward."""
+        """Return the same plane with another origin and another direction as `forward`.
+
+        `origin` and `along` (3,) must lie in the plane.
+        """
         return Midplane(origin, self.normal, along, np.cross(self.normal, along))
 
     def coordinates(self, points: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the position (..., 3) of points along forward, up and normal."""
+        """Return the coordinates of points (..., 3) relative to the plane's origin, (..., 3).
+
+        The three coordinates are the distances along `forward`, `up` and `normal`.
+        """
         axes = np.stack([self.forward, self.up, self.normal])
         found: NDArray[np.float64] = (points - self.origin) @ axes.T
         return found
@@ -111,9 +121,10 @@ class Midplane:
 class Section:
     """The callosum in its midsagittal section.
 
-    `white` (A, B) is the probability of white matter in the section, 0 beyond the callosum, and
-    `is_callosum` (A, B) is where white matter belongs to the callosum. The axes run along
-    `plane.forward` and `plane.up`, in steps of 0.5 mm around `plane.origin`.
+    Both maps (A, B) are sampled in steps of 0.5 mm around `plane.origin`: the first axis runs along
+    `plane.forward`, the second along `plane.up`. `white` is the probability of white matter, and 0
+    outside of the callosum. `is_callosum` marks the pixels at which white matter belongs to the
+    callosum.
     """
 
     plane: Midplane
@@ -121,9 +132,10 @@ class Section:
     is_callosum: NDArray[np.bool_]
 
     def parts(self, points: NDArray[np.float64]) -> NDArray[np.uint8]:
-        """Return the part, 1 (posterior) to 5 (anterior), of points (N, 3) in white matter.
+        """Return the part of the callosum, 1 (posterior) to 5 (anterior), at each of points (N, 3).
 
-        It is 0 for points that do not belong to the callosum.
+        The points are centres of white matter voxels, in voxels of the working grid. The part is 0
+        for points outside of the callosum.
         """
         along, across, from_plane = self.plane.coordinates(points).T
         columns = (along + _HALF_LENGTH_MM) / _STEP_MM
@@ -150,28 +162,28 @@ class Section:
 
     @property
     def area_mm2(self) -> float:
-        """Area of the section."""
+        """Area inside the outline, in mm²."""
         return abs(_signed_area(self.outline))
 
     @property
     def length_mm(self) -> float:
-        """Distance from the hindmost to the foremost point along the long axis."""
+        """Distance from the hindmost to the foremost point, measured along the long axis."""
         return float(np.ptp(self.outline[:, 0]))
 
     @cached_property
     def _midline(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """The midline (N, 2) from behind to front, and the thickness at its points (N,)."""
+        """Midline (N, 2) in mm, from back to front, and the thickness at its points (N,), in mm."""
         return find_midline(self.outline, self.white >= 0.5)
 
     @property
     def midline_mm(self) -> float:
-        """Length of the curved midline."""
+        """Length of the curved midline, in mm."""
         points, _ = self._midline
         return float(_arc_lengths(points)[-1])
 
     @property
     def thickness_mm(self) -> NDArray[np.float64]:
-        """Thickness at 50 points, evenly spaced along the midline from behind to front."""
+        """Thickness at 50 points, (50,), evenly spaced along the midline from back to front."""
         points, thickness = self._midline
         places = _arc_lengths(points)
         middles = (np.arange(PROFILE_POINTS) + 0.5) / PROFILE_POINTS
@@ -202,18 +214,18 @@ class Callosum:
 
     @property
     def volumes_mm3(self) -> dict[str, float]:
-        """Volume of each part."""
+        """Volume of each part, by the part's name in FreeSurfer."""
         voxel_mm3 = self.labels.grid.voxel_mm3
         return {name: count * voxel_mm3 for name, count in self.voxels.items()}
 
     @property
     def volume_mm3(self) -> float:
-        """Volume of the whole callosum, within 2.5 mm of the midsagittal plane."""
+        """Volume of the whole callosum in mm³, within 2.5 mm of the midsagittal plane."""
         return sum(self.volumes_mm3.values())
 
     @property
     def measures(self) -> dict[str, float | None]:
-        """Area of the section, lengths and thickness, by their names in callosum.tsv.
+        """Area, lengths, and mean and largest thickness of the section, by column of callosum.tsv.
 
         Values are None if no callosum was found.
         """
@@ -235,9 +247,9 @@ class Callosum:
 
     @property
     def thickness_mm(self) -> NDArray[np.float64]:
-        """Thickness at 50 points, evenly spaced along the midline from behind to front.
+        """Thickness at 50 points, (50,), evenly spaced along the midline from back to front.
 
-        NaN if no callosum was found.
+        All values are NaN if no callosum was found.
         """
         if self.section is None:
             return np.full(PROFILE_POINTS, np.nan)
@@ -250,10 +262,11 @@ def measured(
     is_white: Volume,
     plan: ConformPlan,
 ) -> Callosum:
-    """Bring a callosum into the scan's own space, measure it and grade it.
+    """Restore a callosum to the scan's own space, measure it and grade it.
 
-    `image` is the scan on the working grid, `is_white` the white matter (bool) in the scan's own
-    space, to which the callosum is limited.
+    `section` is the callosum that `find_callosum` found, or None. `image` is the scan on the
+    working grid. `is_white` (bool) marks the white matter in the scan's own space: only these
+    voxels can become callosum. `plan` maps the working grid to the scan.
     """
     scheme = load_scheme("callosum")
     parts = np.zeros(is_white.shape, np.uint8)
@@ -273,7 +286,11 @@ def measured(
 def _grade(
     section: Section | None, parts: NDArray[np.uint8], image: NDArray[np.float32]
 ) -> tuple[GradeName, tuple[str, ...]]:
-    """Grade a callosum whose `parts` are in the scan's own space, with the reasons."""
+    """Grade a callosum; return the grade and the reasons for it.
+
+    `parts` has the part of each voxel in the scan's own space, 0 outside of the callosum. `image`
+    is the scan on the working grid.
+    """
     if section is None or not parts.any():
         return "reject", ("no callosum found: no white matter crosses the midline",)
     findings = []
@@ -301,10 +318,11 @@ def _touches_edge(parts: NDArray[np.uint8]) -> bool:
 
 
 def edge_width(section: Section, image: NDArray[np.float32]) -> float:
-    """Return over how many mm brightness changes from inside the callosum to outside.
+    """Return the width of the callosum's border: the mm over which brightness changes across it.
 
-    It is the contrast between 2.5 mm inside and outside of the outline, divided by the steepest
-    slope between them; medians of all points of the outline.
+    The width is a contrast divided by a slope. The contrast is the difference in brightness between
+    points 2.5 mm inside and 2.5 mm outside of the outline; the slope is the steepest one between
+    these points. Both are medians over all points of the outline.
     """
     outline = section.outline
     tangents = np.roll(outline, -1, axis=0) - np.roll(outline, 1, axis=0)
@@ -316,10 +334,10 @@ def edge_width(section: Section, image: NDArray[np.float32]) -> float:
     columns = (points[..., 0] + _HALF_LENGTH_MM) / _STEP_MM
     rows = (points[..., 1] + _HALF_HEIGHT_MM) / _STEP_MM
     values = ndimage.map_coordinates(
-        _section(image, section.plane), [columns, rows], order=1
+        _average_over_slab(image, section.plane), [columns, rows], order=1
     )
     contrast = np.median(values[:, 0] - values[:, -1])
-    # In a contrast where the callosum is darker than its surroundings, slopes change sign, too.
+    # If the callosum is darker than its surroundings, the contrast and the slopes are negative.
     slopes = -np.diff(values, axis=1) / np.diff(_EDGE_OFFSETS_MM) * np.sign(contrast)
     steepest = np.median(slopes.max(axis=1))
     return float(abs(contrast) / max(steepest, 1e-6))
@@ -349,20 +367,20 @@ def find_callosum(
     if plane is None:
         return None
     white = np.asarray(left, np.float32) + right
-    bright = _as_white_as_bright(white, cortex, image, plane)
+    bright = _limited_by_brightness(white, cortex, image, plane)
     kept = np.zeros(0, bool)
     is_cut = np.zeros(0, bool)
     # The fornix tilts the first estimate of the long axis; the later ones are free of it.
     for _ in range(3):
-        section = _section(bright, plane)
+        section = _average_over_slab(bright, plane)
         inside = largest_part(section >= 0.5)
         if not inside.any():
             return None
         kept = without_fornix(inside)
         is_cut = (section >= 0.5) & ~kept
         plane_of_kept = plane
-        plane = _along_its_axis(plane, kept)
-    section = _section(white, plane_of_kept)
+        plane = _aligned_to(plane, kept)
+    section = _average_over_slab(white, plane_of_kept)
     is_callosum = _with_border(kept, section >= 0.5) & ~is_cut
     section = np.where(is_callosum, section, 0)
     inside = largest_part(section >= 0.5)
@@ -375,9 +393,10 @@ def find_callosum(
 def fit_midplane(
     left: NDArray[np.floating], right: NDArray[np.floating]
 ) -> Midplane | None:
-    """Fit a plane to where left and right white matter are equally probable.
+    """Fit a plane to the places at which left and right white matter are equally probable.
 
-    Left lies at low indices of the first axis. Returns None where they hardly touch.
+    `left` and `right` are the probabilities of white matter of each side, (X, Y, Z); left lies at
+    low indices of the first axis. Returns None if the two sides touch in too few voxels.
     """
     lead = np.asarray(left, np.float32) - right
     white = np.asarray(left, np.float32) + right
@@ -410,18 +429,21 @@ def fit_midplane(
     return Midplane(origin, normal, forward, np.cross(normal, forward))
 
 
-def _as_white_as_bright(
+def _limited_by_brightness(
     white: NDArray[np.floating],
     cortex: NDArray[np.floating],
     image: NDArray[np.floating],
     plane: Midplane,
 ) -> NDArray[np.float32]:
-    """Lower the probability of white matter (X, Y, Z) where the scan is as grey as cortex.
+    """Return the probability of white matter (X, Y, Z), lowered where the scan is dark as cortex.
 
-    Networks repeat mistakes of the labels that they were trained with: FreeSurfer adds cortex and
-    cingulum to a callosum that is stretched over wide ventricles.
+    `white` and `cortex` are probabilities, `image` is the scan, all (X, Y, Z). The typical
+    brightness of both tissues is measured near the plane's origin.
+
+    The reason is that networks repeat mistakes of the labels that they were trained with:
+    FreeSurfer adds cortex and cingulum to a callosum that is stretched over wide ventricles.
     """
-    near = _around(plane, white.shape)
+    near = _box_around(plane, white.shape)
     grey = image[near][cortex[near] > _SURE]
     bright = image[near][white[near] > _SURE]
     if not grey.size or not bright.size:
@@ -431,7 +453,7 @@ def _as_white_as_bright(
     if contrast == 0:
         return np.asarray(white, np.float32)
     brightness = (image - darkest) / contrast
-    # 0.5 at the limit, so that the border lies there.
+    # The limit is 0.5 at the least brightness, so that the border of the callosum lies there.
     limit = 0.5 + brightness - _LEAST_BRIGHTNESS
     return np.asarray(np.clip(np.minimum(white, limit), 0, 1), np.float32)
 
@@ -439,10 +461,11 @@ def _as_white_as_bright(
 def _with_border(
     core: NDArray[np.bool_], is_white: NDArray[np.bool_]
 ) -> NDArray[np.bool_]:
-    """Return where white matter of a section (A, B) belongs to the bright core of the callosum.
+    """Extend the bright core of the callosum by its border; return the mask (A, B).
 
-    Voxels of the border are darker than the core, as partly filled voxels are. Where white matter
-    goes on beyond the border without getting brighter, it is grey matter or the fornix.
+    `core` marks the core in a section, `is_white` all white matter of the section. Voxels of the
+    border are partly filled and therefore darker than the core. White matter that continues beyond
+    the width of a border without getting brighter is not border, but grey matter or the fornix.
     """
     to_core = ndimage.distance_transform_edt(~core, sampling=_STEP_MM)
     is_beyond = is_white & (to_core > _BORDER_MM)
@@ -453,8 +476,8 @@ def _with_border(
     return np.asarray(is_border | (to_core <= _HALF_BORDER_MM))
 
 
-def _around(plane: Midplane, shape: tuple[int, ...]) -> tuple[slice, ...]:
-    """Return a box of some centimetres around a plane's origin, inside an array of this shape."""
+def _box_around(plane: Midplane, shape: tuple[int, ...]) -> tuple[slice, ...]:
+    """Return a box of some centimetres around a plane's origin, clipped to an array's `shape`."""
     middle = np.rint(plane.origin).astype(int)
     return tuple(
         slice(max(place - reach, 0), min(place + reach, length))
@@ -463,10 +486,12 @@ def _around(plane: Midplane, shape: tuple[int, ...]) -> tuple[slice, ...]:
 
 
 def without_fornix(inside: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Cut fornix and septum off a section (A, B) of the callosum, whose axes run along and up.
+    """Remove fornix and septum from a section (A, B) of the callosum; return the remaining mask.
 
-    The upper run of each column of the body is the callosum. Its thickness is opened along the
-    body: what is thicker than everything around it within 20 mm is the fornix that touches.
+    The first axis of the section runs from back to front, the second one upwards. In each column of
+    the body, the uppermost run of set pixels is the callosum. A morphological opening of its
+    thickness along the body finds where it is thicker than everything around it within 20 mm: there
+    the fornix touches the callosum.
     """
     columns = np.flatnonzero(inside.any(axis=1))
     first, length = columns[0], np.ptp(columns)
@@ -474,7 +499,7 @@ def without_fornix(inside: NDArray[np.bool_]) -> NDArray[np.bool_]:
     body = inside[start:stop]
     height = body.shape[1]
     if not body.any(axis=1).all():
-        # The callosum has a gap; nothing hangs below it that could be told from it.
+        # The callosum has a gap, so that fornix and callosum cannot be told apart.
         return inside
     levels = np.arange(height)
     top = height - 1 - np.argmax(body[:, ::-1], axis=1)
@@ -483,12 +508,12 @@ def without_fornix(inside: NDArray[np.bool_]) -> NDArray[np.bool_]:
     bottom = np.where(is_gap.any(axis=1), bottom, 0)
     thickness = top + 1 - bottom
     window = round(_CONTACT_MM / _STEP_MM)
-    # Both ends of the callosum are thicker than its body, so that edges open nothing.
+    # Pad with a large thickness, because both ends of the callosum are thicker than its body.
     padded = np.pad(thickness, window, constant_values=height)
     opened = ndimage.grey_opening(padded, size=window)[window:-window]
     lowest = top + 1 - opened
     is_below = levels < lowest[:, None]
-    # Only what is joined to the run is cut where the rostrum lies below.
+    # Where the rostrum lies below the body, only pixels of the uppermost run are cut.
     is_before_rostrum = np.arange(start, stop) < first + _ROSTRUM_FROM * length
     is_cut = is_below & ((levels >= bottom[:, None]) | is_before_rostrum[:, None])
     kept = inside.copy()
@@ -499,20 +524,21 @@ def without_fornix(inside: NDArray[np.bool_]) -> NDArray[np.bool_]:
 def find_midline(
     outline: NDArray[np.float64], inside: NDArray[np.bool_]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the midline (N, 2) of a callosum from behind to front, and its thickness (N,).
+    """Return the midline (N, 2) of a callosum from back to front, and its thickness (N,), in mm.
 
-    The two ends are the points of the section `inside` (A, B) that are farthest apart by way of
-    the section. They divide the `outline` (M, 2) into two sides; the midline is as far from one
-    side as from the other.
+    `outline` (M, 2) is the closed outline in mm, `inside` (A, B) the mask of the section. The ends
+    of the midline are the two points of the section with the longest path between them inside the
+    section. They divide the outline into an upper and a lower side; the midline is equally far from
+    both.
     """
-    behind, before = _ends(inside)
+    behind, before = _farthest_points(inside)
     _, (one, other) = cKDTree(outline).query([behind, before])
     turned = np.roll(outline, -one, axis=0)
     split = (other - one) % len(outline)
     sides = (turned[: split + 1], np.vstack([turned[split:], turned[:1]])[::-1])
-    upper, lower = (_resampled(side, _SIDE_POINTS) for side in sides)
-    upper_tree = cKDTree(_resampled(upper, 10 * _SIDE_POINTS))
-    lower_tree = cKDTree(_resampled(lower, 10 * _SIDE_POINTS))
+    upper, lower = (_evenly_spaced(side, _SIDE_POINTS) for side in sides)
+    upper_tree = cKDTree(_evenly_spaced(upper, 10 * _SIDE_POINTS))
+    lower_tree = cKDTree(_evenly_spaced(lower, 10 * _SIDE_POINTS))
     midline = (upper + lower) / 2
     tips = midline[:1], midline[-1:]
     for _ in range(_REFINEMENTS):
@@ -521,7 +547,7 @@ def find_midline(
         middles = (upper_tree.data[above] + lower_tree.data[below]) / 2
         smooth = ndimage.gaussian_filter1d(middles, _SMOOTHING, axis=0, mode="nearest")
         # At a blunt end, all middles are some distance from it.
-        midline = _resampled(np.vstack([tips[0], smooth, tips[1]]), _SIDE_POINTS)
+        midline = _evenly_spaced(np.vstack([tips[0], smooth, tips[1]]), _SIDE_POINTS)
     to_upper, _ = upper_tree.query(midline)
     to_lower, _ = lower_tree.query(midline)
     return midline, np.asarray(to_upper + to_lower)
@@ -534,14 +560,19 @@ def _signed_area(outline: NDArray[np.float64]) -> float:
 
 
 def _section_axes() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the positions of a section's columns and rows, in mm."""
+    """Return the positions, in mm, of a section's samples along its first and second axis."""
     along = np.arange(-_HALF_LENGTH_MM, _HALF_LENGTH_MM + _STEP_MM, _STEP_MM)
     across = np.arange(-_HALF_HEIGHT_MM, _HALF_HEIGHT_MM + _STEP_MM, _STEP_MM)
     return along, across
 
 
-def _section(white: NDArray[np.floating], plane: Midplane) -> NDArray[np.float64]:
-    """Average a map (X, Y, Z) over the slab around the plane, (A, B); 0 outside the map."""
+def _average_over_slab(
+    white: NDArray[np.floating], plane: Midplane
+) -> NDArray[np.float64]:
+    """Average a map (X, Y, Z) across the slab around the plane; return the section, (A, B).
+
+    `white` is the map; it counts as 0 outside of the array.
+    """
     along, across = _section_axes()
     points = (
         plane.origin
@@ -553,8 +584,11 @@ def _section(white: NDArray[np.floating], plane: Midplane) -> NDArray[np.float64
     return np.asarray(values.mean(axis=-1, dtype=np.float64))
 
 
-def _along_its_axis(plane: Midplane, kept: NDArray[np.bool_]) -> Midplane:
-    """Move a plane's origin to the middle of a section and turn forward to its long axis."""
+def _aligned_to(plane: Midplane, kept: NDArray[np.bool_]) -> Midplane:
+    """Move a plane's origin to the middle of a section, and turn `forward` to its long axis.
+
+    `kept` (A, B) is the mask of the section in the plane.
+    """
     along, across = _section_axes()
     columns, rows = np.nonzero(kept)
     points = np.stack([along[columns], across[rows]], axis=1)
@@ -565,8 +599,11 @@ def _along_its_axis(plane: Midplane, kept: NDArray[np.bool_]) -> Midplane:
     return plane.turned(origin, x * plane.forward + y * plane.up)
 
 
-def _ends(inside: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """Return the two points (2, 2) farthest apart inside a section, hindmost first."""
+def _farthest_points(inside: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """Return the two points with the longest path between them inside a section, (2, 2).
+
+    `inside` (A, B) is the mask of the section. The points are in mm, the hindmost first.
+    """
     pixels = np.argwhere(inside)
     pairs = cKDTree(pixels).query_pairs(1.5, output_type="ndarray")
     distances = np.linalg.norm(pixels[pairs[:, 0]] - pixels[pairs[:, 1]], axis=1)
@@ -574,7 +611,7 @@ def _ends(inside: NDArray[np.bool_]) -> NDArray[np.float64]:
     graph = sparse.coo_array((distances, pairs.T), (count, count)).tocsr()
     start = 0
     ends = []
-    # From any point the farthest one is an end, and from that one the other end.
+    # The point farthest from any point is an end; the point farthest from this end is the other.
     for _ in range(3):
         reached = sparse.csgraph.dijkstra(graph, directed=False, indices=start)
         start = int(np.where(np.isfinite(reached), reached, -1).argmax())
@@ -586,13 +623,13 @@ def _ends(inside: NDArray[np.bool_]) -> NDArray[np.float64]:
 
 
 def _arc_lengths(points: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the distance from the first point of a line (N, 2) to each of its points, along it."""
+    """Return the length of a line (N, 2) from its first point to each of its points, (N,)."""
     steps = np.linalg.norm(np.diff(points, axis=0), axis=1)
     return np.concatenate([[0.0], np.cumsum(steps)])
 
 
-def _resampled(points: NDArray[np.float64], count: int) -> NDArray[np.float64]:
-    """Return `count` evenly spaced points of a line (N, 2), with its two ends."""
+def _evenly_spaced(points: NDArray[np.float64], count: int) -> NDArray[np.float64]:
+    """Return `count` evenly spaced points (count, 2) on a line (N, 2), including both ends."""
     places = _arc_lengths(points)
     wanted = np.linspace(0, places[-1], count)
     columns = [np.interp(wanted, places, values) for values in points.T]

@@ -14,8 +14,8 @@ from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.models.model_info import DEFAULT_WEIGHTS, Mean
 from trinat.segmentation.space.views import SliceAxes, View, slice_axes, to_slices
 
-# Lower limit of a class's probability in each view of a geometric mean. On the two scans that chose
-# it, 0.01 and 0.001 did alike, and 0.1 a thousandth worse.
+# Lower limit of a class's probability in each view of a geometric mean. On the two scans by which
+# it was chosen, 0.01 and 0.001 were equally good, and 0.1 was worse by a thousandth.
 _MIN_PROBABILITY = 1e-3
 _SPAN = -math.log(_MIN_PROBABILITY)
 # Number of voxels whose classes stay in a processor's cache from one operation to the next: adding
@@ -26,31 +26,48 @@ _SLAB = 8
 # Voxels whose probabilities are multiplied by odds at a time.
 _VOXELS_AT_A_TIME = 1 << 18
 
-# Factors on the probabilities of classes by name, before the most probable one is taken: above 1 a
-# structure wins more of the uncertain voxels. They are fitted to labelled scans.
+# Class name -> factor on the class's probability, applied before the most probable class is chosen.
+# With a factor above 1, a structure wins more of the uncertain voxels. Factors are fitted to
+# labelled scans.
 Odds = Mapping[str, float]
 
 
 class ViewAggregator:
-    """Accumulates slice probabilities in a volume (X, Y, Z, K), float16, sagittal view last.
+    """Weighted mean of the class probabilities of the views, accumulated in one volume.
 
-    The volume is `fused`: incomplete while slices are added, the fused probabilities once
-    `finish` was called. Classes are innermost because networks return them so and every step
-    but restoring needs them so.
+    `fused` is that volume, (X, Y, Z, K) float16. While slices are added it holds incomplete sums;
+    after `finish` it holds the fused probabilities. The sagittal view must be added last. The axis
+    of classes comes last because networks return it so and all steps but restoring need it so.
 
-    A sagittal slice shows no side: the probability of a merged structure is divided between
-    left and right in the ratio of the other views at that voxel, so that the sums of an
-    arithmetic mean stay 1.
+    A sagittal slice does not show which side it is on, so its network has merged classes, without
+    sides. The probability of a merged class is divided between left and right in the ratio that the
+    other views give at that voxel. The sums of an arithmetic mean therefore stay 1.
 
-    For a geometric mean `fused` accumulates logarithms, from 0 for the lowest probability to 1
-    for certainty, so that voxels that no view has segmented are 0 there, too. In half precision
-    this resolves a third of a percent; and a side that all other views give less than the
-    lowest probability cannot be distinguished from its partner.
+    For a geometric mean `fused` accumulates logarithms, scaled from 0 for the lowest probability to
+    1 for certainty, so that voxels that no view has segmented are 0 here, too. In half precision
+    this resolves a third of a percent. If all other views give both sides less than the lowest
+    probability, the ratio between the sides is lost.
 
-    `views` are those that will be added. Only the ratios of their `weights` matter. The default
-    weights are for models without any: those in a model's model.yaml take precedence
-    (`Model.fusion_weights`). With the sagittal view alone the classes are the merged ones:
-    `scheme` has the classes of the volume.
+    Parameters
+    ----------
+    shape : tuple
+        Shape (X, Y, Z) of the volume.
+    scheme : LabelScheme
+        Classes of the model, with sides. The attribute `scheme` has the K classes of `fused`; these
+        are the merged ones if only the sagittal view is used.
+    views : tuple of View
+        The views that will be added.
+    weights : mapping
+        Weight of each view; only their ratios matter. The default is for models without weights of
+        their own (`Model.fusion_weights`).
+    device : torch.device or str
+        Device of `fused`.
+    axes : mapping, optional
+        Axes of the volume along which the slices of each view are cut. Default: as in a RAS volume.
+    sagittal_is_merged : bool
+        True if the sagittal network has merged classes.
+    mean : str
+        "arithmetic" or "geometric". With a single view both are the same.
     """
 
     def __init__(
@@ -77,7 +94,7 @@ class ViewAggregator:
         total = sum(weights[view] for view in views)
         if total <= 0 or min(weights[view] for view in views) < 0:
             raise ConfigError("view weights are negative, or all are 0")
-        # A tensor of one element, which makes products with half precision single precision.
+        # Tensors of one element, so that products with half precision are in single precision.
         self._weights = {
             view: torch.tensor([weights[view] / total], device=device) for view in views
         }
@@ -93,9 +110,9 @@ class ViewAggregator:
     def _prepare_division(
         self, scheme: LabelScheme, device: torch.device | str
     ) -> None:
-        """Prepare matrices that divide merged probabilities between left and right.
+        """Prepare the matrices that divide merged probabilities between left and right.
 
-        Products with rows of ones and zeros are over twice as fast as selecting by index.
+        A product with a matrix of ones and zeros is over twice as fast as selecting by index.
         """
         merged = scheme.merged
         partner = torch.from_numpy(scheme.partner_permutation.copy()).to(device)
@@ -104,11 +121,11 @@ class ViewAggregator:
         to_merged = torch.from_numpy(merged.to_merged.copy()).to(device)
         merged_identity = torch.eye(len(merged.scheme), device=device)
         self._expand = merged_identity[:, to_merged]
-        # Share of a side if the other views know neither: half, or all of an unpaired class.
+        # Share of a side if the other views find neither: half, or 1 for a class without sides.
         own = torch.arange(len(scheme), device=device)
         self._if_unknown = torch.where(partner == own, 1.0, 0.5)
         self._parts = 2 * self._if_unknown
-        # Logarithm of left to right, in the geometric mean of the previous views: a difference.
+        # In a geometric mean, the ratio of left to right is a difference of logarithms.
         left_to_right = identity - self._swap
         weight_before = 1 - self._weights[View.SAGITTAL]
         self._log_ratio = left_to_right * (_SPAN / weight_before.clamp(min=1e-6))
@@ -121,9 +138,11 @@ class ViewAggregator:
         rows: slice = slice(None),
         columns: slice = slice(None),
     ) -> None:
-        """Add slices start, start + 1, ... of one view, (N, H, W, K or merged K), each with sum 1.
+        """Add probabilities of consecutive slices of one view to the volume.
 
-        Outside of the given rows and columns these slices are background.
+        `probabilities` (N, H, W, K or merged K) sum to 1 in each pixel. They belong to the slices
+        `start`, `start` + 1, ... and, within these slices, to the given `rows` and `columns`. All
+        other pixels of these slices count as certain background.
         """
         if view is not View.SAGITTAL and View.SAGITTAL in self._added:
             raise ValueError(
@@ -138,44 +157,44 @@ class ViewAggregator:
             background[rows, columns] = 0
             slices[..., 0] += background
             slices = slices[:, rows, columns]
-        for block in _blocks(probabilities):
+        for block in _cache_sized_blocks(probabilities):
             before = slices[block]
             added = self.weighted(view, before, probabilities[block])
             before += added.to(before.dtype)
 
     def background_weight(self, view: View) -> float:
-        """Return what a view adds to the background of a voxel that is certainly background."""
+        """Return the amount that a view adds to the background class if it is certain of it."""
         return float(self._weights[view])
 
     def weighted(self, view: View, before: Tensor, probabilities: Tensor) -> Tensor:
-        """Return a view's weighted contribution (N, H, W, K), float32.
+        """Compute the weighted contribution of a view to the volume, (N, H, W, K) float32.
 
-        `probabilities` are (N, H, W, K or merged K). `before` (N, H, W, K) is the sum of the
-        other views at these voxels. Nothing changes in place, so that `graphs.py` can export
-        this function.
+        `probabilities` (N, H, W, K or merged K) are the view's. `before` (N, H, W, K) is the sum of
+        the views that were added before, at the same voxels. No tensor is changed in place, so that
+        `graphs.py` can export this function.
         """
         weight = self._weights[view]
         if view is View.SAGITTAL and self._is_divided:
-            probabilities = self._divide(before, probabilities)
+            probabilities = self._divide_between_sides(before, probabilities)
         if self.is_geometric:
             logarithms = probabilities.clamp(min=_MIN_PROBABILITY).log_()
             return logarithms.mul_(weight / _SPAN).add_(weight)
         return probabilities * weight
 
     def finish(self) -> Tensor:
-        """Complete the fused probabilities, (X, Y, Z, K) float16, with sums of 1.
+        """Complete the fused probabilities and return them, (X, Y, Z, K) float16; they sum to 1.
 
-        Returns `fused` itself, not a copy. Call it once, after all views were added.
+        The result is `fused` itself, not a copy. Call this once, after all views were added.
         """
         if not self.is_geometric:
             return self.fused
-        for block in _blocks(self.fused):
+        for block in _cache_sized_blocks(self.fused):
             part = self.fused[block]
             part.copy_(self.finished(part))
         return self.fused
 
     def finished(self, added: Tensor) -> Tensor:
-        """Return the fused probabilities (..., K) for the sum of all views (..., K); sums are 1."""
+        """Convert accumulated sums of all views (..., K) to fused probabilities (..., K)."""
         if not self.is_geometric:
             return added
         logarithms = added.float().sub(1).mul_(_SPAN)
@@ -184,26 +203,26 @@ class ViewAggregator:
         sums = values.sum(-1, keepdim=True, dtype=torch.float32)
         return values / sums.clamp_(min=1e-6)
 
-    def _divide(self, others: Tensor, merged: Tensor) -> Tensor:
-        """Divide merged probabilities (N, H, W, M) between sides, giving (N, H, W, K).
+    def _divide_between_sides(self, others: Tensor, merged: Tensor) -> Tensor:
+        """Divide merged probabilities (N, H, W, M) between left and right, giving (N, H, W, K).
 
-        `others` is the sum of the other views at these voxels, (N, H, W, K).
+        `others` (N, H, W, K) is the sum of the other views at these voxels.
         """
         own = others.float()
         if self.is_geometric:
             share = (own @ self._log_ratio).sigmoid_().mul_(self._parts)
         else:
             pair = own + own @ self._swap
-            # A class without sides is its own partner, and gets all: half of itself twice.
+            # A class without sides is its own partner, so `pair` is twice its value; `_parts` is 2.
             share = torch.where(pair > 0, own / pair * self._parts, self._if_unknown)
         of_both = merged @ self._expand
         return of_both.mul_(share)
 
 
-def _blocks(values: Tensor) -> Iterator[tuple[slice, slice]]:
-    """Yield parts of the first two axes of values (N, H, W, K) that fit in a processor's cache.
+def _cache_sized_blocks(values: Tensor) -> Iterator[tuple[slice, slice]]:
+    """Yield slices of the first two axes of values (N, H, W, K), in blocks that fit in a CPU cache.
 
-    One slice at a time and some of its rows. A GPU takes all at once.
+    On a CPU a block is a part of the rows of one slice. On a GPU a single block covers everything.
     """
     slices, rows, columns, _ = values.shape
     if values.device.type != "cpu":
@@ -216,10 +235,10 @@ def _blocks(values: Tensor) -> Iterator[tuple[slice, slice]]:
 
 
 def multiply_csf_odds(fused: Tensor, scheme: LabelScheme, odds: float) -> None:
-    """Multiply the odds of CSF against background in probabilities (X, Y, Z, K), in place.
+    """Multiply the odds of CSF against background by `odds`, in place.
 
-    The sum of the two and all other classes are preserved: only the border between CSF and
-    background moves.
+    `fused` (X, Y, Z, K) are the probabilities. The sum of CSF and background stays, and so do all
+    other classes: only the border between CSF and background moves.
     """
     if odds == 1:
         return
@@ -233,7 +252,10 @@ def multiply_csf_odds(fused: Tensor, scheme: LabelScheme, odds: float) -> None:
 
 
 def weighted_csf(background: Tensor, csf: Tensor, odds: float) -> tuple[Tensor, Tensor]:
-    """Return probabilities of background and of CSF with other odds, float32; their sum stays."""
+    """Multiply the odds of CSF against background; return both probabilities, float32.
+
+    `background` and `csf` are probabilities of the same voxels. Their sum is preserved.
+    """
     background = background.float()
     csf = csf.float()
     weighted = csf * odds
@@ -243,9 +265,10 @@ def weighted_csf(background: Tensor, csf: Tensor, odds: float) -> tuple[Tensor, 
 
 
 def multiply_odds(fused: Tensor, scheme: LabelScheme, odds: Odds) -> None:
-    """Multiply the probabilities (X, Y, Z, K) or (N, K) of classes by their factors, in place.
+    """Multiply the probabilities of classes by their factors and normalise the sums to 1, in place.
 
-    Sums stay 1. Classes without a factor lose what others gain, or gain what they lose.
+    `fused` are probabilities (X, Y, Z, K) or (N, K). `odds` has the factors by class name; classes
+    that it does not name have a factor of 1.
     """
     if not odds or not len(fused):
         return
@@ -257,11 +280,11 @@ def multiply_odds(fused: Tensor, scheme: LabelScheme, odds: Odds) -> None:
 
 
 def odds_by_class(scheme: LabelScheme, odds: Odds) -> Tensor:
-    """Return the factor of each class, (K,): 1 for those without one."""
+    """Return the factor of each class of a scheme, (K,); 1 for classes not named in `odds`."""
     return torch.tensor([odds.get(name, 1.0) for name in scheme.names])
 
 
 def weighted_classes(probabilities: Tensor, factors: Tensor) -> Tensor:
-    """Multiply probabilities (..., K) by the factors of their classes, float32; sums are 1."""
+    """Multiply probabilities (..., K) by `factors` (K,) and normalise their sums to 1; float32."""
     weighted = probabilities.float() * factors
     return weighted / weighted.sum(-1, keepdim=True).clamp_(min=1e-6)

@@ -20,26 +20,27 @@ from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.models.model_info import Mean
 from trinat.segmentation.space.views import SliceAxes, View
 
-# A view has decided for a class that it gives more than this.
+# A view has decided for a class if it gives the class a larger probability than this.
 _DECIDED = 0.75
-# Weights are tried in steps of a tenth, and each view has at least one.
+# Number of steps from weight 0 to weight 1; each view has a weight of at least one step.
 _STEPS = 10
 _CHUNK = 1 << 17
-# Voxels without neighbours, as the rows of one slice: slices are fused one at a time.
+# The ambiguous voxels have no neighbours, so they are fused as a volume (1, N, 1).
 _IN_A_ROW = SliceAxes(0, 1, 2)
 
 
 @dataclass(frozen=True, eq=False)
 class AmbiguousVoxels:
-    """The voxels of a scan whose class depends on the weights of the views.
+    """The voxels of a scan whose fused class may depend on the weights of the views.
 
-    Where each view gives more than 0.75 to one and the same class, that class has over half of
-    the fused probability whatever the weights: 0.75 from each view that tells sides, and 0.75 of
-    0.75 from the sagittal one. A geometric mean gives it as much, and at most 0.25 to any other.
-    Such voxels are only counted.
+    `truth` (N,) has the true class of the N ambiguous voxels, and `probabilities` each view's
+    probabilities of them, (N, K or merged K). All other voxels are decided: `decided` (K, K) counts
+    them by true class (rows) and fused class (columns).
 
-    `truth` (N,) and `probabilities` (N, K or merged K) are of the N ambiguous voxels; `decided`
-    (K, K) counts the others by true and fused class.
+    A voxel is decided if all views give more than 0.75 to the same class. That class has over half
+    of the fused probability with any weights: 0.75 from each view that tells sides apart, and 0.75
+    of 0.75 from the sagittal one. In a geometric mean it has as much, and any other class has at
+    most 0.25.
     """
 
     truth: NDArray[np.uint8]
@@ -52,10 +53,10 @@ class AmbiguousVoxels:
         weights: Mapping[View, float],
         mean: Mean = "arithmetic",
     ) -> NDArray[np.int64]:
-        """Count all voxels of the scan by true and fused class, (K, K), with these weights.
+        """Count all voxels of the scan by true and fused class, with these weights: (K, K).
 
-        Voxels whose class no weights can change are counted as they were decided, so that the sum
-        is the number of voxels of the scan.
+        `mean` is "arithmetic" or "geometric". Decided voxels are included, so that the counts sum
+        to the number of voxels of the scan.
         """
         views = tuple(self.probabilities)
         axes = dict.fromkeys(views, _IN_A_ROW)
@@ -87,22 +88,24 @@ def find_ambiguous(
     probabilities: Mapping[View, Tensor],
     scheme: LabelScheme,
 ) -> AmbiguousVoxels:
-    """Find the voxels of a scan that depend on weights.
+    """Find the voxels of a scan whose fused class may depend on the weights of the views.
 
-    Truth (X, Y, Z) is class indices; each view's probabilities are (X, Y, Z, K or merged K).
+    `truth` (X, Y, Z) has the true class of each voxel. `probabilities` are (X, Y, Z, K or merged K)
+    for each view; at least one view must have all K classes of `scheme`.
     """
     classes = len(scheme)
-    # A view with fewer classes does not tell left from right.
+    # A view with fewer classes has merged classes: it does not tell left from right.
     to_merged = torch.arange(classes)
     if any(values.shape[-1] != classes for values in probabilities.values()):
         to_merged = torch.from_numpy(scheme.merged.to_merged.copy())
     kept: dict[View, list[NDArray[np.float16]]] = {view: [] for view in probabilities}
     truths = []
     decided = np.zeros((classes, classes), np.int64)
-    # Slab by slab: a copy of all probabilities in 32 bits is larger than what is kept.
+    # Slab by slab, because a float32 copy of all probabilities would take more memory than the
+    # result.
     for x, slab in enumerate(truth):
         of_slab = {view: values[x] for view, values in probabilities.items()}
-        chosen, agreed = _decide(of_slab, to_merged)
+        chosen, agreed = _find_agreement(of_slab, to_merged)
         ambiguous = ~agreed
         true = slab[agreed.numpy()]
         decided += _count_pairs(true, chosen[agreed].numpy(), classes)
@@ -114,7 +117,7 @@ def find_ambiguous(
 
 
 def weights_to_try(views: Sequence[View]) -> list[dict[View, float]]:
-    """List weights of the views that sum to 1, in steps of a tenth; each view has some."""
+    """List all combinations of weights of the views in steps of 0.1 that sum to 1; none is 0."""
     tried = []
     for steps in product(range(1, _STEPS), repeat=len(views)):
         if sum(steps) == _STEPS:
@@ -123,10 +126,15 @@ def weights_to_try(views: Sequence[View]) -> list[dict[View, float]]:
     return tried
 
 
-def _decide(
+def _find_agreement(
     probabilities: Mapping[View, Tensor], to_merged: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the class that a view chooses (Y, Z), and where all views have decided for it."""
+    """Return the class that the first view with sides chooses, and a mask of the voxels that agree.
+
+    `probabilities` are (Y, Z, K or merged K) for each view; `to_merged` (K,) has the merged class
+    of each class. Both results are (Y, Z). The mask is True where all views choose that class, each
+    with a probability of more than 0.75.
+    """
     classes = len(to_merged)
     values = {}
     indices = {}
@@ -135,7 +143,7 @@ def _decide(
         best = of_view.float().max(-1)
         values[view] = best.values
         indices[view] = best.indices
-        # The first view that tells sides decides on the side.
+        # The first view that tells left from right decides on the side.
         if chosen is None and of_view.shape[-1] == classes:
             chosen = best.indices
     assert chosen is not None
@@ -151,7 +159,7 @@ def _count_pairs(
     found: NDArray[np.int64],
     classes: int,
 ) -> NDArray[np.int64]:
-    """Count voxels by true and found class, (K, K)."""
+    """Count voxels by true class (rows) and found class (columns), (K, K), with K `classes`."""
     pairs = truth.astype(np.int64) * classes + found
     counts = np.bincount(pairs, minlength=classes**2)
     return counts.reshape(classes, classes)

@@ -24,7 +24,7 @@ from trinat.segmentation.space.views import View
 
 
 class ViewGraph(nn.Module):
-    """Module from slices to a view's contribution to the fusion and its own classes."""
+    """Module that runs a view's network on slices and adds the result to the fusion."""
 
     def __init__(self, model: Model, view: View, fusion: ViewAggregator) -> None:
         super().__init__()
@@ -41,11 +41,14 @@ class ViewGraph(nn.Module):
     def forward(
         self, slices: Tensor, before: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Run slices (N, C, H, W), given the sum of other views, (N, H, W, K), both float32.
+        """Run slices (N, C, H, W) of a view; return the updated sum and the view's own prediction.
 
-        Returns the sum with this view, (N, H, W, K), rounded to half precision as the aggregator
-        holds it; this view's own most probable classes, (N, H, W) uint8; and its own probabilities
-        of background and of that class, both (N, H, W).
+        `before` (N, H, W, K) is the sum of the views that were added before. All tensors are
+        float32 unless stated.
+
+        Returns the sum including this view, (N, H, W, K), rounded to half precision as
+        `ViewAggregator` stores it; this view's most probable class, (N, H, W) uint8; and the view's
+        probabilities of background and of that class, (N, H, W) each.
         """
         logits = self.network(slices)
         probabilities = logits.permute(0, 2, 3, 1).softmax(-1)
@@ -56,7 +59,7 @@ class ViewGraph(nn.Module):
 
 
 class FusionGraph(nn.Module):
-    """Module from the sum of all views to the fused probabilities, with the model's odds."""
+    """Module that converts the sum of all views to fused probabilities, with the model's odds."""
 
     def __init__(self, model: Model, fusion: ViewAggregator) -> None:
         super().__init__()
@@ -71,9 +74,10 @@ class FusionGraph(nn.Module):
             self.factors = odds_by_class(model.scheme, odds.class_odds)
 
     def forward(self, added: Tensor) -> Tensor:
-        """Convert the sum of views, (V, K) float32, to probabilities (V, K) whose sums are 1.
+        """Convert the sum of all views, (V, K) float32, to probabilities (V, K) that sum to 1.
 
-        Both are rounded to half precision, and so is each step between.
+        V is the number of voxels. Input, output and the result of each step are rounded to half
+        precision.
         """
         probabilities = self.fusion.finished(added.half()).half()
         if self.csf_odds != 1:
@@ -88,7 +92,7 @@ class FusionGraph(nn.Module):
 
 
 class PriorGraph(nn.Module):
-    """Module that applies a template to fused probabilities."""
+    """Module that applies the template of the anatomical prior to fused probabilities."""
 
     def __init__(self, model: Model, prior: Prior) -> None:
         super().__init__()
@@ -96,13 +100,16 @@ class PriorGraph(nn.Module):
         self.weights = weights_by_class(prior, model.scheme)
 
     def forward(self, shares: Tensor, probabilities: Tensor) -> Tensor:
-        """Apply the template's values, (V, K) of 255, to probabilities (V, K)."""
+        """Weight probabilities (V, K) by the template; return them rounded to half precision.
+
+        `shares` (V, K) are the template's values at these voxels, from 0 to 255.
+        """
         changed = weighted_by(shares, probabilities, self.weights, self.floor)
         return changed.half().float()
 
 
 def fusion_of(model: Model) -> ViewAggregator:
-    """Return the fusion of all views of a model, without voxels."""
+    """Return an aggregator for all views of a model; its volume is empty (no voxels)."""
     # The sagittal view comes last.
     views = tuple(view for view in View if view in model.networks)
     is_merged = View.SAGITTAL in views and model.is_merged(View.SAGITTAL)

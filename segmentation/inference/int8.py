@@ -29,12 +29,12 @@ from trinat.segmentation.models.model_info import weights_file
 from trinat.segmentation.space.views import View
 
 FOLDER = "int8"
-# Lists the graphs: the SHA-256 of each, and of the weights that it was made from.
+# File that lists the graphs: the SHA-256 of each, and of the weights from which it was made.
 LIST = "graphs.json"
 
 
 class Int8Runtime:
-    """A view's quantised network in OpenVINO."""
+    """Runtime that computes a view's quantised network with OpenVINO, on the CPU."""
 
     device = torch.device("cpu")
 
@@ -98,7 +98,10 @@ class Int8Runtime:
 
 
 def read_graph(model: Model, view: View) -> bytes:
-    """Return the ONNX file of a model's quantised network, after checking its hashes."""
+    """Return the content of the ONNX file of a view's quantised network.
+
+    Raises ModelError if there is none, or if the hashes in the list do not match.
+    """
     folder = model.folder / FOLDER
     remedy = f"trinat export {model.folder} --int8 --out {folder} makes them"
     path = folder / f"{view.value}.onnx"
@@ -117,7 +120,7 @@ def read_graph(model: Model, view: View) -> bytes:
 
 
 def entry(model: Model, view: View, data: bytes) -> dict[str, str]:
-    """Return the entry of a graph in the list: its hash and that of its weights."""
+    """Return the list entry of an ONNX file `data`: its SHA-256 and that of its weights."""
     return {
         "sha256": hashlib.sha256(data).hexdigest(),
         "weights": model.info.files[weights_file(view)],

@@ -38,7 +38,7 @@ _GROUPS = {
 # Background and the fluid around the brain.
 _NO_BRAIN = (0, 24)
 _OUTSIDE = "outside"
-# Groups whose surroundings are features, too.
+# Groups whose mean probability in the surroundings of a voxel is a feature, too.
 _AROUND = ("white", "cortex", "ventricle")
 _SIGMAS_MM = (1.0, 2.0, 4.0)
 FEATURES = (
@@ -54,24 +54,25 @@ FEATURES = (
 MNI_LOW = np.array([-57.0, -92.0, -30.0])
 MNI_HIGH = np.array([57.0, 54.0, 57.0])
 _SURE = 0.9
-# In T1, cortex is darker than white matter by more than this share.
+# Contrast of T1: the brightness of cortex relative to white matter, minus 1, is below this.
 _DARKER = -0.07
-# White matter that differs from its median by more deviations is a lesion.
+# White matter that differs from its median by more standard deviations than this is left out of the
+# estimate of shading: it may be a lesion.
 _OUTLIER = 2.5
 # Shading is smooth over this distance.
 _SHADING_MM = 12.0
-# Parts of ventricles that are smaller are mislabelled lesions.
+# Components of the ventricles with fewer voxels are mislabelled lesions.
 _LARGE_PART = 300
 _MAX_MM = 40.0
-# Of a normal distribution: standard deviations in a median absolute deviation.
+# Ratio of the standard deviation to the median absolute deviation in a normal distribution.
 _SD_OF_MAD = 1.4826
 
 
 class LesionNetwork(nn.Module):
-    """Classifier of single voxels by their features (`FEATURES`).
+    """Network that classifies single voxels by their features (`FEATURES`).
 
-    `prior` is the map of how often lesions lie at a place of the white matter's extent; `mean` and
-    `deviation` normalise the features. All three are saved with the weights.
+    `prior` is a map of how often lesions lie at each position in the white matter (see `prior_of`);
+    `mean` and `deviation` (F,) normalise the features. All three are saved with the weights.
     """
 
     def __init__(self, prior_shape: tuple[int, ...], hidden: int = 32) -> None:
@@ -95,7 +96,7 @@ class LesionNetwork(nn.Module):
         )
 
     def forward(self, features: Tensor) -> Tensor:
-        """Return the logit of lesion (N,) from features (N, F)."""
+        """Return the logit of lesion (N,) for N voxels with features (N, F)."""
         normal = ((features - self.mean) / self.deviation).clamp(-5, 5)
         logits: Tensor = self.layers(normal)
         return logits.squeeze(-1)
@@ -103,9 +104,11 @@ class LesionNetwork(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class VoxelFeatures:
-    """Features (N, F) of the voxels that `places` (X, Y, Z) marks, in C order.
+    """Features of all voxels of the brain.
 
-    `is_flair`: cortex is not darker than white matter, as it is in T1.
+    `places` (X, Y, Z) marks the N voxels of the brain. `values` (N, F) has the features of these
+    voxels, in C order; the columns are `FEATURES`. `is_flair` is True if cortex is brighter than
+    white matter, or hardly darker, unlike in T1.
     """
 
     places: NDArray[np.bool_]
@@ -115,14 +118,21 @@ class VoxelFeatures:
 
 @dataclass(frozen=True, eq=False)
 class LesionMap:
-    """Probability of lesion on the working grid, (X, Y, Z), and the contrast it was found in."""
+    """Probability of lesion on the working grid.
+
+    `probability` is (X, Y, Z). `is_flair` is True if the contrast of the scan is that of FLAIR,
+    False for T1.
+    """
 
     probability: NDArray[np.float32]
     is_flair: bool
 
 
 def load_lesion_network(path: Path) -> LesionNetwork:
-    """Load the network from a safetensors file; raise ModelError for another or a damaged one."""
+    """Load the network from a safetensors file.
+
+    Raises ModelError if the file is damaged or holds another network.
+    """
     try:
         tensors = safetensors.torch.load(read_bytes(path))
         network = LesionNetwork(tuple(tensors["prior"].shape))
@@ -142,7 +152,13 @@ def find_lesion_map(
     scheme: LabelScheme,
     thick_mm: float,
 ) -> LesionMap:
-    """Find the probability of lesion: see `features_of`; 0 without white matter and cortex."""
+    """Compute the probability of lesion in each voxel.
+
+    `image` (X, Y, Z) is the scan on the working grid, and `probabilities` (X, Y, Z, K) are those of
+    the classes of `scheme` on the same grid. `thick_mm` is the largest side of the scan's own
+    voxels. The probability is 0 everywhere if there is too little white matter or cortex to compute
+    features.
+    """
     prior = network.prior.numpy()
     groups = groups_of(probabilities, scheme)
     features = features_of(image, groups, prior, thick_mm)
@@ -152,9 +168,10 @@ def find_lesion_map(
 
 
 def groups_of(probabilities: Tensor, scheme: LabelScheme) -> dict[str, Image]:
-    """Return the probability of each group of structures, and of what is no brain, (X, Y, Z).
+    """Return the probability of each group of structures, (X, Y, Z), by name of the group.
 
-    `probabilities` (X, Y, Z, K) are those of the classes of `scheme`.
+    `probabilities` (X, Y, Z, K) are those of the K classes of `scheme`. The groups are those of
+    `_GROUPS`, and "outside", which is background and the fluid around the brain.
     """
     groups = {}
     for name, numbers in {**_GROUPS, _OUTSIDE: _NO_BRAIN}.items():
@@ -166,11 +183,20 @@ def groups_of(probabilities: Tensor, scheme: LabelScheme) -> dict[str, Image]:
 def features_of(
     image: Image, groups: Mapping[str, Image], prior: Image, thick_mm: float
 ) -> VoxelFeatures | None:
-    """Return the features of all voxels of the brain; None if there is no white matter or cortex.
+    """Return the features of all voxels of the brain.
 
-    `image` (X, Y, Z) is on the working grid, and the contrast is T1 or FLAIR; `groups` are those of
-    `groups_of`. `prior` is the map of how often lesions lie at a place of the white matter's
-    extent. `thick_mm` is the largest side of the scan's voxels.
+    None if there is too little white matter or cortex to compare with.
+
+    Parameters
+    ----------
+    image : array (X, Y, Z)
+        The scan on the working grid; its contrast must be T1 or FLAIR.
+    groups : mapping
+        Probabilities of the groups of structures, as `groups_of` returns them.
+    prior : array
+        Map of how often lesions lie at each position in the white matter: see `prior_of`.
+    thick_mm : float
+        Largest side of the scan's voxels.
     """
     brain = without_holes(largest_part(groups[_OUTSIDE] < 0.5))
     white = brain & (groups["white"] > _SURE)
@@ -181,18 +207,18 @@ def features_of(
     deviation = float(_SD_OF_MAD * np.median(np.abs(image[white] - brightness)))
     deviation = max(deviation, 0.01 * brightness)
     contrast = float(np.median(image[cortex])) / brightness - 1
-    # Cortex that is hardly darker is that of a FLAIR scan with thick slices.
+    # Cortex that is hardly darker than white matter means FLAIR with thick slices.
     sign = -1.0 if contrast < _DARKER else 1.0
     is_usual = white & (np.abs(image - brightness) < _OUTLIER * deviation)
-    local = _shaded(image, is_usual, brightness)
+    local = _local_white_brightness(image, is_usual, brightness)
     brighter = np.where(brain, sign * (image / local - 1), 0).astype(np.float32)
     brighter = np.clip(brighter, -1, 2)
     noise = deviation / brightness
     inside = brain.astype(np.float32)
-    smooth = [_smoothed(brighter, inside, sigma) for sigma in _SIGMAS_MM]
+    smooth = [_mean_inside_brain(brighter, inside, sigma) for sigma in _SIGMAS_MM]
     depth = ndimage.distance_transform_edt(brain)
-    extent = _extent(groups["white"] > 0.5)
-    place = _relative(brain, extent)
+    extent = _white_matter_extent(groups["white"] > 0.5)
+    place = _relative_positions(brain, extent)
     columns = [
         brighter[brain],
         *(values[brain] for values in smooth),
@@ -200,8 +226,8 @@ def features_of(
         smooth[0][brain] / noise,
         brighter[brain] / max(abs(contrast), 0.05),
         depth[brain],
-        _from_ventricle(groups["ventricle"] > 0.5)[brain],
-        _looked_up(prior, place),
+        _distance_from_ventricles(groups["ventricle"] > 0.5)[brain],
+        _prior_at(prior, place),
         *(groups[name][brain] for name in _GROUPS),
         *(
             ndimage.gaussian_filter(groups[name], 2.0, truncate=2)[brain]
@@ -221,15 +247,22 @@ def features_of(
 def lesion_probability(
     network: LesionNetwork, features: VoxelFeatures
 ) -> NDArray[np.float32]:
-    """Return the probability of lesion, (X, Y, Z); 0 outside of the brain."""
+    """Return the probability of lesion, (X, Y, Z), from features; 0 outside of the brain."""
     found = np.zeros(features.places.shape, np.float32)
     logits = network(torch.from_numpy(features.values))
     found[features.places] = torch.sigmoid(logits).numpy()
     return found
 
 
-def _shaded(image: Image, is_usual: NDArray[np.bool_], brightness: float) -> Image:
-    """Return the brightness of white matter around each voxel, as the coil shades it."""
+def _local_white_brightness(
+    image: Image, is_usual: NDArray[np.bool_], brightness: float
+) -> Image:
+    """Return the brightness of white matter in the surroundings of each voxel, (X, Y, Z).
+
+    It varies over a scan because of the shading of the receiver coil. `is_usual` (X, Y, Z) marks
+    white matter without lesions; `brightness` is the median brightness of white matter, which is
+    used where there is none nearby.
+    """
     # At a third of the resolution, since shading is smooth.
     step = 3
     sigma = _SHADING_MM / step
@@ -245,15 +278,22 @@ def _shaded(image: Image, is_usual: NDArray[np.bool_], brightness: float) -> Ima
     return np.asarray(np.maximum(fine, 0.3 * brightness), np.float32)
 
 
-def _smoothed(values: Image, inside: Image, sigma: float) -> Image:
-    """Return the mean of values around each voxel, over voxels inside of the brain alone."""
+def _mean_inside_brain(values: Image, inside: Image, sigma: float) -> Image:
+    """Return the Gaussian-weighted mean of values (X, Y, Z) around each voxel, inside the brain.
+
+    `inside` (X, Y, Z) is 1 in the brain and 0 elsewhere; `sigma` is in voxels. Values outside of
+    the brain have no weight.
+    """
     shares = ndimage.gaussian_filter(inside, sigma, truncate=2)
     summed = ndimage.gaussian_filter(values * inside, sigma, truncate=2)
     return np.asarray(summed / np.maximum(shares, 0.05), np.float32)
 
 
-def _from_ventricle(ventricle: NDArray[np.bool_]) -> Image:
-    """Return the distance from the ventricles' large parts, at most `_MAX_MM`."""
+def _distance_from_ventricles(ventricle: NDArray[np.bool_]) -> Image:
+    """Return the distance (X, Y, Z) from the ventricles, in voxels of 1 mm, at most `_MAX_MM`.
+
+    Small components of the mask `ventricle` (X, Y, Z) are ignored.
+    """
     parts, _ = ndimage.label(ventricle)
     is_large = np.bincount(parts.ravel()) >= _LARGE_PART
     is_large[0] = False
@@ -264,23 +304,31 @@ def _from_ventricle(ventricle: NDArray[np.bool_]) -> Image:
     return np.asarray(np.minimum(distance, _MAX_MM), np.float32)
 
 
-def _extent(white: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """Return the extent of white matter, (2, 3): first and 99th percentile."""
+def _white_matter_extent(white: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """Return the 1st and 99th percentile of the positions of white matter, (2, 3), in voxels."""
     extent: NDArray[np.float64] = np.percentile(np.argwhere(white), [1, 99], axis=0)
     return extent
 
 
-def _relative(
+def _relative_positions(
     places: NDArray[np.bool_], extent: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Return places (N, 3) relative to an extent: 0 at its first end, 1 at its last."""
+    """Return the positions of the N set voxels of a mask relative to an extent, (N, 3).
+
+    `places` (X, Y, Z) is the mask. `extent` (2, 3) has the lowest and highest position along each
+    axis: these become 0 and 1.
+    """
     low, high = extent
     relative: NDArray[np.float64] = (np.argwhere(places) - low) / (high - low)
     return relative
 
 
-def _looked_up(prior: Image, place: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the prior (N,) at places (N, 3), which are 0 to 1 in a map with a margin of half."""
+def _prior_at(prior: Image, place: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Interpolate the prior at relative positions (N, 3), giving (N,).
+
+    Positions from 0 to 1 are inside the white matter's extent. The map extends by half of that
+    extent beyond each end, so it covers -0.5 to 1.5.
+    """
     scale = np.array(prior.shape) / 2 - 0.5
     points = (place + 0.5) * scale
     found: NDArray[np.float64] = ndimage.map_coordinates(
@@ -293,10 +341,12 @@ def prior_of(
     masks: list[tuple[NDArray[np.bool_], NDArray[np.float64]]],
     shape: tuple[int, int, int] = (48, 60, 40),
 ) -> Image:
-    """Return the logarithm of how often lesions lie at a place, symmetric in left and right.
+    """Compute a map of how often lesions lie at each position in the white matter, as a logarithm.
 
-    `masks` are lesions in MNI space with RAS axes and 1 mm, each with the place of its voxel 0. The
-    map reaches from half of the white matter's extent before it to half of it behind it.
+    Each of `masks` is a lesion mask (X, Y, Z) in MNI space, with RAS axes and voxels of 1 mm, and
+    the position of its voxel (0, 0, 0) in MNI mm. The map has the given shape and is symmetric in
+    left and right. It covers the extent of the white matter and, beyond each end of it, half of
+    that extent.
     """
     total = np.zeros(shape)
     scale = np.array(shape) / 2 - 0.5

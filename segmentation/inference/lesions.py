@@ -30,10 +30,11 @@ REGIONS: tuple[Region, ...] = (
 SMALLEST_MM3 = 3.0
 # A voxel with at least this probability is lesion.
 LIKELY = 0.5
-# A lesion with a voxel this near to a ventricle, or to the cortex, belongs to it.
+# A lesion with a voxel this near to a ventricle is periventricular, one this near to the cortex is
+# juxtacortical.
 _NEAR_VENTRICLE_MM = 2.0
 _NEAR_CORTEX_MM = 1.5
-# Parts of ventricles and cortex that are smaller are lesions which the first model mislabelled.
+# Smaller components of ventricles and cortex are lesions that the model of structures mislabelled.
 _LARGE_PART_MM3 = 300.0
 # FreeSurfer numbers.
 _WHITE_MATTER = (2, 41)
@@ -41,8 +42,8 @@ _LATERAL_VENTRICLES = (4, 5, 43, 44)
 _CORTEX = (3, 42)
 _INFRATENTORIAL = (7, 8, 15, 16, 46, 47)
 _SUPRATENTORIAL = (2, 3, 4, 10, 11, 12, 13, 41, 42, 43, 49, 50, 51, 52)
-# Limits of the grade: share of the white matter that lesions fill, and the volume from which
-# lesions in a single slice or on a single side are implausible.
+# Limits of the grade. A person should look at lesions that fill more than this share of the white
+# matter. From this volume on, lesions in a single slice or on a single side are implausible.
 _MOST_OF_WHITE = 0.05
 _MANY_MM3 = 1000.0
 # Voxels that share a face, an edge or a corner belong to one lesion.
@@ -51,9 +52,11 @@ _TOUCHING = np.ones((3, 3, 3), bool)
 
 @dataclass(frozen=True)
 class Lesion:
-    """One lesion: its number in the map, volume, centre of gravity, region and mean probability.
+    """One lesion of white matter.
 
-    `centroid_mm` is in RAS mm.
+    `number` is its value in the map of lesions, `centroid_mm` its centre of gravity in RAS mm,
+    `region` the part of the brain that it lies in, and `probability` the mean probability of lesion
+    over its voxels.
     """
 
     number: int
@@ -67,8 +70,9 @@ class Lesion:
 class Lesions:
     """Lesions of a scan, the largest first.
 
-    `numbers` is the map of their numbers in the scan's own space, int32; 0 is no lesion. `grade`
-    says how far to trust them, and `reasons` why they are doubtful.
+    `numbers` is a map in the scan's own space, int32: the number of the lesion that each voxel
+    belongs to, 0 outside of lesions. `grade` is pass or look, and `reasons` says why the lesions
+    are doubtful.
     """
 
     numbers: Volume
@@ -90,18 +94,18 @@ class Lesions:
 
     @property
     def volume_mm3(self) -> float:
-        """Volume of all lesions."""
+        """Total volume of all lesions, in mm³."""
         return sum(lesion.volume_mm3 for lesion in self.lesions)
 
     @property
     def count_by_region(self) -> dict[Region, int]:
-        """Number of lesions of each region."""
+        """Number of lesions in each region."""
         counts = Counter(lesion.region for lesion in self.lesions)
         return {region: counts[region] for region in REGIONS}
 
     @property
     def volume_by_region_mm3(self) -> dict[Region, float]:
-        """Volume of the lesions of each region."""
+        """Total volume of the lesions in each region, in mm³."""
         volumes = dict.fromkeys(REGIONS, 0.0)
         for lesion in self.lesions:
             volumes[lesion.region] += lesion.volume_mm3
@@ -118,24 +122,24 @@ def find_lesions(
 ) -> Lesions:
     """Find the lesions of a scan; measure and grade them.
 
-    `probability` of lesion and `structures`, classes of `scheme`, are on the scan's own grid.
-    Lesions that are smaller than `smallest_mm3` are left out. `is_flair` says whether grey matter
-    is brighter than white matter, as in FLAIR.
+    `probability` is the probability of lesion, and `structures` has the class of `scheme` of each
+    voxel; both are on the scan's own grid. Lesions smaller than `smallest_mm3` are left out.
+    `is_flair` is True if grey matter is brighter than white matter, as in FLAIR.
     """
     grid = probability.grid
     voxel_mm3 = grid.voxel_mm3
     parts, _ = ndimage.label(probability.data >= LIKELY, _TOUCHING)
     sizes = np.bincount(parts.ravel())
-    # A tolerance for volumes of voxels that are not exact.
+    # Voxel volumes are not exact, hence the tolerance.
     kept = np.flatnonzero(sizes * voxel_mm3 >= smallest_mm3 - 1e-6)
     kept = kept[kept > 0]
-    # Largest first; equal ones in the order of the map.
+    # Largest first; lesions of equal size in the order of the map.
     kept = kept[np.argsort(-sizes[kept], kind="stable")]
     numbers_of = np.zeros(len(sizes), np.int32)
     numbers_of[kept] = np.arange(1, len(kept) + 1)
     numbers = numbers_of[parts]
-    regions = _regions(numbers, len(kept), structures, scheme)
-    means = _over_lesions(probability.data, numbers, len(kept)) / sizes[kept]
+    regions = _region_per_lesion(numbers, len(kept), structures, scheme)
+    means = _sum_per_lesion(probability.data, numbers, len(kept)) / sizes[kept]
     lesions = []
     boxes = ndimage.find_objects(numbers)
     for number, box in enumerate(boxes, start=1):
@@ -152,18 +156,22 @@ def find_lesions(
             )
         )
     volume = Volume(numbers, probability.affine, structures.codes, structures.notes)
-    reasons = _doubts(lesions, numbers, structures, scheme, is_flair)
+    reasons = _reasons_to_look(lesions, numbers, structures, scheme, is_flair)
     return Lesions(volume, tuple(lesions), "look" if reasons else "pass", reasons)
 
 
-def _doubts(
+def _reasons_to_look(
     lesions: list[Lesion],
     numbers: NDArray[np.int32],
     structures: Volume,
     scheme: LabelScheme,
     is_flair: bool,
 ) -> tuple[str, ...]:
-    """Return the reasons to look at lesions before they are used."""
+    """Return the reasons why a person should look at the lesions before they are used.
+
+    `numbers` (X, Y, Z) is the map of lesions; `structures` has classes of `scheme` on the same
+    grid.
+    """
     reasons = []
     if not is_flair:
         reasons.append("found without FLAIR, which shows lesions best")
@@ -180,7 +188,7 @@ def _doubts(
     x, y, z = np.nonzero(numbers)
     if any(len(np.unique(axis)) == 1 for axis in (x, y, z)):
         reasons.append("all lesions lie in one slice")
-    # A side is that of most white matter in a half of the scan.
+    # A voxel is on the side whose white matter is nearer.
     is_left = np.isin(structures.data, [white[0]])
     is_right = np.isin(structures.data, [white[1]])
     from_left = ndimage.distance_transform_edt(~is_left) if is_left.any() else None
@@ -192,13 +200,17 @@ def _doubts(
     return tuple(reasons)
 
 
-def _regions(
+def _region_per_lesion(
     numbers: NDArray[np.int32],
     count: int,
     structures: Volume,
     scheme: LabelScheme,
 ) -> list[Region]:
-    """Return the region of each of `count` lesions of a map of their numbers (X, Y, Z)."""
+    """Return the region of each lesion, in the order of their numbers.
+
+    `numbers` (X, Y, Z) is the map of lesions, numbered from 1 to `count`; `structures` has classes
+    of `scheme` on the same grid.
+    """
     if not count:
         return []
     from_ventricle = _distance_mm(_LATERAL_VENTRICLES, numbers, structures, scheme)
@@ -208,8 +220,8 @@ def _regions(
     every = np.arange(1, count + 1)
     nearest_ventricle = ndimage.minimum(from_ventricle, numbers, every)
     nearest_cortex = ndimage.minimum(from_cortex, numbers, every)
-    is_below = _over_lesions((below < above).astype(float), numbers, count)
-    is_above = _over_lesions((below >= above).astype(float), numbers, count)
+    is_below = _sum_per_lesion((below < above).astype(float), numbers, count)
+    is_above = _sum_per_lesion((below >= above).astype(float), numbers, count)
     regions: list[Region] = []
     for lesion in range(count):
         if is_below[lesion] > is_above[lesion]:
@@ -229,10 +241,12 @@ def _distance_mm(
     structures: Volume,
     scheme: LabelScheme,
 ) -> NDArray[np.float64]:
-    """Return the distance from each voxel (X, Y, Z) to the nearest of some structures, in mm.
+    """Return the distance from each voxel to the nearest of some structures, (X, Y, Z), in mm.
 
-    `numbers` are the FreeSurfer numbers of these structures. Their voxels inside lesions and their
-    small parts are ignored. The distance is infinite if nothing of the structures is left.
+    `numbers` are the FreeSurfer numbers of these structures, and `structures` has the class of
+    `scheme` of each voxel. Voxels inside `lesions` (X, Y, Z; 0 is no lesion) and small components
+    of the structures are ignored. The distance is infinite if nothing else is left of the
+    structures.
     """
     classes = [label.index for label in scheme.labels if label.fs_id in numbers]
     mask = np.isin(structures.data, classes) & (lesions == 0)
@@ -248,10 +262,13 @@ def _distance_mm(
     return found
 
 
-def _over_lesions(
+def _sum_per_lesion(
     values: NDArray[np.floating], numbers: NDArray[np.int32], count: int
 ) -> NDArray[np.float64]:
-    """Return the sum of values (X, Y, Z) over each of `count` lesions."""
+    """Return the sum of values (X, Y, Z) over each lesion, (count,).
+
+    `numbers` (X, Y, Z) is the map of lesions, numbered from 1 to `count`.
+    """
     weights = values.ravel().astype(np.float64)
     sums = np.bincount(numbers.ravel(), weights, minlength=count + 1)
     return np.asarray(sums[1:], np.float64)

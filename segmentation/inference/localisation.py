@@ -29,12 +29,12 @@ from trinat.segmentation.space.resample import occupied_box
 # Margin of the region around the segmented brain: half of the distance between the few slices, and
 # the error of that segmentation.
 _MARGIN = 12
-# Brain within this distance of the end of the region may continue outside of it ...
+# Brain this near to the end of the region may continue outside of it, ...
 _NEAR_END = 3
-# ... if there are more voxels of it than specks have.
+# ... if it has more voxels there than this: specks have fewer.
 _MANY_VOXELS = 400
-# False detections in the neck are removed: parts thinner than this, as the cord that connects necks
-# with brains, and then parts below this share of the largest.
+# False detections in the neck are removed: first parts thinner than this number of voxels, such as
+# the cord that connects the neck with the brain, then components below this share of the largest.
 _THIN = 7
 _SPECK = 0.05
 
@@ -42,7 +42,7 @@ _SPECK = 0.05
 LOOK_EVERY = 2
 # A voxel with a lower probability of background is inside the skull.
 INSIDE = 0.5
-# Margin around that mask, for its error.
+# Margin around the inside of the skull, because of the error of its segmentation.
 _KEPT_AROUND = 2
 # In a whole head more than this share of all tissue is outside of the region around the brain
 # (docs/notes/manual.md).
@@ -51,10 +51,11 @@ _WHOLE_HEAD = 0.01
 
 @dataclass(frozen=True, eq=False)
 class BrainRegion:
-    """A box of a volume and, within it, the voxels that may be brain.
+    """A box of a volume and, within the box, a mask of the voxels that may be brain.
 
-    `mask` and `rim` have the shape of the box. Without a mask all of the box may be brain. The rim
-    is where the mask ends within the scan, so that brain there may continue.
+    `mask` and `rim` have the shape of the box. If `mask` is None, all voxels of the box may be
+    brain. `rim` marks the outermost voxels of the mask, except at the ends of the scan: brain found
+    there may continue outside of the mask.
     """
 
     box: Box
@@ -67,9 +68,9 @@ class BrainRegion:
         return cls(whole(shape))
 
     def is_too_small(self, probabilities: Tensor) -> bool:
-        """Return True if brain reaches an end of the region inside the scan.
+        """Return True if the segmented brain reaches the rim, so that some may be outside.
 
-        `probabilities` are those of the box, (X, Y, Z, K).
+        `probabilities` (X, Y, Z, K) are those of the voxels of the box.
         """
         if self.rim is None:
             return False
@@ -78,7 +79,7 @@ class BrainRegion:
         return brain_voxels > _MANY_VOXELS
 
     def is_too_small_for(self, brain: Tensor) -> bool:
-        """Return the same for a mask of the brain in the box, (X, Y, Z)."""
+        """Return True if a mask of the brain in the box, (X, Y, Z), reaches the region's rim."""
         if self.rim is None:
             return False
         at_rim = brain & self.rim.to(brain.device)
@@ -88,14 +89,14 @@ class BrainRegion:
 def brain_region(
     seen: NDArray[np.bool_], slices: Sequence[int], axis: int
 ) -> BrainRegion:
-    """Return the region around the brain, given a mask of it in some slices along an axis.
+    """Return the region around the brain, given a mask of the brain in some slices along an axis.
 
-    `slices` are the indices of those slices; in all others `seen` (X, Y, Z) is False. The region is
-    the whole volume if there is no brain.
+    `seen` (X, Y, Z) is that mask; it is False in all slices but those whose indices along `axis`
+    are in `slices`. The region is the whole volume if no brain was found.
     """
     seen = np.moveaxis(seen, axis, 0)
-    # Empty slices in between would separate all parts, so they are left out.
-    looked = _large_parts(_thick_parts(seen[slices]))
+    # Leave out the slices in between: they are empty and would separate all components.
+    looked = _without_specks(_without_thin_parts(seen[slices]))
     cleaned = np.zeros_like(seen)
     cleaned[slices] = looked
     found = np.moveaxis(cleaned, 0, axis)
@@ -104,23 +105,27 @@ def brain_region(
     box = grown(occupied_box(found), found.shape, _MARGIN)
     found = found[box]
     mask = dilated(found, (_MARGIN, _MARGIN, _MARGIN))
-    # At the ends of the scan both masks end alike, so there is no rim.
+    # At the ends of the scan both masks are cut off alike, so there is no rim.
     reach = _MARGIN - _NEAR_END
     rim = mask & ~dilated(found, (reach, reach, reach))
     return BrainRegion(box, torch.from_numpy(mask), torch.from_numpy(rim))
 
 
-def _thick_parts(slices: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Remove parts of slices (N, H, W) thinner than `_THIN` that do not end a thicker part."""
+def _without_thin_parts(slices: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Remove parts of slices (N, H, W) that are thinner than `_THIN`.
+
+    The thin end of a thicker part stays, also where the thicker part is in a neighbouring slice.
+    """
     square = np.ones((1, _THIN, _THIN))
     thick = np.asarray(ndimage.binary_opening(slices, square))
-    # An end is rounded, or is all that the next slice shows.
+    # Opening removes the rounded ends of thick parts, and thin ends in the next slice: restore
+    # them.
     around = dilated(thick, (1, _THIN // 2, _THIN // 2))
     return around & slices
 
 
-def _large_parts(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Remove parts of a mask that are small compared with the largest."""
+def _without_specks(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Remove components of a mask that are small compared with the largest one."""
     parts, count = ndimage.label(mask)
     if count < 2:
         return mask
@@ -131,9 +136,9 @@ def _large_parts(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
 
 
 def is_whole_head(image: Tensor, region: BrainRegion) -> bool:
-    """Return True if an image (X, Y, Z) shows more than the brain in the region.
+    """Return True if an image (X, Y, Z) shows tissue outside of the region of the brain.
 
-    A region without a mask means that no brain was found: the answer is False.
+    The answer is False for a region without a mask, which means that no brain was found.
     """
     if region.mask is None:
         return False
@@ -145,9 +150,10 @@ def is_whole_head(image: Tensor, region: BrainRegion) -> bool:
 
 
 def mask_around(inside: NDArray[np.bool_], along: int) -> NDArray[np.bool_]:
-    """Return the mask to keep of a head, from its inside in every second slice along an axis.
+    """Return the mask of the part of a head to keep, from the inside of the skull.
 
-    `inside` (X, Y, Z) is empty in the other slices.
+    `inside` (X, Y, Z) is the inside of the skull in every second slice along the axis `along`; it
+    is empty in the other slices.
     """
     between = [0, 0, 0]
     between[along] = LOOK_EVERY // 2

@@ -37,20 +37,22 @@ from trinat.segmentation.labels.measures import INTRACRANIAL, BrainVolumes, sums
 from trinat.segmentation.space.background import TISSUE
 from trinat.segmentation.space.morphology import dilated
 
-# Distances of skull and scalp from the inside of the skull, in voxels of 1 mm.
+# Nearest and farthest distance of skull and scalp from the inside of the skull, in voxels of 1 mm.
 _SKULL_FROM = 3
 _SKULL_TO = 9
-# Skull is searched on the sides above the middle, each of this width, and at the top. Face and neck
-# are below and may be defaced or cut.
+# Skull is searched above the middle of the head: in this number of sectors around it, in as many
+# where the direction rises by more than `_STEEP`, and at the top, where it rises by more than
+# `_TOP` (sine of the elevation). Face and neck are below and may be defaced or cut.
 _AROUND = 8
 _STEEP = 0.5
 _TOP = 0.87
-# Number of directions in which the end of tissue is searched, about 10° apart, the reach, and the
-# step in voxels.
+# Tissue is searched in this number of directions, about 10° apart, up to this distance from the
+# mask, and in every n-th voxel along each axis.
 _DIRECTIONS = 400
 _REACH_MM = 25.0
 _STEP = 2
-# Ends within this distance of the farthest end are even, specks left out.
+# Directions in which tissue ends within this distance of the farthest end are even. The farthest
+# end is a percentile, so that specks do not count.
 _EVEN_MM = 2.0
 _FARTHEST_PERCENTILE = 95
 # Limits of the grade of cortical thickness: look and reject. Sound scans of 1 mm have edges of 0.30
@@ -64,10 +66,11 @@ _SPACING_FOR_THICKNESS_MM = (1.3, 2.0)
 def measure(
     found: Prediction, evidence: Evidence, limits: Limits = LIMITS
 ) -> BrainVolumes:
-    """Compute all measures of a segmentation, from which `evidence` was taken.
+    """Compute the volumes of the whole brain from a segmentation.
 
-    The intracranial volume is that of the brain mask in the scan's own voxels. It is None if the
-    scan or the model does not show it; it is never estimated.
+    `evidence` must have been taken from the prediction `found`. The intracranial volume is the
+    volume of the brain mask in the scan's own voxels. It is None if the scan or the model does not
+    show all of the inside of the skull; it is never estimated.
     """
     why_not = why_not_measured(evidence, found.inside, limits)
     mm3: dict[str, float | None] = {INTRACRANIAL.column: None}
@@ -83,11 +86,11 @@ def measure(
 def why_not_measured(
     evidence: Evidence, inside: NDArray[np.bool_], limits: Limits
 ) -> str:
-    """Return why the intracranial volume is unknown, or "" if it is known.
+    """Return the reason why the intracranial volume is unknown, or "" if it is known.
 
     `inside` (X, Y, Z) is the inside of the skull, on the grid of the evidence.
     """
-    # The model's CSF must be all fluid inside the skull.
+    # The model must predict all fluid inside the skull as CSF.
     fluids = [
         label.name for label in evidence.scheme.labels if label.group == CSF_GROUP
     ]
@@ -106,22 +109,25 @@ def why_not_measured(
         return "the scan does not show the skull on all sides"
     if _evenness(evidence, inside) > limits.even:
         return "the tissue around the brain ends at a mask, not at a scalp"
-    # A volume of slices that are lost or repeated is wrong by their thickness.
+    # Lost or repeated slices change the volume.
     if check_continuity(evidence, limits):
         return "slices are lost, repeated or shifted"
     return ""
 
 
 def skull_shares(evidence: Evidence, inside: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """Return the share of tissue where skull and scalp should be, 0 to 1, on each side.
+    """Return the share of voxels that are tissue, 0 to 1, where skull and scalp should be, by side.
 
-    The sides are those above the middle. Compact bone is as dark as air, but marrow and scalp
-    are not. A side outside of the scan has 0. The threshold is above any noise, so that noise
-    is no skull.
+    `inside` (X, Y, Z) is the inside of the skull. The layer of voxels around its upper half is
+    divided into sides (`_side_of_voxels`), and a share is computed for each. Compact bone is as
+    dark as air, but marrow and scalp are not. A side outside of the scan has 0. The threshold for
+    tissue is above any noise, so that noise does not count as skull.
     """
     near = dilated(inside, (_SKULL_FROM,) * 3)
     layer = dilated(inside, (_SKULL_TO,) * 3) & ~near
-    sides, count = _sides(evidence.image.grid, np.argwhere(inside), np.argwhere(layer))
+    sides, count = _side_of_voxels(
+        evidence.image.grid, np.argwhere(inside), np.argwhere(layer)
+    )
     is_tissue = evidence.image.data[layer] > TISSUE
     counted = sides < count
     voxels = np.bincount(sides[counted], minlength=count)
@@ -130,10 +136,13 @@ def skull_shares(evidence: Evidence, inside: NDArray[np.bool_]) -> NDArray[np.fl
 
 
 def _evenness(evidence: Evidence, inside: NDArray[np.bool_]) -> float:
-    """Return the share of directions above the middle in which tissue ends at one distance, 0 to 1.
+    """Return the share of directions, 0 to 1, in which tissue ends at a constant distance.
 
-    The thickness of the scalp varies, while a mask ends at a constant distance from what it was
-    grown around: the brain, or the inside of the skull. Tissue beyond the reach has no end.
+    A person's tissue ends at the surface of the scalp, whose thickness varies. If a mask was
+    applied to the scan, tissue ends at a constant distance from the mask that it was grown from:
+    the brain, or the inside of the skull (`inside`, (X, Y, Z)). The larger of the two shares is
+    returned. Only directions above the middle of the head are used, and a direction in which tissue
+    continues beyond `_REACH_MM` counts as without an end.
     """
     every = (slice(None, None, _STEP),) * 3
     tissue = evidence.image.data[every] > TISSUE
@@ -142,7 +151,7 @@ def _evenness(evidence: Evidence, inside: NDArray[np.bool_]) -> float:
     upwards = directions[directions[:, 2] > 0]
     shares = []
     for mask in (inside[every], evidence.brain[every]):
-        ends_mm = _ends_mm(tissue, mask, affine, upwards)
+        ends_mm = _last_tissue_mm(tissue, mask, affine, upwards)
         farthest_mm = np.percentile(ends_mm, _FARTHEST_PERCENTILE)
         is_even = ends_mm >= farthest_mm - _EVEN_MM
         has_end = ends_mm < _REACH_MM - _STEP
@@ -150,15 +159,16 @@ def _evenness(evidence: Evidence, inside: NDArray[np.bool_]) -> float:
     return max(shares)
 
 
-def _ends_mm(
+def _last_tissue_mm(
     tissue: NDArray[np.bool_],
     mask: NDArray[np.bool_],
     affine: NDArray[np.float64],
     directions: NDArray[np.float32],
 ) -> NDArray[np.float64]:
-    """Return the distance from a mask to the last tissue in each direction, (N,), in mm.
+    """Return the distance in mm from a mask to the last voxel of tissue in each direction, (N,).
 
-    `affine` (3, 3) maps steps of voxels to mm.
+    `tissue` and `mask` are (X, Y, Z). `affine` (3, 3) maps steps of voxels to mm. `directions` (N,
+    3) are unit vectors in the world's axes.
     """
     spacing_mm = np.linalg.norm(affine, axis=0)
     distances_mm = ndimage.distance_transform_edt(~mask, spacing_mm)
@@ -167,18 +177,20 @@ def _ends_mm(
     is_above = places[:, 2] > 0
     places = places[is_above].astype(np.float32)
     ends_mm = np.zeros(len(directions))
-    # Positions are longer than unit vectors, which does not change the order.
+    # Positions are not normalised to unit length, which does not change the nearest direction.
     nearest = (places @ directions.T).argmax(axis=1)
     np.maximum.at(ends_mm, nearest, distances_mm[outside][is_above])
     return ends_mm
 
 
-def _sides(
+def _side_of_voxels(
     grid: Grid, inside: NDArray[np.intp], layer: NDArray[np.intp]
 ) -> tuple[NDArray[np.intp], int]:
-    """Return the side of each voxel of a layer (N, 3), and the number of sides.
+    """Return the side that each voxel of a layer lies on, (N,), and the number of sides.
 
-    Sides are seen from the middle. Voxels below the middle have the number after the last side.
+    `inside` (M, 3) and `layer` (N, 3) are voxel indices on `grid`. The sides are numbered sectors
+    as seen from the mean position of `inside`: eight around the head, eight steeper ones above, and
+    the top. Voxels below the middle get the number after the last side.
     """
     directions = grid.places(layer) - grid.places(inside).mean(axis=0)
     directions /= np.linalg.norm(directions, axis=1, keepdims=True)
@@ -195,9 +207,10 @@ def _sides(
 def grade_thickness(
     evidence: Evidence, limits: Limits = LIMITS
 ) -> tuple[GradeName, tuple[str, ...]]:
-    """Grade the cortical thickness of a scan, and return the reasons.
+    """Grade the cortical thickness of a scan; return the grade and the reasons for it.
 
-    The limits are narrower than those of the scan's grade: volumes tolerate more blur and noise.
+    The limits are narrower than those of the scan's grade, because volumes tolerate more blur and
+    noise than thickness does.
     """
     findings = []
     cut_mm2, _ = find_cut(evidence)
@@ -222,11 +235,12 @@ def grade_thickness(
 
 @dataclass(frozen=True)
 class ParcelMeasure:
-    """Measurement of one parcel of one side.
+    """Measurements of one parcel on one side.
 
-    `share` is that of the cortex of its side. `asymmetry` is left less right, of their mean: 0 if
-    both sides are equal, 2 if only the left one exists. `agreement` is the mean Dice between views,
-    None with one view. Unknown values are None.
+    `voxels` and `mm3` are counted in the scan's own space. `share` is the volume divided by the
+    volume of all parcels of the same side. `asymmetry` is left minus right, divided by their mean:
+    0 if both sides are equal, 2 if only the left one exists. `agreement` is the mean Dice between
+    views, None with one view. Values that are unknown are None.
     """
 
     name: str
@@ -244,9 +258,10 @@ class ParcelMeasure:
 def measure_parcels(
     found: Prediction, limits: tuple[float, float]
 ) -> list[ParcelMeasure]:
-    """Measure all parcels, left ones first.
+    """Measure all parcels of a prediction, the left ones first.
 
-    They are graded by `limits` of the views' agreement, like structures.
+    `limits` of the agreement between views grade the parcels as they do structures: look below the
+    first limit, reject below the second.
     """
     voxels = found.parcel_voxels
     assert found.parcel_map is not None

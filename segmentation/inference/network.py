@@ -24,16 +24,17 @@ from trinat.segmentation.space.views import SliceAxes, View, to_slices
 
 _T = TypeVar("_T")
 
-# Batch size for slices of the working grid. Larger ones are not faster on a processor, and fill its
-# caches and memory: networks with more filters than these get fewer.
+# Number of slices of the working grid in a batch, by device. Larger batches are not faster on a
+# CPU, and fill its caches and memory. Networks with more filters than `_FILTERS` get fewer slices.
 _BATCH = {"cpu": 4, GPU: 32}
 _FILTERS = {"cpu": 32, GPU: 64}
 
 
 class SliceProbabilities(NamedTuple):
-    """Probabilities (N, H, W, K) float32 of some slices of a view, within rows and columns.
+    """Class probabilities of some slices of a view, (N, H, W, K) float32.
 
-    The slices are `first`, `first + every`, `first + 2 every`, ...
+    The slices have the indices `first`, `first + every`, `first + 2 every`, ... in the view. Of
+    each slice, only `rows` and `columns` were computed.
     """
 
     first: int
@@ -44,7 +45,7 @@ class SliceProbabilities(NamedTuple):
 
     @property
     def slices(self) -> slice:
-        """Indices of these slices in the view."""
+        """Indices of these slices in the view, as a slice object."""
         end = self.first + self.every * len(self.probabilities)
         return slice(self.first, end, self.every)
 
@@ -52,7 +53,8 @@ class SliceProbabilities(NamedTuple):
 class ViewNetwork:
     """The network of a view, run on batches of slices of a volume.
 
-    `batch` is the number of slices in a batch, by default what suits the device.
+    `runtime` computes the network that `config` describes. `batch` is the number of slices in a
+    batch; the default suits the device.
     """
 
     def __init__(
@@ -74,13 +76,14 @@ class ViewNetwork:
         every: int = 1,
         within: Tensor | None = None,
     ) -> Iterator[SliceProbabilities]:
-        """Yield the probabilities of a volume (X, Y, Z), batch by batch.
+        """Yield the class probabilities of a volume (X, Y, Z), batch by batch.
 
-        With `mirror`, the axis from side to side and the classes' partners, the mean with the
-        mirrored slice. The other arguments are those of `batches`.
+        With `mirror`, each result is the mean of the predictions for the slice and for its mirror
+        image. `mirror` has the axis of the volume from left to right, and the index of each class's
+        partner on the other side, (K,). The other arguments are those of `batches`.
         """
         for start, rows, columns, batch in self.batches(volume, axes, every, within):
-            found = self._of_batch(batch, axes, mirror)
+            found = self._batch_probabilities(batch, axes, mirror)
             yield SliceProbabilities(start, rows, columns, found, every)
 
     def batches(
@@ -90,12 +93,13 @@ class ViewNetwork:
         every: int = 1,
         within: Tensor | None = None,
     ) -> Iterator[tuple[int, slice, slice, Tensor]]:
-        """Yield batches of slices (N, C, H, W) of a volume (X, Y, Z): first slice, rows, columns.
+        """Yield the slices of a volume (X, Y, Z) in batches: first index, rows, columns, batch.
 
-        With `every`, only every n-th slice, on a processor one at a time. With `within`, a mask
-        (X, Y, Z) in host memory, only the rows and columns around its voxels in each batch.
+        A batch is (N, C, H, W). With `every`, only every n-th slice is taken; on a CPU these come
+        one at a time. `within` is a mask (X, Y, Z) in host memory: each batch is cropped to the
+        rows and columns around its set voxels.
 
-        Nothing here waits for a GPU: one copy of the volume, and no value is read back.
+        Nothing here waits for a GPU: the volume is copied to it once, and no value is read back.
         """
         slices = thick(to_slices(volume.to(self.device), axes), self.channels)
         mask = None
@@ -113,20 +117,20 @@ class ViewNetwork:
                 rows = slice(0, 0)
                 columns = slice(0, 0)
                 if shown.any():
-                    # Extended, where possible, to the sizes that networks would pad to.
+                    # Networks pad their input to a multiple; extend the range to that size instead.
                     rows = _grown(shown.any(1), self._multiple)
                     columns = _grown(shown.any(0), self._multiple)
             yield start, rows, columns, slices[some, :, rows, columns]
 
-    def _of_batch(
+    def _batch_probabilities(
         self,
         batch: Tensor,
         axes: SliceAxes,
         mirror: tuple[int, Tensor] | None,
     ) -> Tensor:
-        """Return probabilities (N, H, W, K) of slices (N, C, H, W), which may be empty.
+        """Return the probabilities (N, H, W, K) of slices (N, C, H, W), which may have no pixel.
 
-        `mirror` has the axis of the volume from side to side, and the classes' partners.
+        `mirror` is as in `probabilities`.
         """
         if not batch.numel():
             return torch.zeros(len(batch), 0, 0, self.classes, device=self.device)
@@ -153,9 +157,10 @@ def suitable_batch(config: NetworkConfig, device: torch.device) -> int:
 
 
 def _grown(is_set: Tensor, multiple: int) -> slice:
-    """Return the range of set elements, extended on both sides to a multiple.
+    """Return the range from the first to the last True, extended on both sides to a multiple.
 
-    `is_set` is a line of booleans of which one is True; if it is too short, all of it.
+    `is_set` is a line of booleans of which at least one is True. Its whole length is returned if it
+    is shorter than that.
     """
     length = len(is_set)
     places = is_set.nonzero().flatten()
@@ -171,7 +176,10 @@ def _grown(is_set: Tensor, multiple: int) -> slice:
 
 
 def thick(slices: Tensor, channels: int) -> Tensor:
-    """Stack slices (N, H, W) with their neighbours as channels, (N, C, H, W); zeros at the ends."""
+    """Stack each of slices (N, H, W) with its neighbours as channels, giving (N, C, H, W).
+
+    Beyond the first and the last slice, channels are 0.
+    """
     if channels == 1:
         return slices[:, None]
     reach = channels // 2
@@ -181,10 +189,11 @@ def thick(slices: Tensor, channels: int) -> Tensor:
 
 
 class DeviceNetworks:
-    """A model's networks of some views, on one device.
+    """A model's networks for some views, on one device.
 
-    `of_view` has the network of each view. `batch` is the number of slices in a batch. With
-    `allow_cpu` the processor takes over if a GPU is out of memory even for single slices.
+    `of_view` has the `ViewNetwork` of each view, and `device` is where they are. `batch` is the
+    number of slices in a batch, by default one that suits the device. With `allow_cpu` the networks
+    move to the CPU if a GPU is out of memory even for single slices.
     """
 
     def __init__(
@@ -206,12 +215,16 @@ class DeviceNetworks:
         self.of_view = self._build(device)
 
     def vary(self, sample: int | None) -> None:
-        """Prepare all networks for this sample; None for no sampling."""
+        """Prepare all networks for the prediction of a sample; None ends the sampling."""
         for network in self.of_view.values():
             network.runtime.vary(sample)
 
     def with_less_memory(self, work: Callable[[], _T]) -> _T:
-        """Run GPU work; if out of memory, retry in smaller batches, finally on the processor."""
+        """Return the result of `work`, which uses the GPU, even if memory is short.
+
+        If it runs out of memory, it is repeated with batches of half the size, and finally on the
+        CPU if this is allowed. Raises DeviceError if it is not.
+        """
         while True:
             try:
                 return work()
@@ -231,7 +244,7 @@ class DeviceNetworks:
                     ) from error
 
     def _build(self, device: torch.device) -> dict[View, ViewNetwork]:
-        """Build the networks of all views on a device."""
+        """Return a `ViewNetwork` for each view, on a device."""
         refuse_forked_gpu(device)
         networks = {}
         for view in self._views:
@@ -243,7 +256,7 @@ class DeviceNetworks:
         return networks
 
     def _runtime(self, view: View, device: torch.device) -> Runtime:
-        """Prepare a view's network for a device."""
+        """Return the runtime of a view's network on a device, in the chosen precision."""
         if self._precision != "int8":
             return TorchRuntime(
                 self._model.networks[view],

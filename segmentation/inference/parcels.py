@@ -26,8 +26,8 @@ from trinat.segmentation.space.views import SliceAxes, View, to_slices
 _MAY_BE_CORTEX = 0.02
 # Lower limit of a parcel's probability in each view of the geometric mean.
 _MIN_PROBABILITY = 1e-3
-# Weight of the neighbours' mean in a voxel of cortex, and number of iterations.
-_FOLLOWS = 0.7
+# Smoothing of the cortex: weight of the neighbours' mean at each voxel, and number of iterations.
+_NEIGHBOUR_WEIGHT = 0.7
 _TIMES = 2
 
 
@@ -35,8 +35,9 @@ _TIMES = 2
 class Parcels:
     """The parcel of each voxel of the working grid that may be cortex.
 
-    `places` (X, Y, Z) marks these voxels, in C order; `classes` (N,) has their classes in
-    `parcellation.parcels`, and `by_view` those of each view by itself.
+    `places` (X, Y, Z) marks these N voxels. `classes` (N,) has the parcel of each of them, in C
+    order, as a class of `parcellation.parcels`. `by_view` has the parcels that each view alone
+    predicts, in the same form.
     """
 
     parcellation: Parcellation
@@ -45,9 +46,10 @@ class Parcels:
     by_view: Mapping[View, NDArray[np.uint8]]
 
     def agreement(self, structures: NDArray[np.uint8]) -> NDArray[np.float64]:
-        """Return the mean Dice of each parcel between views, (names,); NaN if no view has it.
+        """Return the mean Dice between views of each parcel, in the order of `parcellation.names`.
 
-        `structures` (X, Y, Z) are the classes of the working grid, which decide what is cortex.
+        NaN for a parcel that no view has. `structures` (X, Y, Z) are the classes of structures on
+        the working grid: only their voxels of cortex count.
         """
         whole = self.parcellation.whole
         here = structures[self.places]
@@ -63,29 +65,34 @@ class Parcels:
         return np.array([mean[whole.names.index(name)] for name in names])
 
     def restored(self, structures: Volume, plan: ConformPlan) -> Volume:
-        """Return the classes of `parcellation.whole` in the scan's own space, uint8.
+        """Return a label map of structures and parcels in the scan's own space, uint8.
 
-        `structures` are the classes of the scan's own voxels. Every voxel of cortex gets a parcel:
-        its own, or that of the nearest voxel with one.
+        `structures` has the class of each voxel of the scan, with the cortex as one structure a
+        side. In the result, parcels replace the cortex, and the classes are those of
+        `parcellation.whole`. Voxels of cortex without a parcel get the parcel of the nearest voxel
+        that has one.
         """
         on_grid = np.zeros(self.places.shape, np.uint8)
         on_grid[self.places] = self.classes
         volume = Volume(on_grid, plan.working.affine)
         parcels = restore(volume, plan, labels=True).data
         is_cortex = self.parcellation.is_cortex(structures.data)
-        parcels = _filled(parcels, is_cortex, structures.grid.spacing_mm)
+        parcels = _fill_from_nearest(parcels, is_cortex, structures.grid.spacing_mm)
         joined = self.parcellation.join(structures.data, parcels)
         return Volume(joined, structures.affine, structures.codes, structures.notes)
 
 
 def likely_cortex(probabilities: Tensor, parcellation: Parcellation) -> Tensor:
-    """Return the probability of cortex, (X, Y, Z), from class probabilities (X, Y, Z, K)."""
+    """Return the probability of cortex, (X, Y, Z), from class probabilities (X, Y, Z, K).
+
+    It is the sum of the probabilities of left and right cortex.
+    """
     left, right = (probabilities[..., label.index] for label in parcellation.cortex)
     return left + right
 
 
 def may_be_cortex(cortex: Tensor) -> Tensor:
-    """Mark voxels that may be cortex, given its probability (X, Y, Z)."""
+    """Return a mask of the voxels that may be cortex, given the probability of cortex (X, Y, Z)."""
     return cortex >= _MAY_BE_CORTEX
 
 
@@ -97,9 +104,10 @@ def join_views(
     odds: Tensor,
     parcellation: Parcellation,
 ) -> Parcels:
-    """Combine views, neighbours and the `odds` (K,) of classes to the parcels of likely cortex.
+    """Combine the views' predictions to the parcel of each voxel that may be cortex.
 
-    The other arguments are those of `mean_of_views`.
+    `odds` (K,) are factors on the probabilities of the classes of `parcellation.parcels`. The other
+    arguments are those of `mean_of_views`.
     """
     logarithms, by_view = mean_of_views(parts, cortex, axes, weights, parcellation)
     logarithms += odds[1:].log()
@@ -119,11 +127,21 @@ def mean_of_views(
     weights: Mapping[View, float],
     parcellation: Parcellation,
 ) -> tuple[Tensor, dict[View, Tensor]]:
-    """Return the weighted geometric mean of views and neighbours, and each view's own classes.
+    """Return the weighted geometric mean of the views, and the classes that each view predicts.
 
-    The mean is the logarithms (N, K - 1) of parcels for the N voxels that may be cortex, in C
-    order; a view's classes are (N,). `parts` are the views' probabilities of slices along their
-    `axes`, on the device of `cortex`, the probability of cortex of each voxel (X, Y, Z).
+    The mean is smoothed over neighbouring voxels of cortex. It holds the logarithm for each parcel,
+    (N, K - 1), at the N voxels that may be cortex, in C order. The classes of a view are (N,).
+
+    Parameters
+    ----------
+    parts : iterable
+        Predictions of the networks for parcels, each with its view; on the device of `cortex`.
+    cortex : Tensor (X, Y, Z)
+        Probability of cortex of each voxel.
+    axes, weights : mapping
+        Axes along which the slices of each view are cut, and the weight of each view.
+    parcellation : Parcellation
+        Its `parcels` are the K classes of the predictions.
     """
     places = may_be_cortex(cortex)
     device = places.device
@@ -137,7 +155,7 @@ def mean_of_views(
         numbers_here = slices[part.slices, part.rows, part.columns]
         is_wanted = numbers_here >= 0
         wanted = numbers_here[is_wanted].long()
-        # Classes that are no parcels are impossible here.
+        # Leave out class 0, because every voxel of cortex belongs to a parcel.
         own = part.probabilities[is_wanted][:, 1:]
         own = own / own.sum(1, keepdim=True).clamp(min=_MIN_PROBABILITY)
         logarithms[wanted] += (
@@ -153,7 +171,7 @@ def mean_of_views(
 
 
 def _number_positions(places: Tensor) -> Tensor:
-    """Return the indices of the set positions (X, Y, Z) in C order; -1 elsewhere."""
+    """Assign numbers from 0 in C order to the set voxels of a mask (X, Y, Z); others get -1."""
     count = int(places.sum())
     numbers = torch.full(places.shape, -1, dtype=torch.int32, device=places.device)
     numbers[places] = torch.arange(count, dtype=torch.int32, device=places.device)
@@ -161,9 +179,10 @@ def _number_positions(places: Tensor) -> Tensor:
 
 
 def _follow_neighbours(values: Tensor, places: Tensor) -> Tensor:
-    """Move values (N, K) at `places` (X, Y, Z) towards the mean of up to six neighbours each.
+    """Move values (N, K) at the N set voxels of a mask towards the mean of their neighbours.
 
-    Values without neighbours become smaller, and keep their order.
+    `places` (X, Y, Z) is the mask. A voxel has up to six neighbours in it. Values of a voxel
+    without neighbours become smaller, but their order stays.
     """
     count = len(values)
     numbers = _number_positions(places)
@@ -183,17 +202,20 @@ def _follow_neighbours(values: Tensor, places: Tensor) -> Tensor:
     )
     for _ in range(_TIMES):
         values = torch.sparse.addmm(
-            values, means, values, beta=1 - _FOLLOWS, alpha=_FOLLOWS
+            values, means, values, beta=1 - _NEIGHBOUR_WEIGHT, alpha=_NEIGHBOUR_WEIGHT
         )
     return values
 
 
-def _filled(
+def _fill_from_nearest(
     parcels: NDArray[np.uint8],
     is_cortex: NDArray[np.bool_],
     spacing_mm: tuple[float, float, float],
 ) -> NDArray[np.uint8]:
-    """Fill cortex without a parcel (X, Y, Z) with the parcel of the nearest voxel."""
+    """Give each voxel of cortex without a parcel the parcel of the nearest voxel that has one.
+
+    `parcels` (X, Y, Z) is 0 where there is no parcel; `is_cortex` (X, Y, Z) is the mask to fill.
+    """
     missing = is_cortex & (parcels == 0)
     known = is_cortex & (parcels > 0)
     if not missing.any() or not known.any():

@@ -34,7 +34,7 @@ from trinat.segmentation.space.grid_map import GridMap
 from trinat.segmentation.space.morphology import largest_part, without_holes
 from trinat.segmentation.space.resample import occupied_box
 
-# Imported where they are computed: with what they import they take a tenth of the start-up.
+# Imported in the functions that need them: they and their imports take a tenth of the start-up.
 if TYPE_CHECKING:
     from trinat.segmentation.inference.callosum import Callosum
     from trinat.segmentation.inference.thickness import CortexThickness
@@ -46,8 +46,8 @@ _TOUCHING = np.ones((3, 3, 3), bool)
 # FreeSurfer numbers of both sides, left first.
 _WHITE_MATTER = (2, 41)
 _CORTEX = (3, 42)
-# Groups of a label scheme: the lower end of the first marks the foramen magnum, the others extend
-# below it.
+# Groups of a label scheme: the lower end of `_ABOVE_FORAMEN` marks the foramen magnum, below which
+# structures of `_THROUGH_FORAMEN` continue.
 _ABOVE_FORAMEN = ("cerebellum",)
 _THROUGH_FORAMEN = (CSF_GROUP, "brainstem")
 
@@ -56,8 +56,8 @@ _THROUGH_FORAMEN = (CSF_GROUP, "brainstem")
 class Tissues:
     """Grey matter, white matter and CSF of a scan, in the scan's own space.
 
-    Probabilities are float32, 0 to 1. `labels` has the most probable of all: 1 grey matter, 2 white
-    matter, 3 CSF, 0 none of them; uint8.
+    The three probabilities are float32, from 0 to 1. `labels` (uint8) has the most probable tissue
+    of each voxel: 1 grey matter, 2 white matter, 3 CSF; 0 if none of them is the most probable.
     """
 
     grey_matter: Volume
@@ -67,7 +67,7 @@ class Tissues:
 
     @property
     def by_label(self) -> dict[str, Volume]:
-        """The probabilities by the tissues' labels in BIDS: GM, WM, CSF."""
+        """The three probabilities by the labels of the tissues in BIDS: GM, WM, CSF."""
         return dict(
             zip(TISSUES, (self.grey_matter, self.white_matter, self.csf), strict=True)
         )
@@ -75,14 +75,34 @@ class Tissues:
 
 @dataclass(frozen=True, eq=False)
 class Prediction:
-    """Labels in the scan's own space, volumes, probabilities and their uncertainty.
+    """Segmentation of one scan: labels, volumes and probabilities.
 
-    `fused` has the fused probabilities on the working grid, (X, Y, Z, K) float16 on the processor,
-    and `image` is what the networks saw there. `agreement` is the mean Dice between views, (K,);
-    None with one view. `not_predicted` names structures that the model does not predict: they have
-    no volume. `csf` is the model's definition of CSF. `parcel_map` has the parcels of the cortex,
-    and `lesion_map` the lesions, if wanted; smaller lesions than `smallest_lesion_mm3` are left
-    out.
+    Attributes
+    ----------
+    fused : Tensor
+        Fused class probabilities on the working grid, (X, Y, Z, K) float16, in host memory.
+    scheme : LabelScheme
+        The K classes.
+    plan : ConformPlan
+        Maps the working grid to the scan.
+    image : Volume
+        The scan on the working grid, before any reversal of contrast or stripping.
+    notes : tuple of str
+        Notes on the scan and on the way it was segmented.
+    agreement : array (K,) or None
+        Mean Dice of each class between views; None with one view.
+    uncertainty : Uncertainty or None
+        Variation of samples; None if none were drawn.
+    not_predicted : tuple of str
+        Structures of the scheme that the model does not predict: they have no volume.
+    csf : str
+        The model's definition of CSF.
+    parcel_map : Parcels or None
+        Parcels of the cortex on the working grid; None if they were not requested.
+    lesion_map : LesionMap or None
+        Probability of lesion on the working grid; None if lesions were not requested.
+    smallest_lesion_mm3 : float
+        Smaller lesions are left out.
     """
 
     fused: Tensor
@@ -100,7 +120,7 @@ class Prediction:
 
     @cached_property
     def working(self) -> Volume:
-        """Class indices on the working grid, uint8."""
+        """Class of each voxel on the working grid, uint8: the most probable one."""
         slabs = torch.split(self.fused, _SLAB)
         classes = [slab.max(-1).indices.to(torch.uint8) for slab in slabs]
         indices = torch.cat(classes).numpy()
@@ -108,10 +128,10 @@ class Prediction:
 
     @cached_property
     def indices(self) -> Volume:
-        """Class indices in the scan's own space, uint8.
+        """Class of each voxel in the scan's own space, uint8.
 
-        Computed on first access. If the scan has another grid the probabilities are resampled, not
-        the labels.
+        Computed on first access. If voxels of the scan lie between voxels of the working grid, the
+        probabilities are resampled, not the labels.
         """
         if GridMap.between(self.plan.working, self.plan.scan).reordering:
             # Every voxel of the scan is one of the working grid, so labels can be restored
@@ -131,7 +151,7 @@ class Prediction:
 
     @cached_property
     def voxels(self) -> dict[str, int]:
-        """Number of voxels of each predicted structure, in the scan's own space."""
+        """Number of voxels of each predicted structure in the scan's own space, by name."""
         counts = np.bincount(self.indices.data.ravel(), minlength=len(self.scheme))
         voxels = {}
         for label in self.scheme.labels[1:]:
@@ -141,24 +161,24 @@ class Prediction:
 
     @cached_property
     def parcel_indices(self) -> Volume:
-        """Classes of structures and parcels in the scan's own space, uint8.
+        """Class of each voxel in the scan's own space, uint8, with parcels in place of the cortex.
 
-        Those of `parcel_map.parcellation.whole`: parcels replace the cortex of `indices`. Raises a
-        LabelError if they were not predicted.
+        The classes are those of `parcel_map.parcellation.whole`. Raises LabelError if parcels were
+        not requested.
         """
-        return self._parcels_found.restored(self.indices, self.plan)
+        return self._required_parcels.restored(self.indices, self.plan)
 
     @cached_property
     def parcel_labels(self) -> Volume:
-        """FreeSurfer numbers of structures and parcels in the scan's own space, int16."""
+        """FreeSurfer numbers in the scan's own space, int16, with parcels instead of the cortex."""
         found = self.parcel_indices
-        numbers = self._parcels_found.parcellation.whole.to_freesurfer(found.data)
+        numbers = self._required_parcels.parcellation.whole.to_freesurfer(found.data)
         return replace(found, data=numbers)
 
     @cached_property
     def parcel_voxels(self) -> dict[str, int]:
-        """Number of voxels of each parcel in the scan's own space, left ones first."""
-        parcellation = self._parcels_found.parcellation
+        """Number of voxels of each parcel in the scan's own space, by name, the left ones first."""
+        parcellation = self._required_parcels.parcellation
         whole = parcellation.whole
         counts = np.bincount(self.parcel_indices.data.ravel(), minlength=len(whole))
         voxels = {}
@@ -168,8 +188,11 @@ class Prediction:
 
     @cached_property
     def parcel_agreement(self) -> dict[str, float] | None:
-        """Mean Dice of each parcel between views, NaN if no view has it; None with one view."""
-        found = self._parcels_found
+        """Mean Dice of each parcel between views, by name; None with one view.
+
+        NaN for a parcel that no view has.
+        """
+        found = self._required_parcels
         if len(found.by_view) < 2:
             return None
         values = found.agreement(self.working.data)
@@ -177,29 +200,32 @@ class Prediction:
 
     @cached_property
     def cortex_thickness(self) -> CortexThickness:
-        """Thickness of the cortex and its parcels; LabelError if no parcels were asked for."""
+        """Thickness of the cortex and of its parcels.
+
+        Raises LabelError if parcels were not requested.
+        """
         from trinat.segmentation.inference.thickness import measure_cortex
 
         grid = self.plan.working
-        return measure_cortex(self.fused, self.scheme, self._parcels_found, grid)
+        return measure_cortex(self.fused, self.scheme, self._required_parcels, grid)
 
     @cached_property
     def thickness_map(self) -> Volume:
         """Thickness in mm at each voxel of cortex in the scan's own space, float32; 0 elsewhere."""
         found = self.indices
         thickness = np.zeros(found.shape, np.float32)
-        for cortex in self._parcels_found.parcellation.cortex:
+        for cortex in self._required_parcels.parcellation.cortex:
             assert cortex.side is not None
             measured = self.cortex_thickness.maps[cortex.side].data
-            # Voxels that were not measured have no part in what is interpolated.
-            summed = self._restored(measured).data
-            share = self._restored((measured > 0).astype(np.float32)).data
+            # Divide by the interpolated share of measured voxels: other voxels have the value 0.
+            summed = self._to_scan_space(measured).data
+            share = self._to_scan_space((measured > 0).astype(np.float32)).data
             is_shown = (found.data == cortex.index) & (share > 0)
             thickness[is_shown] = summed[is_shown] / share[is_shown]
         return Volume(thickness, found.affine, found.codes)
 
     @property
-    def _parcels_found(self) -> Parcels:
+    def _required_parcels(self) -> Parcels:
         if self.parcel_map is None:
             raise LabelError(
                 "no parcels were asked for", remedy="segment with parcels=True"
@@ -208,9 +234,9 @@ class Prediction:
 
     @cached_property
     def callosum(self) -> Callosum:
-        """Corpus callosum, as part of the white matter of `labels`, which stays as it is.
+        """Corpus callosum, found within the white matter of `labels`; `labels` is not changed.
 
-        LabelError if the model has no left and right cerebral white matter.
+        Raises LabelError if the model has no left and right cerebral white matter.
 
         Examples
         --------
@@ -233,9 +259,9 @@ class Prediction:
 
     @cached_property
     def lesions(self) -> Lesions:
-        """Lesions of white matter, in the scan's own space; `labels` stays as it is.
+        """Lesions of white matter, in the scan's own space; `labels` is not changed.
 
-        LabelError if no lesions were asked for.
+        Raises LabelError if lesions were not requested.
 
         Examples
         --------
@@ -248,7 +274,7 @@ class Prediction:
                 "no lesions were asked for", remedy="segment with lesions=True"
             )
         return find_lesions(
-            self._restored(self.lesion_map.probability),
+            self._to_scan_space(self.lesion_map.probability),
             self.indices,
             self.scheme,
             is_flair=self.lesion_map.is_flair,
@@ -257,12 +283,12 @@ class Prediction:
 
     @property
     def voxel_mm3(self) -> float:
-        """Volume of a voxel of the scan."""
+        """Volume of a voxel of the scan, in mm³."""
         return self.indices.grid.voxel_mm3
 
     @property
     def volumes_mm3(self) -> dict[str, float]:
-        """Volume of each predicted structure."""
+        """Volume of each predicted structure in mm³, by name."""
         return {name: count * self.voxel_mm3 for name, count in self.voxels.items()}
 
     @cached_property
@@ -272,32 +298,31 @@ class Prediction:
 
     @cached_property
     def brain(self) -> Volume:
-        """The brain mask: `inside` in the scan's own space, bool (X, Y, Z)."""
+        """Brain mask in the scan's own space, bool (X, Y, Z): `inside` on the scan's voxels."""
         working = Volume(self.inside.astype(np.uint8), self.plan.working.affine)
         found = restore(working, self.plan, labels=True)
         return Volume(found.data > 0, found.affine, found.codes)
 
     def probabilities(self, structure: str | int) -> Volume:
-        """Return the probability of one structure in the scan's own space, float32.
+        """Return the probability of one structure in the scan's own space, float32, from 0 to 1.
 
-        `structure` is a name, an abbreviation or a FreeSurfer number; raises a LabelError for an
-        unknown one. Values are 0 to 1. Outside of the working grid background has 1, everything
-        else 0.
+        `structure` is a name, an abbreviation or a FreeSurfer number; LabelError if it is unknown.
+        Outside of the working grid the background has the probability 1 and all else 0.
         """
         index = self.scheme.find(structure).index
         values = self.fused[..., index].float().numpy()
         if index != 0:
-            return self._restored(values)
-        # Background fills the outside of the working grid: restore its complement, which is 0
-        # there.
-        no_background = self._restored(1 - values)
+            return self._to_scan_space(values)
+        # The background is 1 outside of the working grid, so restore its complement, which is 0.
+        no_background = self._to_scan_space(1 - values)
         return replace(no_background, data=1 - no_background.data)
 
     def tissues(self) -> Tissues:
         """Return grey matter, white matter and CSF in the scan's own space.
 
-        The probability of a tissue is the sum of those of its structures: a voxel between two
-        tissues keeps a part of each. Outside of the working grid all are 0.
+        The probability of a tissue is the sum of the probabilities of its structures, so that a
+        voxel between two tissues has a part of each. Outside of the working grid all probabilities
+        are 0.
 
         Examples
         --------
@@ -314,7 +339,7 @@ class Prediction:
             of_slab.copy_(slab.float() @ is_of_tissue.float())
         maps = []
         for values in sums.unbind(-1):
-            found = self._restored(np.ascontiguousarray(values.numpy()))
+            found = self._to_scan_space(np.ascontiguousarray(values.numpy()))
             # Sums of float16 shares may slightly exceed 1.
             maps.append(replace(found, data=np.minimum(found.data, 1)))
         largest = np.ones(self.plan.scan.shape, np.float32)
@@ -330,19 +355,24 @@ class Prediction:
 
     @cached_property
     def entropy(self) -> Volume:
-        """Entropy in nats in the scan's own space: of the samples' mean, else of the fusion."""
-        if self.uncertainty is not None:
-            return self._restored(self.uncertainty.entropy)
-        return self._restored(entropy_of(self.fused))
+        """Entropy in nats in the scan's own space.
 
-    def _restored(self, values: NDArray[np.float32]) -> Volume:
-        """Restore values (X, Y, Z) on the working grid to the scan's own space; 0 outside."""
+        If samples were drawn it is computed from their mean, otherwise from the fused
+        probabilities.
+        """
+        if self.uncertainty is not None:
+            return self._to_scan_space(self.uncertainty.entropy)
+        return self._to_scan_space(entropy_of(self.fused))
+
+    def _to_scan_space(self, values: NDArray[np.float32]) -> Volume:
+        """Resample values (X, Y, Z) from the working grid to the scan's own space; 0 outside."""
         volume = Volume(values, self.plan.working.affine)
         return restore(volume, self.plan, labels=False)
 
     def cleaned(self) -> tuple[Self, dict[str, float]]:
-        """Return a cleaned-up prediction, and the changed share of each structure.
+        """Return a cleaned-up prediction and the share of voxels that changed in each structure.
 
+        Both are those of `clean_up`; the shares have the names of the changed structures as keys.
         The probabilities change, too, so that labels, pictures and volumes agree.
         """
         before = np.asarray(self.working.data)
@@ -355,10 +385,13 @@ class Prediction:
 def clean_up(
     indices: NDArray[np.uint8], classes: int
 ) -> tuple[NDArray[np.uint8], dict[int, float]]:
-    """Keep each class's largest component and fill its holes; return (cleaned map, changed share).
+    """Keep the largest component of each class and fill its holes.
 
-    Removed components become the class that surrounds most of them. The share relates the voxels
-    lost or gained to the class's voxels before.
+    `indices` (X, Y, Z) is the class map; K is `classes`. Each removed component becomes the class
+    that most of its neighbours have.
+
+    Returns the cleaned map and the changes: for each class that changed, the number of voxels that
+    it lost and gained, divided by its number of voxels before.
     """
     cleaned = indices.copy()
     for k in range(1, classes):
@@ -366,8 +399,8 @@ def clean_up(
         if is_empty(box):
             continue
         part = cleaned[grown(box, cleaned.shape)]
-        _keep_largest_piece(part, k)
-        # Only background is filled: another structure inside, such as a ventricle, belongs there.
+        _keep_largest_component(part, k)
+        # Fill background only: other structures inside, such as ventricles, stay.
         filled = ndimage.binary_fill_holes(part == k)
         part[filled & (part == 0)] = k
     sizes = np.bincount(indices.ravel(), minlength=classes)
@@ -384,20 +417,21 @@ def with_classes(
     before: NDArray[np.uint8],
     after: NDArray[np.uint8],
 ) -> Tensor:
-    """Change probabilities (X, Y, Z, K) so that the most probable classes become `after`.
+    """Return changed probabilities (X, Y, Z, K), whose most probable classes are `after`.
 
-    They were `before`. In each voxel that differs the two classes exchange their probabilities,
-    which preserves the sums and the entropy.
+    `before` (X, Y, Z) has the classes that are most probable in `probabilities`. Wherever `after`
+    (X, Y, Z) differs, the two classes exchange their probabilities, which preserves the sums and
+    the entropy.
     """
     places = torch.from_numpy(np.argwhere(before != after)).unbind(1)
-    old = _classes_at(before, places)
-    new = _classes_at(after, places)
+    old = _class_index_at(before, places)
+    new = _class_index_at(after, places)
     changed = probabilities[places]
     largest = changed.gather(1, old)
     smaller = changed.gather(1, new)
     changed.scatter_(1, old, smaller)
     changed.scatter_(1, new, largest)
-    # The first of several equally probable classes would win.
+    # Of equally probable classes the first one wins, so raise the new class where it would lose.
     beaten = changed.argmax(1, keepdim=True) != new
     larger = torch.nextafter(largest, torch.ones_like(largest))
     changed.scatter_(1, new, torch.where(beaten, larger, largest))
@@ -406,14 +440,21 @@ def with_classes(
     return result
 
 
-def _classes_at(classes: NDArray[np.uint8], places: tuple[Tensor, ...]) -> Tensor:
-    """Return classes (N, 1) of a map at positions, as an index for `gather`."""
+def _class_index_at(classes: NDArray[np.uint8], places: tuple[Tensor, ...]) -> Tensor:
+    """Return the classes of a map at N positions as an index for `gather`, (N, 1) int64.
+
+    `places` has the indices of the positions along each axis, (N,) each.
+    """
     found = torch.from_numpy(classes)[places]
     return found.to(torch.int64)[:, None]
 
 
-def _keep_largest_piece(part: NDArray[np.uint8], k: int) -> None:
-    """Replace all components of class k but the largest by their surrounding class, in place."""
+def _keep_largest_component(part: NDArray[np.uint8], k: int) -> None:
+    """Replace all components of class k but the largest, in place.
+
+    Each becomes the class that most of its neighbouring voxels have. `part` (X, Y, Z) is a class
+    map.
+    """
     pieces, count = ndimage.label(part == k, _TOUCHING)
     if count < 2:
         return
@@ -433,9 +474,10 @@ def _keep_largest_piece(part: NDArray[np.uint8], k: int) -> None:
 
 
 def find_inside(indices: Volume, scheme: LabelScheme) -> NDArray[np.bool_]:
-    """Return the inside of the skull, (X, Y, Z); `indices` are classes on the working grid.
+    """Return the inside of the skull as a mask (X, Y, Z), from the classes of a whole head.
 
-    It is empty if nothing is labelled. Without a cerebellum nothing is cut off.
+    `indices` has the classes of `scheme` on the working grid. The mask is empty if nothing is
+    labelled, and nothing is cut off below if there is no cerebellum.
 
     The inside consists of every structure, the ventricles among them, and of CSF if the model
     predicts all fluid inside the skull. Three rules make one solid space of these labels:
@@ -452,8 +494,8 @@ def find_inside(indices: Volume, scheme: LabelScheme) -> NDArray[np.bool_]:
 
 
 def _below_foramen(indices: Volume, scheme: LabelScheme) -> NDArray[np.bool_]:
-    """Mark brain stem and fluid below the foramen magnum, (X, Y, Z)."""
-    cerebellum = _of_groups(indices.data, scheme, _ABOVE_FORAMEN)
+    """Return a mask of brain stem and fluid below the foramen magnum, (X, Y, Z)."""
+    cerebellum = _mask_of_groups(indices.data, scheme, _ABOVE_FORAMEN)
     if not cerebellum.any():
         return np.zeros(indices.shape, bool)
     up_x, up_y, up_z = indices.affine[2, :3]
@@ -462,15 +504,15 @@ def _below_foramen(indices: Volume, scheme: LabelScheme) -> NDArray[np.bool_]:
     heights_mm = up_x * i + up_y * j + up_z * k
     heights_mm = np.broadcast_to(heights_mm, indices.shape)
     lowest_mm = heights_mm[largest_part(cerebellum)].min()
-    through = _of_groups(indices.data, scheme, _THROUGH_FORAMEN)
+    through = _mask_of_groups(indices.data, scheme, _THROUGH_FORAMEN)
     return np.asarray(through & (heights_mm < lowest_mm))
 
 
-def _of_groups(
+def _mask_of_groups(
     classes: NDArray[np.uint8],
     scheme: LabelScheme,
     groups: tuple[str, ...],
 ) -> NDArray[np.bool_]:
-    """Mark structures of these groups, (X, Y, Z)."""
+    """Return a mask of the structures of some groups, (X, Y, Z), from a map of their classes."""
     is_wanted = np.array([label.group in groups for label in scheme.labels])
     return np.asarray(is_wanted[classes])

@@ -75,19 +75,32 @@ _T = TypeVar("_T")
 
 # The brain is localised in every eighth coronal slice.
 _EVERY = 8
-# Every sixteenth slice is enough to see the order of tissues.
+# Every sixteenth slice is enough to find which tissue is brighter.
 _EVERY_FOR_ORDER = 16
 # A voxel with a lower probability of background may be brain.
 _BACKGROUND = 0.95
 
 
 class Predictor:
-    """A model on a device: a loaded one, a shipped one by name ("fast"), or a model folder.
+    """A model on a device, which segments scans one after another.
 
-    Can be used for many scans, one after another. `views` are those to run, all by default; `batch`
-    is the number of slices in a batch. With `allow_cpu` the processor takes over if a GPU is out of
-    memory even for single slices. With `parcels` the model's networks for parcels divide the
-    cortex, and with `lesions` its network for lesions of white matter finds these.
+    Parameters
+    ----------
+    model : Model, str or path
+        A loaded model, the name of a shipped one ("fast"), or a model folder.
+    device : str
+        "auto", "cpu" or a name of torch's such as "cuda:1".
+    precision : str
+        Number type of the networks; "auto" chooses it by device.
+    views : optional
+        Views to use, or their names. Default: all views of the model.
+    batch : int, optional
+        Number of slices in a batch. Default: as many as suit the device.
+    allow_cpu : bool
+        Continue on the CPU if a GPU is out of memory even for single slices.
+    parcels, lesions : bool
+        Also use the model's networks that divide the cortex into parcels, and its network that
+        finds lesions of white matter.
     """
 
     def __init__(
@@ -163,22 +176,26 @@ class Predictor:
 
     @property
     def odds(self) -> Tensor:
-        """Factor on the probability of each class, (K,), on the device."""
+        """Factor on the probability of each class of the model, (K,), on the device."""
         class_odds = self.model.info.fusion.class_odds
         return odds_by_class(self.model.scheme, class_odds).to(self.device)
 
     @property
     def parcels_model(self) -> Model | None:
-        """The model that divides the cortex into parcels; None if no parcels are wanted."""
+        """Model that divides the cortex into parcels; None if parcels were not requested."""
         return None if self._parcels is None else self._parcels.model
 
     @property
     def device(self) -> torch.device:
-        """The device of the networks; the processor once a GPU has run out of memory."""
+        """Device of the networks; the CPU after a GPU has run out of memory."""
         return self._networks.device
 
     def with_less_memory(self, work: Callable[[], _T]) -> _T:
-        """Run GPU work; if out of memory, retry in smaller batches, finally on the processor."""
+        """Return the result of `work`, which uses the GPU, even if memory is short.
+
+        If it runs out of memory, it is repeated with smaller batches, and finally on the CPU if
+        this is allowed. Raises DeviceError if it is not.
+        """
         return self._networks.with_less_memory(work)
 
     def segment(
@@ -189,16 +206,17 @@ class Predictor:
         samples: int = 0,
         seed: int = 0,
     ) -> Prediction:
-        """Segment a scan: labels in its own space, and their uncertainty.
+        """Segment a scan; the result is restored to the scan's own space.
 
-        `mirror` averages with the mirrored scan; `samples` predictions use dropout, or the members
-        of an ensemble in turn.
+        With `mirror`, predictions are averaged with those for the mirrored scan. `samples` is the
+        number of additional predictions from which the uncertainty is computed: with dropout, or by
+        the members of an ensemble in turn. `seed` makes dropout reproducible.
         """
         conformed = self.prepare(volume)
         return self.infer(conformed, mirror=mirror, samples=samples, seed=seed)
 
     def prepare(self, volume: Volume) -> Conformed:
-        """Prepare a scan on the processor, before the networks run."""
+        """Conform a scan to the working grid, as `infer` needs it; runs on the CPU."""
         return prepare_scan(volume, self.model.info.preprocessing)
 
     def infer(
@@ -209,13 +227,10 @@ class Predictor:
         samples: int = 0,
         seed: int = 0,
     ) -> Prediction:
-        """Run networks and fusion on a prepared scan; labels are restored on first access.
+        """Run networks and fusion on a prepared scan; label maps are computed on first access.
 
-        - `mirror` averages with the mirrored scan.
-        - `samples` is the number of dropout samples, 0 for none; `seed` decides them.
-
-        If the GPU runs out of memory, smaller batches are tried, and then the processor if that is
-        allowed.
+        `conformed` is the result of `prepare`; the other arguments are those of `segment`. If the
+        GPU runs out of memory, smaller batches are tried, and then the CPU if that is allowed.
         """
         refuse_forked_gpu(self.device)
 
@@ -259,10 +274,10 @@ class Predictor:
     def find_lesions(
         self, image: Tensor, probabilities: Tensor, plan: ConformPlan
     ) -> LesionMap | None:
-        """Find lesions of white matter in a region of an image; None if they are not wanted.
+        """Compute the probability of lesion in a region of an image; None if not requested.
 
-        `image` (X, Y, Z) and `probabilities` (X, Y, Z, K), of structures, are those of the region,
-        and `plan` is the way from it to the scan.
+        `image` (X, Y, Z) and the `probabilities` (X, Y, Z, K) of the structures are cropped to the
+        region. `plan` maps the region to the scan.
         """
         if self._lesions is None:
             return None
@@ -278,9 +293,10 @@ class Predictor:
     def find_parcels(
         self, image: Tensor, probabilities: Tensor, *, mirror: bool = False
     ) -> Parcels | None:
-        """Find the parcels of likely cortex in a region of an image; None if they are not wanted.
+        """Predict the parcels of cortex in a region of an image; None if parcels are not requested.
 
-        `image` (X, Y, Z) and `probabilities` (X, Y, Z, K), of structures, are those of the region.
+        `image` (X, Y, Z) and the `probabilities` (X, Y, Z, K) of the structures are cropped to the
+        region.
         """
         parcels = self._parcels
         if parcels is None:
@@ -316,14 +332,25 @@ class Predictor:
         parcels: Parcels | None = None,
         lesions: LesionMap | None = None,
     ) -> Prediction:
-        """Combine the results of the views to the prediction of a scan.
+        """Combine all results for a scan to its prediction.
 
-        `probabilities` (X, Y, Z, K) and `maps`, each view's own classes, are those of the region,
-        as are `parcels` and `lesions`. `remarks` are notes on how they were made; empty ones are
-        dropped.
+        Parameters
+        ----------
+        conformed : Conformed
+            The scan on the working grid: the whole grid, not only the region.
+        region : BrainRegion
+            Region of that grid to which all of the following are cropped.
+        probabilities : Tensor (X, Y, Z, K)
+            Fused class probabilities; voxels outside of the scan are changed in place.
+        maps : mapping
+            The most probable classes of each view, (X, Y, Z).
+        remarks : sequence of str
+            Notes on how the results were made; empty ones are dropped.
+        uncertainty, parcels, lesions
+            Further results, or None.
         """
         plan = conformed.plan.cropped(region.box)
-        _forget_beyond_the_scan(probabilities, plan)
+        _set_background_outside_scan(probabilities, plan)
         notes = (*conformed.volume.notes, *filter(None, remarks))
         agreement = None
         with stage("agreement"):
@@ -353,9 +380,9 @@ class Predictor:
 
     @property
     def enough_views(self) -> tuple[View, ...]:
-        """Return the first view that tells left from right, or all views if none does.
+        """Return the first view that tells left from right, or all views if there is none.
 
-        Views without a weight are passed over.
+        Views whose weight in the fusion is 0 are skipped.
         """
         for view, weight in self.model.fusion_weights(self.views).items():
             if weight > 0 and not self.model.is_merged(view):
@@ -369,9 +396,10 @@ class Predictor:
         views: tuple[View, ...] | None = None,
         mirror: bool = False,
     ) -> tuple[BrainRegion, ViewAggregator, dict[View, Tensor]]:
-        """Find the region of the brain in an image (X, Y, Z), and run `fuse` on it.
+        """Find the region of the brain in an image (X, Y, Z), and fuse the views in this region.
 
-        The region is the whole image if the brain extends beyond the region that a few slices show.
+        If the brain reaches the rim of the region that a few slices show, the whole image is used.
+        Returns the region and what `fuse` returns.
         """
         with stage("localisation"):
             region = self.find_brain(image)
@@ -389,9 +417,11 @@ class Predictor:
         views: tuple[View, ...] | None = None,
         mirror: bool = False,
     ) -> tuple[ViewAggregator, dict[View, Tensor]]:
-        """Fuse the views of an image's region, and return each view's own most probable classes.
+        """Fuse the views in a region of an image; return the fusion and the classes of each view.
 
-        `views` are all of the predictor's, or some of them in the same order.
+        The probabilities are in `fused` of the returned aggregator. The classes are the most
+        probable ones of each single view, (X, Y, Z) uint8. `views` are some of the predictor's
+        views in the same order; the default is all.
         """
         fusion, maps = self._add_views(
             image[region.box], views or self.views, region.mask, mirror
@@ -416,7 +446,11 @@ class Predictor:
         within: Tensor | None,
         mirror: bool,
     ) -> tuple[ViewAggregator, dict[View, Tensor]]:
-        """Queue the GPU work of `fuse`, without waiting for it."""
+        """Queue the GPU work of `fuse` without waiting for it.
+
+        `image` is cropped to the region already, and `within` is the mask of the region. Returns an
+        aggregator that is not finished, and the classes of each view.
+        """
         shape = to_shape(image.shape)
         info = self.model.info
         axes = self.axes
@@ -453,10 +487,11 @@ class Predictor:
         mirror: bool = False,
         within: Tensor | None = None,
     ) -> Iterator[tuple[View, SliceProbabilities]]:
-        """Yield probabilities of an image (X, Y, Z), of K or merged K classes, view after view.
+        """Yield each view and its probabilities, batch by batch; the sagittal view comes last.
 
-        The sagittal view comes last; `views` are as for `fuse`. Only voxels in `within` (X, Y, Z)
-        are computed, all others are background.
+        `image` is (X, Y, Z); `views` are as for `fuse`. A view has K classes or, if it does not
+        tell left from right, the merged classes. Only the rows and columns around the mask `within`
+        (X, Y, Z) are computed; all other voxels count as background.
         """
         preprocessing = self.model.info.preprocessing
         left_right, _, _ = source_axes(preprocessing.axes, "RAS")
@@ -479,7 +514,7 @@ class Predictor:
     def batches(
         self, image: Tensor, region: BrainRegion
     ) -> Iterator[tuple[View, Tensor]]:
-        """Yield the batches (N, C, H, W) of an image's region that each view's network sees."""
+        """Yield each view with each batch (N, C, H, W) of an image's region for its network."""
         for view, network in self._networks.of_view.items():
             parts = network.batches(
                 image[region.box], self.axes[view], within=region.mask
@@ -489,22 +524,26 @@ class Predictor:
                     yield view, batch
 
     def on_device(self, conformed: Conformed) -> Tensor:
-        """Return a scan unchanged, (X, Y, Z) on the device of the networks."""
+        """Return a prepared scan, (X, Y, Z), on the device of the networks, otherwise unchanged."""
         return torch.from_numpy(conformed.volume.data).to(self.device)
 
     def image_of(self, conformed: Conformed) -> Tensor:
-        """Return a scan as the networks see it, (X, Y, Z) on their device."""
+        """Return a prepared scan as the networks receive it, (X, Y, Z) on their device.
+
+        Its contrast is reversed and the head stripped if the model needs that: see `find_sight`.
+        """
         image = self.on_device(conformed)
         return self.find_sight(image).of(image)
 
     def find_sight(self, image: Tensor) -> Sight:
-        """Determine how networks see an image (X, Y, Z): reversed or stripped."""
+        """Determine the changes of an image (X, Y, Z) that the model needs: see `Sight`."""
         return Sight(self.find_reversal(image), self.find_kept(image))
 
     def find_kept(self, image: Tensor) -> Tensor | None:
-        """Return the part of an image (X, Y, Z) that networks see, bool; None for all of it.
+        """Return the mask of the voxels that stay when a whole head is stripped, bool (X, Y, Z).
 
-        Only models with `stripped_by` strip whole heads.
+        None if the image (X, Y, Z) is not stripped: only models with `stripped_by` need that, and
+        only for scans of whole heads.
         """
         stripper = self._stripper
         if stripper is None:
@@ -527,9 +566,9 @@ class Predictor:
             return None if kept is None else kept.to(image.device)
 
     def find_inside(self, image: Tensor, region: BrainRegion) -> Tensor:
-        """Find the inside of the skull in every second slice of a region, bool (X, Y, Z).
+        """Find the inside of the skull in every second slice of a region, as a mask (X, Y, Z).
 
-        One view segments them; the other slices are empty.
+        The slices are those of the first view. The mask is empty in all other slices.
         """
         view = self.views[0]
         axes = self.axes[view]
@@ -544,9 +583,9 @@ class Predictor:
         return inside
 
     def find_reversal(self, image: Tensor) -> Reversal | None:
-        """Return how an image (X, Y, Z) is reversed before networks see it; None if it is not.
+        """Return the reversal of contrast that an image (X, Y, Z) needs; None if it needs none.
 
-        Only models with `reverse_contrast` do this. A few slices are segmented.
+        Only models with `reverse_contrast` reverse scans. A few slices are segmented to decide it.
         """
         if not self.model.info.reverse_contrast:
             return None
@@ -564,10 +603,10 @@ class Predictor:
             return find_reversal(seen(), self.model.classes_of(view))
 
     def find_brain(self, image: Tensor) -> BrainRegion:
-        """Localise the brain in a few slices of an image; the whole image if there is none in them.
+        """Find the region of the brain by segmenting every eighth slice of one view.
 
-        `image` (X, Y, Z) is on the working grid. One view segments every n-th slice. Networks whose
-        intensities depend on the whole image are run on all of it.
+        `image` (X, Y, Z) is on the working grid. The region is the whole image if no brain is
+        found, and for networks whose intensity scaling depends on the whole image.
         """
         preprocessing = self.model.info.preprocessing
         if preprocessing.scaling == "minimum-maximum":
@@ -586,10 +625,10 @@ class Predictor:
         return brain_region(seen.cpu().numpy(), looked, axes.along)
 
     def weigh(self, probabilities: Tensor, plan: ConformPlan) -> str:
-        """Apply the anatomical prior and the odds of structures where networks are uncertain.
+        """Apply the anatomical prior and the odds of structures to uncertain voxels, in place.
 
-        Returns why the prior was not applied. `probabilities` (X, Y, Z, K) on the working grid of
-        `plan` change in place.
+        `probabilities` (X, Y, Z, K) are on the working grid of `plan`. Returns the reason why the
+        prior was not applied, or "".
         """
         problem = ""
         prior = self.model.info.prior
@@ -603,11 +642,12 @@ class Predictor:
         return problem
 
     def multiply_odds(self, probabilities: Tensor) -> None:
-        """Multiply probabilities by the odds of structures, in place.
+        """Multiply probabilities by the model's odds of structures, in place.
 
-        `probabilities` are (X, Y, Z, K), or (N, K) of single voxels.
+        `probabilities` are (X, Y, Z, K), or (N, K) of single voxels. Nothing changes if the classes
+        are merged ones.
         """
-        # The odds name sided structures, which merged classes are not.
+        # The odds are for structures with sides; merged classes have none.
         if not self._is_merged():
             odds = self.model.info.fusion.class_odds
             multiply_odds(probabilities, self.model.scheme, odds)
@@ -620,7 +660,11 @@ class Predictor:
         seed: int,
         plan: ConformPlan,
     ) -> Uncertainty:
-        """Segment `count` times, with dropout or one ensemble member each, and keep all maps."""
+        """Predict `count` samples of an image's region and return their variation.
+
+        Each sample is a prediction with dropout, or by one member of an ensemble; `seed` makes
+        dropout reproducible.
+        """
         samples: Samples | None = None
         # Dropout uses torch's global generator, so set it here and restore it afterwards.
         devices = [self.device] if self.device.type == GPU else []
@@ -640,18 +684,19 @@ class Predictor:
         return samples.summarise()
 
     def _is_merged(self) -> bool:
-        """Return True if no view distinguishes sides, so that classes are merged."""
+        """Return True if no view tells left from right, so that the result has merged classes."""
         return self.views == (View.SAGITTAL,) and bool(self._merged_views())
 
     def _merged_views(self) -> tuple[View, ...]:
-        """Return the views with merged classes, whose networks do not distinguish sides."""
+        """Return the views whose networks do not tell left from right and have merged classes."""
         return tuple(view for view in self.views if self.model.is_merged(view))
 
 
-def _forget_beyond_the_scan(probabilities: Tensor, plan: ConformPlan) -> None:
-    """Set voxels of the working grid outside of the scan to background, in place.
+def _set_background_outside_scan(probabilities: Tensor, plan: ConformPlan) -> None:
+    """Set voxels of the working grid that lie outside of the scan to background, in place.
 
-    Labels there are in no label map, so they must not be in pictures and grades either.
+    Labels there would be in no label map of the scan, so they must not appear in pictures or affect
+    grades either.
     """
     beyond = plan.working.beyond(plan.scan)
     if not beyond.any():

@@ -26,34 +26,35 @@ from trinat.segmentation.space.grid_map import GridMap
 from trinat.segmentation.space.resample import resample_image
 from trinat.segmentation.space.views import reoriented, source_axes
 
-# Brightness is that of the working grid, where 1 is the bright end of a head. This brightness
-# becomes 0 in a reversed scan, and nothing in it is brighter.
+# On the scale of the working grid, where 1 is the bright end of a head: voxels that are this bright
+# or brighter become 0 in a reversed scan.
 _BRIGHTEST = 1.2
-# Below this share of white matter's brightness is no tissue of the brain, but bone and air.
+# Voxels below this share of white matter's brightness are bone and air, not brain.
 _DARKEST = 0.5
 # Cortex must be this many times as bright as white matter to count as brighter.
 _CLEARLY = 1.04
 # Least number of voxels of a tissue for an estimate.
 _ENOUGH_VOXELS = 100
-# Least probability of a label that counts as evidence.
+# A voxel counts as its most probable tissue if that has a larger probability than this.
 _LIKELY = 0.5
 # Groups of label schemes that make up each tissue.
 _WHITE_MATTER = ("white-matter",)
 _CORTEX = ("cortical", "grey-matter")
 _FLUID = ("ventricles", "csf")
-# Notes on a scan that was reversed.
+# Note on a scan whose contrast was reversed.
 REVERSED = (
     "cortex and fluid are brighter than white matter: "
     "the contrast was reversed for the networks"
 )
-# Notes on a head that was stripped for networks trained on stripped scans.
+# Note on a scan of a whole head that was stripped, for networks trained on stripped scans.
 STRIPPED = "the scan shows the whole head: only the inside of the skull was given to the networks"
 
 
 def prepare_scan(volume: Volume, preprocessing: Preprocessing) -> Conformed:
-    """Conform a scan to the working grid of a model, scaled and oriented as `preprocessing` says.
+    """Conform a scan to the working grid of a model, with the model's intensity scaling and axes.
 
-    The plan restores results on that grid to the scan's own space.
+    `preprocessing` is the model's description of both. The plan of the result restores maps on that
+    grid to the scan's own space.
     """
     conformed = conform(volume, shape=needed_shape(preprocessing))
     image = conformed.volume
@@ -67,10 +68,10 @@ def prepare_scan(volume: Volume, preprocessing: Preprocessing) -> Conformed:
 
 
 def needed_shape(preprocessing: Preprocessing) -> Shape | None:
-    """Return the shape of the working grid, with RAS axes, that a model needs.
+    """Return the shape of the working grid, in RAS order, that a model needs.
 
-    None if it is as large as the head; networks that scale by minimum and maximum need the whole
-    grid.
+    None means that the grid only has to be as large as the head. Networks that scale intensities by
+    minimum and maximum need a grid of a fixed shape.
     """
     if preprocessing.scaling != "minimum-maximum":
         return None
@@ -81,9 +82,10 @@ def needed_shape(preprocessing: Preprocessing) -> Shape | None:
 def to_model_axes(
     image: Volume, plan: ConformPlan, preprocessing: Preprocessing
 ) -> Conformed:
-    """Reorder the axes of an image on the working grid to those of a model.
+    """Reorder the axes of an image on the working grid to those that a model expects.
 
-    Positions in space stay the same.
+    Returns the image and its `plan`, changed in the same way. Each voxel stays at its position in
+    space.
     """
     image = reoriented(image, preprocessing.axes)
     image = replace(image, data=np.ascontiguousarray(image.data))
@@ -92,16 +94,19 @@ def to_model_axes(
 
 
 def from_minimum_to_maximum(values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Scale values (X, Y, Z) from minimum 0 to maximum 1; 0 if all are equal."""
+    """Scale values (X, Y, Z) linearly so that the minimum is 0 and the maximum 1.
+
+    If all values are equal, the result is 0.
+    """
     low = float(values.min())
     high = float(values.max())
     return (values - low) / max(high - low, 1e-6)
 
 
 class Seen(NamedTuple):
-    """Some slices of a scan: brightness (N, H, W), and the probabilities of K classes in them.
+    """Some slices of a scan and the prediction for them.
 
-    `probabilities` are (N, H, W, K).
+    `brightness` (N, H, W) are the slices, `probabilities` (N, H, W, K) their class probabilities.
     """
 
     brightness: Tensor
@@ -110,15 +115,19 @@ class Seen(NamedTuple):
 
 @dataclass(frozen=True)
 class Reversal:
-    """A reversal of contrast; `white_matter` is the brightness of white matter."""
+    """Function that reverses the contrast of a scan.
+
+    `white_matter` is the brightness of white matter in the scan.
+    """
 
     white_matter: float
 
     def apply(self, image: Tensor) -> Tensor:
-        """Reverse an image, so that white matter is brighter than cortex, and cortex than fluid.
+        """Reverse an image: white matter becomes brighter than cortex, and cortex than fluid.
 
-        Voxels darker than white matter become brighter, down to half of its brightness. From there
-        a parabola leads to 0: air stays dark, with less noise than on a straight line.
+        From the brightest voxels down to half of white matter's brightness, the darker a voxel was,
+        the brighter it becomes. Below that, a parabola leads back to 0: air stays dark, with less
+        noise than on a straight line.
         """
         darkest = _DARKEST * self.white_matter
         rising = (image / darkest) ** 2 * (_BRIGHTEST - darkest)
@@ -128,16 +137,17 @@ class Reversal:
 
 @dataclass(frozen=True, eq=False)
 class Sight:
-    """Image as the networks receive it: unchanged, reversed, or stripped.
+    """Changes of an image before the networks receive it: contrast reversal and stripping.
 
-    `kept` (X, Y, Z) is the visible part; None for all of it. The rest is set to 0.
+    `reversal` is None if the contrast is not reversed. `kept` (X, Y, Z) is the mask of the voxels
+    that the networks see, the rest being set to 0; None means all voxels.
     """
 
     reversal: Reversal | None = None
     kept: Tensor | None = None
 
     def of(self, image: Tensor) -> Tensor:
-        """Return an image (X, Y, Z) as networks see it."""
+        """Apply the changes to an image (X, Y, Z)."""
         if self.reversal is not None:
             image = self.reversal.apply(image)
         if self.kept is not None:
@@ -146,7 +156,7 @@ class Sight:
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """Return the notes on a scan that networks do not see unchanged."""
+        """Return a note for each change, for the notes of the scan."""
         remarks = []
         if self.reversal is not None:
             remarks.append(REVERSED)
@@ -156,10 +166,11 @@ class Sight:
 
 
 def find_reversal(slices: Iterable[Seen], scheme: LabelScheme) -> Reversal | None:
-    """Decide from some slices of a scan how to reverse it; None if its order is that of T1.
+    """Decide from some slices of a scan whether its contrast must be reversed, and how.
 
-    `scheme` has the K classes of the slices. In T1 cortex is darker than white matter. In FLAIR it
-    is brighter, but fluid is darker: such a scan stays unchanged.
+    Returns None if it need not be. `scheme` has the K classes of the slices. In T1, cortex is
+    darker than white matter. In FLAIR it is brighter, but fluid is darker than white matter: such a
+    scan stays unchanged, too.
     """
     # Flags (K,) of the classes that belong to each tissue.
     tissues = [
@@ -183,7 +194,7 @@ def find_reversal(slices: Iterable[Seen], scheme: LabelScheme) -> Reversal | Non
 
 
 def _median(parts: list[Tensor]) -> float | None:
-    """Return the median of all values; None if there are too few."""
+    """Return the median of the values of all parts; None if there are too few values."""
     if not parts:
         return None
     values = torch.cat(parts)

@@ -46,8 +46,9 @@ _JITTER_MM = 1.5
 _VOXELS_AT_A_TIME = 1 << 17
 # Slices whose largest probabilities are found at a time.
 _SLICES_AT_A_TIME = 8
-# Weight of the template in new models, and of structures whose position or size varies more between
-# heads: docs/notes/fast.md, measured on two scans. Wide ventricles of old age must not be lost.
+# Weight of the template in new models, and lower weights for structures whose position or size
+# varies more between heads, as measured on two scans (docs/notes/fast.md). The weight of lateral
+# ventricles is 0, so that the wide ventricles of old age are not lost.
 _DEFAULT_WEIGHT = 1.5
 _LOWER_WEIGHTS = {
     "background": 0.1,
@@ -60,8 +61,8 @@ _LOWER_WEIGHTS = {
     "CSF": 0.1,
 }
 # FreeSurfer delineates some structures larger or smaller than the label maps do. The template is
-# made of maps in which these are changed by a millimetre, and the counts of these structures are
-# multiplied.
+# therefore made of maps in which these structures are changed by a millimetre
+# (`_FREESURFER_VARIANTS`), and counts of structures are multiplied by `_COUNT_FACTORS`.
 _FREESURFER_VARIANTS: tuple[Variant, ...] = (
     "large-pallidum",
     "large-thalamus",
@@ -77,7 +78,7 @@ _COUNT_FACTORS = {
 
 # Least number of structures for a registration.
 _FEWEST_STRUCTURES = 8
-# Largest distance of a structure from its position to count, round by round.
+# Largest distance between a structure and its expected position at which it is used, by round.
 _TOLERANCES_MM = (60.0, 40.0, 30.0, 20.0, 15.0, 12.0, 12.0)
 # Scatter of healthy heads' centroids around an affine fit; and the share by which heads differ in
 # shape, apart from scale.
@@ -88,9 +89,10 @@ _MOST_TURNED_DEG = 60.0
 
 
 def default_prior(scheme: LabelScheme) -> Prior:
-    """Return the prior of a new model, with lower weights for structures that vary between heads.
+    """Return the prior of a new model.
 
-    These are the folds of the cortex, and ventricles by their size.
+    Its weights are lower for structures whose position or size varies between heads: the folds of
+    the cortex, and ventricles.
     """
     per_class = {}
     for name in scheme.names:
@@ -107,13 +109,14 @@ def build_template(
     *,
     learn_fluid: bool = False,
 ) -> Template:
-    """Average label maps in a common space, to which they are registered by their centroids.
+    """Build a template: the average of label maps, registered to a common space by centroids.
 
-    Label maps have voxels of 1 mm. `learn_fluid` must be as in the training of the networks: see
-    `segmentation.synthetic.targets.aim`. The same seed gives the same template.
+    `maps` have voxels of 1 mm. `scheme` has the classes of the template. `learn_fluid` must have
+    the same value as in the training of the networks: see `segmentation.synthetic.targets.aim`.
+    With the same `seed` the result is the same.
     """
-    # Heads with structures as large as FreeSurfer's: the changed copies, which follow the original
-    # heads.
+    # Use only the changed copies, which come after the original heads: their structures are as
+    # large as FreeSurfer's.
     class_of_entry = aim(maps, scheme, learn_fluid=learn_fluid).targets.numpy()
     with_copies = with_variants(maps, [_FREESURFER_VARIANTS])
     changed = with_copies.labels[len(maps.labels) :]
@@ -137,10 +140,11 @@ def build_template(
 
 
 def _common_space(centroids: Sequence[Points]) -> Points:
-    """Return the mean of heads' centroids (K, 3), with the mean size of the heads.
+    """Return the centroids of the mean head, (K, 3), from the centroids (K, 3) of several heads.
 
-    Heads are rotated and scaled as a whole: a full affine would flatten their mean a little more in
-    each round along the axis in which structures vary least.
+    The mean head has the mean size of the heads. To compute it, heads are rotated and scaled as a
+    whole. Full affine registrations would flatten it a little more in each round, along the axis in
+    which structures vary least.
     """
     common = centroids[0]
     for _ in range(_MEAN_ROUNDS):
@@ -166,7 +170,11 @@ def _common_space(centroids: Sequence[Points]) -> Points:
 def _template_grid(
     heads: Sequence[Tensor], to_heads: Sequence[Matrix]
 ) -> tuple[Shape, Matrix]:
-    """Return shape and affine of a grid around all heads' brains in their common space."""
+    """Return the shape and the affine of a template grid that encloses the brains of all heads.
+
+    `heads` are class maps (X, Y, Z) with voxels of 1 mm; `to_heads` maps the common space to each
+    head.
+    """
     brains = []
     for head, to_head in zip(heads, to_heads, strict=True):
         brain = corners(occupied_box(head > 0))
@@ -190,8 +198,9 @@ def _count_classes(
 ) -> NDArray[np.uint16]:
     """Count the classes of all heads around each voxel of a template, (X Y Z, K).
 
-    `to_heads` maps the template's millimetres to voxels of each head. Positions are jittered, so
-    that an average over few heads is smooth. Outside of a head's map is background.
+    `heads` are class maps; `to_heads` maps the template's millimetres to voxels of each head.
+    `shape` and `affine` are those of the template, K is `classes`. Positions are jittered, so that
+    an average over few heads is smooth. Outside of a head's map is background.
     """
     generator = np.random.default_rng(seed)
     voxels_mm = moved(np.argwhere(np.ones(shape, bool)), affine)
@@ -211,7 +220,7 @@ def _count_classes(
 
 
 def _value_of_either_side(values: Mapping[str, float], name: str) -> float | None:
-    """Return the value of a structure on either side; None if it has none."""
+    """Look up the value of a structure by its name without the side; None if it has no value."""
     return values.get(name.removeprefix("Left-").removeprefix("Right-"))
 
 
@@ -222,10 +231,11 @@ def apply_prior(
     scheme: LabelScheme,
     affine: NDArray[np.float64],
 ) -> str:
-    """Apply the prior to fused probabilities (X, Y, Z, K) in place; return why not, or "".
+    """Apply the prior to fused probabilities (X, Y, Z, K) in place.
 
     `affine` maps voxels of `fused` to RAS millimetres. Only voxels whose largest probability is
-    below `prior.certain` change; the sums over classes stay.
+    below `prior.certain` change; the sums over classes stay. Returns the reason why the prior was
+    not applied, or "".
     """
     largest, labels = most_probable(fused)
     centroids = _centroids(labels, affine, scheme)
@@ -250,7 +260,10 @@ def apply_prior(
 
 
 def most_probable(fused: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the largest of the probabilities (X, Y, Z, K) and its class, each (X, Y, Z)."""
+    """Return the largest probability of each voxel and its class, both (X, Y, Z).
+
+    `fused` are probabilities (X, Y, Z, K).
+    """
     values = []
     labels = []
     for slab in torch.split(fused, _SLICES_AT_A_TIME):
@@ -261,7 +274,7 @@ def most_probable(fused: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def weights_by_class(prior: Prior, scheme: LabelScheme) -> Tensor:
-    """Return the weight of the template for each class, (K,)."""
+    """Return the weight of the template for each class of a scheme, (K,)."""
     return torch.tensor(
         [prior.per_class.get(name, prior.weight) for name in scheme.names]
     )
@@ -270,11 +283,12 @@ def weights_by_class(prior: Prior, scheme: LabelScheme) -> Tensor:
 def weighted_by(
     shares: Tensor, probabilities: Tensor, weights: Tensor, floor: float
 ) -> Tensor:
-    """Multiply probabilities (N, K) by expected ones (N, K) to the power of a weight; sums stay.
+    """Multiply probabilities (N, K) by powers of expected probabilities; their sums stay.
 
-    `shares` (N, K) of 255 are the template's values; expected probabilities are at least `floor`. A
-    voxel's weight is the mean of the classes' `weights` (K,), by its probabilities. A class of
-    weight 0 keeps its probability: the others share the rest.
+    `shares` (N, K) are the template's values, from 0 to 255: divided by 255 and limited to at least
+    `floor`, they are the expected probabilities. The exponent of a voxel is the mean of the
+    classes' `weights` (K,), weighted by the voxel's probabilities. A class of weight 0 keeps its
+    probability, and the other classes share the rest.
     """
     expected = (shares / 255).clamp(min=floor)
     is_changed = weights > 0
@@ -289,9 +303,10 @@ def weighted_by(
 def _centroids(
     labels: Tensor, affine: NDArray[np.float64], scheme: LabelScheme
 ) -> Points:
-    """Return centroids (K, 3) in millimetres of the classes in a map (X, Y, Z).
+    """Return the centroid of each class of a map (X, Y, Z), (K, 3), in millimetres.
 
-    NaN for missing classes, and for those that extend over the whole head.
+    `affine` maps voxels of the map to millimetres. NaN for classes that are missing or very small,
+    and for those that extend over the whole head.
     """
     classes = len(scheme)
     class_of_voxel = labels.long()
@@ -316,29 +331,38 @@ def _centroids(
 
 
 def _similarity_between(start: Points, end: Points) -> Matrix:
-    """Return rotation, one scale and shift between centroids; missing ones are ignored."""
-    known = _known_in_both(start, end)
+    """Return the rotation, uniform scaling and shift, (4, 4), that maps centroids to others.
+
+    Both are (K, 3). Classes that are missing in either of them are ignored.
+    """
+    known = _present_in_both(start, end)
     return _fit_similarity(start[known], end[known], _equal_weights(known))
 
 
 def _affine_between(start: Points, end: Points) -> Matrix:
-    """Return the affine between centroids of two heads; missing ones are ignored."""
+    """Return the affine, (4, 4), that maps the centroids of a head to those of another.
+
+    Both are (K, 3). Classes that are missing in either of them are ignored.
+    """
     similarity = _similarity_between(start, end)
     aligned = moved(start, similarity)
-    known = _known_in_both(aligned, end)
+    known = _present_in_both(aligned, end)
     weights = _equal_weights(known)
     remaining = _fit_affine_near_identity(aligned[known], end[known], weights)
     return remaining @ similarity
 
 
 def _robust_affine(found: Points, template: Points) -> Matrix | str:
-    """Return an affine from a scan's millimetres to a template's, or the reason for having none.
+    """Return an affine (4, 4) from a scan's millimetres to a template's.
 
-    Structures that were found in the wrong position, or partly, must not distort it. So the head is
-    first rotated, shifted and scaled as a whole, and distant structures get lower weights. A full
-    affine then deviates from that no further than the structures support.
+    `found` and `template` are the centroids (K, 3) of both. A str is returned in place of the
+    affine if registration is not possible: the reason.
+
+    Structures that were found in the wrong position, or partly, must not distort the affine.
+    Therefore the head is first rotated, shifted and scaled as a whole, and distant structures get
+    lower weights. The full affine then deviates from that no further than the structures support.
     """
-    known = _known_in_both(found, template)
+    known = _present_in_both(found, template)
     if known.sum() < _FEWEST_STRUCTURES:
         return f"only {int(known.sum())} structures to place it by"
     start = found[known]
@@ -368,8 +392,8 @@ def _robust_affine(found: Points, template: Points) -> Matrix | str:
     return matrix
 
 
-def _known_in_both(start: Points, end: Points) -> NDArray[np.bool_]:
-    """Return which classes have a centroid in both heads, (K,)."""
+def _present_in_both(start: Points, end: Points) -> NDArray[np.bool_]:
+    """Return a mask of the classes that have a centroid in both heads, (K,)."""
     in_start = np.isfinite(start).all(1)
     in_end = np.isfinite(end).all(1)
     return np.asarray(in_start & in_end)
@@ -380,7 +404,7 @@ def _equal_weights(known: NDArray[np.bool_]) -> NDArray[np.float64]:
 
 
 def _rotation_angle_deg(similarity: Matrix) -> float:
-    """Return the rotation angle of a similarity transform."""
+    """Return the rotation angle of a similarity transform (4, 4), in degrees."""
     linear = similarity[:3, :3]
     scale = np.cbrt(np.linalg.det(linear))
     rotation = linear / scale
@@ -390,7 +414,10 @@ def _rotation_angle_deg(similarity: Matrix) -> float:
 
 
 def _fit_similarity(start: Points, end: Points, weights: NDArray[np.float64]) -> Matrix:
-    """Return rotation, one scale and shift from points (K, 3) to others (Umeyama 1991)."""
+    """Return the rotation, uniform scaling and shift, (4, 4), from points (K, 3) to others.
+
+    This is the weighted least-squares solution of Umeyama (1991), with `weights` (K,).
+    """
     shares = weights / weights.sum()
     start_middle = shares @ start
     end_middle = shares @ end
@@ -414,17 +441,18 @@ def _fit_similarity(start: Points, end: Points, weights: NDArray[np.float64]) ->
 def _fit_affine_near_identity(
     start: Points, end: Points, weights: NDArray[np.float64]
 ) -> Matrix:
-    """Return the likeliest affine from points (K, 3) to others: ridge regression towards identity.
+    """Return the most likely affine (4, 4) from points (K, 3) to others.
 
-    Points scatter by `_SCATTER_MM` around their position, and heads differ in shape by `_SHAPES`:
-    with few points or close ones the second dominates.
+    It is found by ridge regression towards the identity with `weights` (K,). Points scatter by
+    `_SCATTER_MM` around their positions, and heads differ in shape by `_SHAPES`. With few points,
+    or with points close to each other, the affine stays near the identity.
     """
     middle = weights @ start / weights.sum()
     root_weights = np.sqrt(weights)[:, None]
     with_constant = np.c_[start - middle, np.ones(len(start))]
     rows = with_constant * root_weights
     wanted = (end - start) * root_weights
-    # Three more equations pull the linear part towards the identity; the shift is free.
+    # Three more equations pull the linear part towards the identity, but not the shift.
     strength = _SCATTER_MM / _SHAPES
     penalty = np.diag([strength, strength, strength, 0.0])[:3]
     all_rows = np.r_[rows, penalty]

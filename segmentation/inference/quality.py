@@ -3,7 +3,7 @@
 Each check compares a value with a pair of limits, all of which are in `checks/limits.py`. Beyond
 the first limit of a pair the scan has the grade look, beyond the second one it is rejected. A scan
 is graded reject by any check of `CHECKS`, or if too many of its structures are rejected
-(`_check_rejected`).
+(`_check_rejected_structures`).
 
 The limits of the agreement between views depend on the model and are in its model.yaml
 (docs/quality.md). All other limits are common to all models.
@@ -56,10 +56,12 @@ Check = Callable[[Evidence, Limits], list[Finding]]
 
 @dataclass(frozen=True)
 class Grade:
-    """Grade of a scan with its reasons, rejections first, and grades of structures.
+    """Grade of a scan with its reasons, and grades of its structures.
 
-    With one view there is no agreement. Then structures that were not found are rejected, those
-    that a check names have the grade look, and the others have no grade.
+    `name` is pass, look or reject. `reasons` has the reasons to reject first. `structures` maps
+    names of structures to their grades. With one view there is no agreement between views: then
+    structures that were not found are rejected, those that a check names have the grade look, and
+    all others are left out.
     """
 
     name: GradeName
@@ -68,9 +70,10 @@ class Grade:
 
 
 def limits_of(model: ModelInfo) -> Limits:
-    """Return the limits for results of a model.
+    """Return the limits by which results of a model are graded.
 
-    For a model for any contrast, white matter may be darker than cortex, and fluid as bright.
+    For a model for any contrast, white matter may be darker than cortex, and the surroundings of
+    the brain may be as bright as cortex.
     """
     limits = LIMITS
     if model.quality is not None:
@@ -81,21 +84,22 @@ def limits_of(model: ModelInfo) -> Limits:
 
 
 def grade(found: Prediction, limits: Limits = LIMITS) -> Grade:
-    """Grade one segmentation without a reference."""
+    """Grade a segmentation without a reference."""
     return grade_by(Evidence.of(found), limits)
 
 
 def grade_by(evidence: Evidence, limits: Limits = LIMITS) -> Grade:
-    """Grade by all checks; rejections come first among the reasons.
+    """Grade the evidence of a segmentation by all checks.
 
-    A finding that rejects (a value beyond the second limit of its pair) makes the whole a reject;
-    any other finding makes it at least a look. Without findings it passes.
+    A finding that rejects (a value beyond the second limit of its pair) makes the scan a reject,
+    any other finding at least a look. Without findings it passes. A structure that a finding names
+    gets at least a look.
     """
     structures = _grade_structures(evidence, limits.agreement)
     findings: list[Finding] = []
     for check in CHECKS:
         findings.extend(check(evidence, limits))
-    findings.extend(_check_rejected(evidence, structures, limits))
+    findings.extend(_check_rejected_structures(evidence, structures, limits))
     for finding in findings:
         for name in finding.structures:
             # A structure that a check names is at least a look.
@@ -106,14 +110,14 @@ def grade_by(evidence: Evidence, limits: Limits = LIMITS) -> Grade:
 
 
 def check_agreement(evidence: Evidence, limits: Limits) -> list[Finding]:
-    """Check that the single views find the same."""
+    """Check the mean agreement between the views."""
     agreement = mean_agreement(evidence)
     if agreement is None:
         return []
     return below(agreement, limits.agreement, f"views agree by {agreement:.2f} only")
 
 
-# In the order of the reasons; the limits that each check uses follow it.
+# All checks, in the order of their reasons. Comments name the limits that each check uses.
 CHECKS: Sequence[Check] = (
     check_agreement,  # agreement
     check_field_of_view,  # cut_mm2
@@ -135,9 +139,9 @@ CHECKS: Sequence[Check] = (
 
 
 def mean_agreement(found: Prediction | Evidence) -> float | None:
-    """Return the mean Dice between views over structures large enough to compare.
+    """Return the mean Dice between views, averaged over structures large enough to compare.
 
-    None with one view, 0 if no structure is large enough.
+    None with one view; 0 if no structure is large enough.
     """
     if found.agreement is None:
         return None
@@ -156,7 +160,11 @@ def mean_agreement(found: Prediction | Evidence) -> float | None:
 def _grade_structures(
     evidence: Evidence, limits: tuple[float, float]
 ) -> dict[str, GradeName]:
-    """Grade each structure by its agreement."""
+    """Grade each predicted structure by the agreement between views; return the grades by name.
+
+    `limits` are a pair: look below the first, reject below the second. Structures without a grade
+    are left out.
+    """
     grades: dict[str, GradeName] = {}
     for name, volume in evidence.volumes_mm3.items():
         agreement = None
@@ -172,16 +180,18 @@ def _grade_structures(
 def grade_structure(
     volume: float, agreement: float | None, limits: tuple[float, float]
 ) -> GradeName | None:
-    """Grade a structure: reject if it is missing, else by the agreement of its views.
+    """Grade a structure: reject if its volume is 0, else by the agreement between views.
 
-    `agreement` is None with one view: then a structure that was found has no grade.
+    `volume` may have any unit. `agreement` is the mean Dice between views, None with one view: then
+    a structure that was found has no grade, which is None. `limits` are a pair: look below the
+    first, reject below the second.
     """
     look_below, reject_below = limits
     if volume == 0:
         return "reject"
     if agreement is None:
         return None
-    # NaN: no single view has what their sum has, so there is no agreement.
+    # NaN: the structure is in the fused labels, but no single view has it.
     agreement = float(np.nan_to_num(agreement))
     if agreement < reject_below:
         return "reject"
@@ -190,12 +200,13 @@ def grade_structure(
     return "pass"
 
 
-def _check_rejected(
+def _check_rejected_structures(
     evidence: Evidence, structures: Mapping[str, GradeName], limits: Limits
 ) -> list[Finding]:
-    """Check how many structures are rejected by themselves.
+    """Check the share of the predicted structures that are rejected.
 
-    If some of them were found, the reason names those; missing ones are named by another check.
+    `structures` has their grades by name. The reason names the rejected structures that were found,
+    if there are any. Structures that were not found are named by another check.
     """
     if not structures:
         return []
@@ -204,6 +215,6 @@ def _check_rejected(
     reason = f"{len(rejected)} structures rejected"
     if found:
         reason = f"views disagree on {some(found)}"
-    # Relative to all predicted structures: with a single view only missing ones have a grade.
+    # Divide by all predicted structures, because with a single view only missing ones have a grade.
     share = len(rejected) / len(evidence.volumes_mm3)
     return above(share, limits.rejected, reason)

@@ -24,14 +24,15 @@ _DTYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
-# Keeps a class that the model was never trained on from winning by chance.
+# Logit of classes that the model was never trained on, so that they do not win by chance.
 NEVER = -1e4
 
 
 def choose_precision(name: ComputePrecision, device: torch.device) -> torch.dtype:
     """Return the number type to compute in.
 
-    "auto" is bfloat16 if the device computes in it, else float32; float16 is for GPUs only.
+    "auto" is bfloat16 if the device has hardware for it, else float32. Raises DeviceError for
+    "float16" on a CPU, and for names that are no number type of torch.
     """
     if name == "float16" and device.type == "cpu":
         raise DeviceError(
@@ -49,7 +50,7 @@ def choose_precision(name: ComputePrecision, device: torch.device) -> torch.dtyp
 
 
 class Runtime(Protocol):
-    """Computes a network's probabilities of slices on a device."""
+    """Protocol of the object that computes a network's probabilities on a device."""
 
     device: torch.device
 
@@ -60,13 +61,15 @@ class Runtime(Protocol):
         """
 
     def vary(self, sample: int | None) -> None:
-        """Prepare the next sample; None restores the network without dropout."""
+        """Prepare the prediction of a sample; None ends the sampling and switches dropout off."""
 
 
 class TorchRuntime:
-    """A network in torch, optimised for inference: norms folded, channels last, best precision.
+    """Runtime that computes a network with torch, optimised for inference.
 
-    `never` are classes that must not win. The given network is not changed.
+    Norms are folded into convolutions where possible, memory is channels-last, and convolutions
+    compute in `dtype`. `never` has the indices of classes that must not win. `network` itself is
+    not changed.
     """
 
     def __init__(
@@ -102,9 +105,10 @@ class TorchRuntime:
             return logits.div_(logits.sum(-1, keepdim=True))
 
     def vary(self, sample: int | None) -> None:
-        """Prepare the next sample: another member of an ensemble, else dropout as in training.
+        """Prepare the prediction of a sample; None ends the sampling.
 
-        None restores all members without dropout.
+        An ensemble uses one of its members for each sample, in turn. Other networks use dropout as
+        in training.
         """
         if isinstance(self.network, Ensemble):
             if sample is None:

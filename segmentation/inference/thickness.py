@@ -35,19 +35,21 @@ _NOT_INSIDE = (CORTEX_GROUP, "cerebellum")
 LEAST_CORTEX = 0.1
 # FreeSurfer has the same upper bound. A thinner sheet cannot be measured in voxels of 1 mm.
 THICKNESS_RANGE_MM = (0.5, 5.0)
-# The surfaces extend this many voxels beyond what is measured.
+# The surfaces are computed this many voxels beyond the measured voxels.
 _MARGIN = 3
-# Voxels nearer to the inner surface, in voxels, do not tell where a sulcus has its middle.
+# Voxels nearer to the inner surface than this, in voxels, are not used to find the middle of a
+# sulcus.
 _CLOSED_FROM = 0.5
 
 
 @dataclass(frozen=True)
 class SheetMeasure:
-    """Measures of a parcel, or of the cortex of a hemisphere.
+    """Measurements of a parcel, or of the cortex of a hemisphere.
 
-    `volume_mm3` is the sum of the probabilities of cortex. `area_mm2` is the area of the middle
-    surface, which is half-way between the inner and the outer one. `thickness_mm` is the mean over
-    that surface, which is volume by area, and `std_mm` the standard deviation; None without cortex.
+    `volume_mm3` is the sum of the probabilities of cortex times the volume of a voxel. `area_mm2`
+    is the area of the middle surface, which is half-way between the inner and the outer one.
+    `thickness_mm` is the mean thickness over that surface, which equals volume divided by area, and
+    `std_mm` is the standard deviation over it; both are None without cortex.
     """
 
     name: str
@@ -62,8 +64,8 @@ class SheetMeasure:
 class CortexThickness:
     """Thickness of the cortex on the working grid.
 
-    `maps` has the thickness of each hemisphere in mm, float32 (X, Y, Z), 0 where it was not
-    measured. `parcels` and `hemispheres` have their measures, the left ones first.
+    `maps` has the thickness map of each hemisphere in mm, float32 (X, Y, Z), 0 in voxels that were
+    not measured. `parcels` and `hemispheres` have the measurements, those of the left side first.
     """
 
     maps: Mapping[Side, Volume]
@@ -74,9 +76,10 @@ class CortexThickness:
 def measure_cortex(
     probabilities: Tensor, scheme: LabelScheme, parcels: Parcels, grid: Grid
 ) -> CortexThickness:
-    """Measure both hemispheres and their parcels.
+    """Measure the thickness of both hemispheres and of their parcels.
 
-    `probabilities` (X, Y, Z, K) are those of the structures of `scheme`, on the working grid.
+    `probabilities` (X, Y, Z, K) are those of the classes of `scheme`, and `grid` is the working
+    grid. `parcels` says which parcel each voxel of cortex belongs to.
     """
     classes = np.zeros(parcels.places.shape, np.uint8)
     classes[parcels.places] = parcels.classes
@@ -113,7 +116,7 @@ def measure_cortex(
 
 
 def _labels_inside(scheme: LabelScheme, cortex: Label) -> Iterator[Label]:
-    """Yield the structures of a hemisphere that its cortex surrounds."""
+    """Yield the labels of a hemisphere's structures that its cortex surrounds."""
     for label in scheme.labels:
         if label.side == cortex.side and label.group not in _NOT_INSIDE:
             yield label
@@ -122,11 +125,14 @@ def _labels_inside(scheme: LabelScheme, cortex: Label) -> Iterator[Label]:
 def _measure_sheet(
     name: str, side: Side, volumes_mm3: _Points, thickness_mm: _Points
 ) -> SheetMeasure:
-    """Measure voxels (N,) with these volumes of cortex at this thickness."""
+    """Measure a part of the cortex that consists of N voxels.
+
+    `volumes_mm3` (N,) are the voxels' volumes of cortex, `thickness_mm` (N,) the thickness at them.
+    """
     volume_mm3 = float(volumes_mm3.sum())
     if volume_mm3 == 0:
         return SheetMeasure(name, side, None, None, 0.0, 0.0)
-    # A voxel of cortex stands for as much of the surface as it has volume by thickness.
+    # The area of the surface that a voxel stands for is its volume divided by the thickness.
     areas_mm2 = volumes_mm3 / thickness_mm
     area_mm2 = float(areas_mm2.sum())
     mean_mm = volume_mm3 / area_mm2
@@ -136,16 +142,21 @@ def _measure_sheet(
 
 @dataclass(frozen=True, eq=False)
 class _SurfacePoints:
-    """Points (N, 3) in mm where a surface crosses the lines between voxels, and their normals."""
+    """Points of a surface and the surface's normals at these points, (N, 3) each.
+
+    The points are the positions, in mm, at which the surface crosses the lines between voxels.
+    Normals are unit vectors.
+    """
 
     points: _Points
     normals: _Points
 
     def distances_mm(self, places: _Points, gap_mm: float) -> tuple[_Points, _Points]:
-        """Return the distances (M,) of places (M, 3), and unit vectors (M, 3) to the surface.
+        """Return the distances (M,) of places (M, 3) from the surface, and unit vectors towards it.
 
-        The nearest point is beside the nearest place of the surface, by up to `gap_mm`: that part
-        of the way is left out.
+        Both are measured to the nearest of the points. This point usually lies somewhat beside the
+        nearest place of the surface itself, so the part of the way that is parallel to the surface,
+        at most `gap_mm` of it, is left out of the distance. The unit vectors are (M, 3).
         """
         reach, nearest = cKDTree(self.points).query(places)
         way = self.points[nearest] - places
@@ -162,8 +173,8 @@ def sheet_thickness(inside: Volume, cortex: Volume) -> Volume:
     Parameters
     ----------
     inside, cortex
-        Probabilities on one grid: of what the sheet surrounds, and of the sheet itself. Give the
-        two hemispheres one after the other.
+        Probabilities of everything that the sheet surrounds, and of the sheet itself, on one grid.
+        Call this for each hemisphere on its own.
 
     Returns
     -------
@@ -177,14 +188,18 @@ def sheet_thickness(inside: Volume, cortex: Volume) -> Volume:
         box = grown(box, cortex.shape, _MARGIN)
         part = thickness[box]
         affine = cortex.grid.cut(box).affine
-        _measure(inside.data[box], cortex.data[box], affine, part)
+        _write_thickness(inside.data[box], cortex.data[box], affine, part)
     return Volume(thickness, cortex.affine)
 
 
-def _measure(
+def _write_thickness(
     inside: _Field, cortex: _Field, affine: NDArray[np.float64], thickness: _Field
 ) -> None:
-    """Write the thickness of the measured voxels into `thickness`, (X, Y, Z)."""
+    """Write the thickness in mm of the voxels that can be measured into `thickness`, (X, Y, Z).
+
+    `inside` and `cortex` (X, Y, Z) are probabilities as in `sheet_thickness`; `affine` maps voxels
+    to mm.
+    """
     spacing_mm = np.linalg.norm(affine[:3, :3], axis=0)
     gap_mm = float(spacing_mm.max()) * 0.6
     inner_field = inside - 0.5
@@ -198,7 +213,7 @@ def _measure(
     places = voxels @ affine[:3, :3].T + affine[:3, 3]
     depth, towards = inner.distances_mm(places, gap_mm)
     depth[inner_field[measured] > 0] *= -1
-    middle = _middle_of_sulci(measured, places, depth, towards, spacing_mm)
+    middle = _sulcus_middles(measured, places, depth, towards, spacing_mm)
     outer = _SurfacePoints(
         np.concatenate([outer.points, middle.points]),
         np.concatenate([outer.normals, middle.normals]),
@@ -211,7 +226,10 @@ def _measure(
 
 
 def _surface_points(field: _Field, affine: NDArray[np.float64]) -> _SurfacePoints:
-    """Return where a field (X, Y, Z) changes its sign along the lines between voxels."""
+    """Return the points at which a field (X, Y, Z) changes its sign along lines between voxels.
+
+    `affine` maps voxels to mm.
+    """
     # Across a grid that is one voxel wide there is no gradient.
     gradient = np.zeros((*field.shape, 3), field.dtype)
     for axis, length in enumerate(field.shape):
@@ -233,7 +251,8 @@ def _surface_points(field: _Field, affine: NDArray[np.float64]) -> _SurfacePoint
         normals.append(
             gradient[first] + share[:, None] * (gradient[second] - gradient[first])
         )
-    # Gradients by mm, in the world's axes: covectors go by the inverse matrix.
+    # Convert gradients per voxel to gradients per mm along the world's axes. They are covectors, so
+    # the inverse matrix applies.
     inverse = np.linalg.inv(affine[:3, :3])
     normal = np.concatenate(normals) @ inverse
     length = np.linalg.norm(normal, axis=1, keepdims=True)
@@ -241,17 +260,19 @@ def _surface_points(field: _Field, affine: NDArray[np.float64]) -> _SurfacePoint
     return _SurfacePoints(places, normal / np.maximum(length, 1e-6))
 
 
-def _middle_of_sulci(
+def _sulcus_middles(
     measured: NDArray[np.bool_],
     places: _Points,
     depth: NDArray[np.float64],
     towards: _Points,
     spacing_mm: NDArray[np.float64],
 ) -> _SurfacePoints:
-    """Return the places between neighbouring voxels whose nearest inner surfaces lie apart.
+    """Return the middle between the banks of closed sulci, as points of the outer surface.
 
-    `depth` (N,) and `towards` (N, 3) are the distance and the direction of the inner surface at the
-    `measured` voxels, whose `places` are in mm.
+    These points lie between two neighbouring voxels whose nearest inner surfaces are in opposite
+    directions. `measured` (X, Y, Z) marks the N voxels of cortex, and `places` (N, 3) are their
+    positions in mm. `depth` (N,) and `towards` (N, 3) are the distance in mm and the direction from
+    these voxels to the inner surface.
     """
     number = np.full(measured.shape, -1, np.int32)
     number[measured] = np.arange(len(places))
@@ -269,7 +290,7 @@ def _middle_of_sulci(
         apart = towards[other] - towards[one]
         apart /= np.maximum(np.linalg.norm(apart, axis=1, keepdims=True), 1e-6)
         way = places[other] - places[one]
-        # Both depths grow towards the middle by the part of the way that lies across it.
+        # Between the two voxels, depth increases towards the middle along `apart` only.
         across = np.abs((way * apart).sum(axis=1))
         share = 0.5 + (depth[other] - depth[one]) / (2 * np.maximum(across, 1e-6))
         points.append(places[one] + np.clip(share, 0, 1)[:, None] * way)

@@ -26,10 +26,22 @@ _SLAB = 8
 class Uncertainty:
     """Variation of the samples of one scan.
 
-    `entropy` (X, Y, Z) is that of the samples' mean, in nats. The others are by class, (K,), and
-    NaN for a class that is in no sample: `iou`, the voxels in all samples of those in any;
-    `pairwise_dice`, the mean over pairs of samples; `volume_cv`, the standard deviation of the
-    volume, of its mean. With one sample the last two are NaN.
+    Values are NaN for a class that is in no sample. With one sample, `pairwise_dice` and
+    `volume_cv` are NaN for all classes.
+
+    Attributes
+    ----------
+    entropy : array (X, Y, Z)
+        Entropy of the mean of the samples, in nats.
+    iou : array (K,)
+        Intersection over union of each class: the number of voxels that have the class in all
+        samples, divided by the number of those that have it in any sample.
+    pairwise_dice : array (K,)
+        Mean Dice of each class over all pairs of samples.
+    volume_cv : array (K,)
+        Coefficient of variation of each class's volume: standard deviation divided by mean.
+    samples : int
+        Number of samples.
     """
 
     entropy: NDArray[np.float32]
@@ -40,9 +52,9 @@ class Uncertainty:
 
 
 class Samples:
-    """Accumulates samples: their running mean, and a map of classes of each.
+    """Accumulator of samples: keeps their running mean and the class map of each.
 
-    The memory grows by one byte a voxel for each sample.
+    Memory grows by one byte a voxel for each sample.
     """
 
     def __init__(self, scheme: LabelScheme) -> None:
@@ -51,20 +63,16 @@ class Samples:
         self._mean: Tensor | None = None
 
     def add(self, probabilities: Tensor) -> None:
-        """Add one sample, (X, Y, Z, K) float16."""
+        """Add the class probabilities of one sample, (X, Y, Z, K) float16."""
         labels = probabilities.argmax(-1)
         self._maps.append(labels.to(torch.uint8).cpu())
         if self._mean is None:
             self._mean = torch.zeros_like(probabilities)
-        # A sum of many would exceed the precision of float16.
+        # A running mean, because a sum of many samples would lose precision in float16.
         self._mean += (probabilities - self._mean) / len(self._maps)
 
     def summarise(self) -> Uncertainty:
-        """Summarise the samples; there must be at least one.
-
-        Values by class are (K,). Dice and the variation of volumes compare samples, so they are NaN
-        for a single one. Entropy is a map (X, Y, Z).
-        """
+        """Return the variation of the samples; there must be at least one."""
         assert self._mean is not None
         unknown = np.full(self._classes, np.nan)
         pairwise_dice = unknown
@@ -80,7 +88,7 @@ class Samples:
             volumes = np.array(counts, np.float64)
             with np.errstate(invalid="ignore", divide="ignore"):
                 volume_cv = np.asarray(volumes.std(0, ddof=1) / volumes.mean(0))
-        # Voxels that a class has in all samples, of those that it has in any.
+        # Voxels that have the class in all samples, and in any sample.
         maps = torch.stack(self._maps)
         same_in_all = (maps == maps[0]).all(0)
         in_all = np.bincount(maps[0][same_in_all], minlength=self._classes)
@@ -99,7 +107,7 @@ class Samples:
 
 
 def entropy_of(probabilities: Tensor) -> NDArray[np.float32]:
-    """Return the entropy in nats of probabilities (..., K): from 0 for certainty to log K."""
+    """Return the entropy of probabilities (..., K) in nats: 0 for certainty, at most log K."""
     parts = []
     for slab in torch.split(probabilities, _SLAB):
         terms = torch.special.entr(slab.float())
@@ -108,7 +116,10 @@ def entropy_of(probabilities: Tensor) -> NDArray[np.float32]:
 
 
 def dice_of_maps(one: Tensor, other: Tensor, classes: int) -> NDArray[np.float64]:
-    """Return the Dice of each class of two maps of class indices, (K,); NaN if both lack it."""
+    """Return the Dice of each class between two class maps, (K,); NaN if both lack the class.
+
+    The maps are of equal shape, and K is `classes`.
+    """
     pairs = one.flatten().int() * classes + other.flatten()
     counts = torch.bincount(pairs, minlength=classes**2)
     table = counts.view(classes, classes).double()
@@ -122,10 +133,11 @@ def view_agreement(
     scheme: LabelScheme,
     merged_views: tuple[View, ...],
 ) -> NDArray[np.float64]:
-    """Return the mean Dice of each class over the pairs of views, (K,); NaN if no view has it.
+    """Return the mean Dice of each class over all pairs of views, (K,); NaN if no view has it.
 
-    A view that cannot distinguish sides is compared on merged structures, which both sides then
-    have.
+    `maps` has the class map of each view. A view of `merged_views` does not tell left from right:
+    it is compared with other views on merged classes, and both sides get the Dice of their merged
+    class.
     """
     found = []
     for one, other in combinations(maps, 2):
@@ -145,12 +157,15 @@ def view_agreement(
 
 
 def _merge_sides(labels: Tensor, to_merged: NDArray[np.int64]) -> Tensor:
-    """Merge left and right in a map of class indices, uint8."""
+    """Convert a map of classes with sides to merged classes, uint8.
+
+    `to_merged` (K,) has the merged class of each class.
+    """
     table = torch.from_numpy(to_merged.astype(np.uint8)).to(labels.device)
     return table[labels.int()]
 
 
 def _mean_where_known(pairs: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
-    """Return the mean over pairs of maps that have the class, (K,); NaN if none has it."""
+    """Return the mean of arrays (K,), ignoring NaN, (K,); NaN where all are NaN."""
     # torch's nanmean, since NumPy's warns if there is no value.
     return np.asarray(torch.from_numpy(np.array(pairs)).nanmean(0))

@@ -31,25 +31,26 @@ from trinat.segmentation.space.interpolation import rows_at
 
 __all__ = ["Joining", "find_flow", "flows_from", "inverse_of", "warped"]
 
-# A voxel with a less probable class than this is at a boundary.
+# A voxel is at a boundary if its most probable class is less probable than this.
 _CERTAIN = 0.995
 # Side of the cube, in voxels, over which an image's difference from the template is averaged.
 _WINDOW = 5
-# A scan begins to keep its own probabilities at this multiple of the usual difference, and keeps
-# them entirely at twice as much.
+# A scan begins to keep its own probabilities where its difference from the template is this
+# multiple of the median difference, and keeps them entirely at twice this multiple.
 _UNUSUAL = 6.0
 # Voxels in which the template is brighter than this are in the head.
 _BRIGHT = 0.2
 # A smaller share of a scan's own probabilities is ignored.
 _LEAST_OWN = 0.01
-# Number of voxels that are changed at a time, chosen for a processor's caches (0.5 s for a million
-# voxels and 33 classes; 1.3 s in pieces of half a million).
+# Number of voxels that are changed at a time, chosen for a CPU's caches: a million voxels and 33
+# classes take 0.5 s, and 1.3 s in pieces of half a million voxels.
 _CHUNK = 1 << 14
 
 # Standard deviation of the window of a flow. Smaller windows follow noise, larger ones lose thin
 # structures.
 _FLOW_WINDOW_MM = 2.5
-# Damping of the flow, as the square of a slope per mm: weaker edges hardly move it.
+# Damping of the flow, as the square of a slope of brightness per mm: weaker edges hardly change the
+# flow.
 _LEAST_SLOPE = 4e-4
 _FLOW_ROUNDS = 3
 # Side of the cells, in voxels, in which equations are summed.
@@ -60,9 +61,10 @@ _INVERSE_ROUNDS = 2
 
 
 def flows_from(template: Tensor, images: Sequence[Tensor]) -> list[Tensor]:
-    """Return the flow from a template to each image.
+    """Return the flow from a template to each image, (3, X, Y, Z) in voxels.
 
-    Their mean is subtracted, so that the template is in the middle of all images.
+    Template and images are (X, Y, Z). The mean of the flows is subtracted from each, so that the
+    template is in the middle of all images.
     """
     flows = [find_flow(template, image) for image in images]
     mean = torch.stack(flows).mean(0)
@@ -70,29 +72,30 @@ def flows_from(template: Tensor, images: Sequence[Tensor]) -> list[Tensor]:
 
 
 @dataclass(frozen=True, eq=False)
-class _Own:
-    """Voxels in which a scan keeps its own probabilities, (N, K).
+class _OwnProbabilities:
+    """Voxels in which a scan keeps a part of its own probabilities, instead of the joint ones.
 
-    Their indices are `places`, (N,) along each axis. `share` (N, 1) is the weight of these
-    probabilities.
+    `places` has the indices of these N voxels along each axis, (N,) each. `probabilities` (N, K)
+    are the scan's own, and `share` (N, 1) is their weight from 0 to 1.
     """
 
     places: tuple[Tensor, ...]
     share: Tensor
     probabilities: Tensor
 
-    def on_processor(self) -> _Own:
-        """Return a copy in the host's memory."""
+    def on_processor(self) -> _OwnProbabilities:
+        """Return a copy in host memory."""
         places = tuple(place.cpu() for place in self.places)
-        return _Own(places, self.share.cpu(), self.probabilities.cpu())
+        return _OwnProbabilities(places, self.share.cpu(), self.probabilities.cpu())
 
 
 class Joining:
     """Running mean of the probabilities of the template and of the scans that are added.
 
-    `mean` (X, Y, Z, K) is in the template's space, and may be changed after all scans are
-    added. It is the tensor that was given, not a copy. The template's probabilities count
-    `weight` times as much as a scan's.
+    `template` (X, Y, Z) is the template's image, and `probabilities` (X, Y, Z, K) are its
+    probabilities, which count `weight` times as much as a scan's. `mean` (X, Y, Z, K) is the
+    running mean in the template's space. It is the given tensor, not a copy, and may be changed
+    after all scans were added.
     """
 
     def __init__(
@@ -102,17 +105,21 @@ class Joining:
         self._template = template
         self._total_weight = weight
         self._ways_back: list[Tensor] = []
-        self._own: list[_Own] = []
+        self._own: list[_OwnProbabilities] = []
 
     def add(self, probabilities: Tensor, image: Tensor, flow: Tensor) -> None:
-        """Add a scan: its probabilities, its image and the flow from the template to it."""
+        """Add a scan to the mean.
+
+        `probabilities` (X, Y, Z, K) and `image` (X, Y, Z) are those of the scan, and `flow` (3, X,
+        Y, Z) is the flow from the template to it. All are on the template's grid.
+        """
         in_template = warped(image[None], flow)[0]
         difference = in_template.sub_(self._template).abs_()
-        strange = _strangeness(difference, self._template > _BRIGHT)
+        strange = _unusual_difference(difference, self._template > _BRIGHT)
         self._total_weight += 1
         flow_of_voxel = flow.permute(1, 2, 3, 0)
         is_open = _near_boundaries(self.mean, probabilities)
-        for voxels in _chunks(_within_reach(is_open, flow)):
+        for voxels in _chunks(_dilated_by_flow(is_open, flow)):
             at = voxels.unbind(1)
             places = voxels + flow_of_voxel[at]
             before = self.mean[at].float()
@@ -124,37 +131,38 @@ class Joining:
         in_scan = warped(strange[None], back)[0]
         at = (in_scan > _LEAST_OWN).nonzero().unbind(1)
         share_of_own = in_scan[at][:, None]
-        self._own.append(_Own(at, share_of_own, probabilities[at]))
+        self._own.append(_OwnProbabilities(at, share_of_own, probabilities[at]))
         self._ways_back.append(back)
 
     def change_own(self, change: Callable[[Tensor], None]) -> None:
-        """Apply a function to the probabilities (N, K) that each scan keeps for itself, in place.
+        """Apply a function to the probabilities (N, K) that each scan keeps of its own.
 
-        Changes of `mean` after all scans are added do not reach these probabilities.
+        The function changes them in place. They are not part of `mean`, so changes of `mean` do not
+        affect them.
         """
         for own in self._own:
             change(own.probabilities)
 
     def on_processor(self) -> None:
-        """Move all tensors to the host's memory, because the remaining steps need no GPU."""
+        """Move all tensors to host memory, because the remaining steps need no GPU."""
         self.mean = self.mean.cpu()
         self._ways_back = [back.cpu() for back in self._ways_back]
         self._own = [own.on_processor() for own in self._own]
 
     @cached_property
     def _is_open(self) -> Tensor:
-        """Voxels near boundaries of the mean, which is final when the first scan is asked for."""
+        """Mask of the voxels near boundaries of the mean, which is final on the first access."""
         return _near_boundaries(self.mean)
 
     def of_scan(self, number: int) -> Tensor:
-        """Return the probabilities (X, Y, Z, K) of a scan, at the positions of its own tissue.
+        """Return the joint probabilities (X, Y, Z, K) of a scan, at positions of its own tissue.
 
-        `number` counts in the order in which scans were added.
+        `number` is the index of the scan in the order in which scans were added.
         """
         back = self._ways_back[number]
         flow_of_voxel = back.permute(1, 2, 3, 0)
         result = self.mean.clone()
-        for voxels in _chunks(_within_reach(self._is_open, back)):
+        for voxels in _chunks(_dilated_by_flow(self._is_open, back)):
             at = voxels.unbind(1)
             places = voxels + flow_of_voxel[at]
             result[at] = rows_at(self.mean, places)
@@ -165,11 +173,12 @@ class Joining:
         return result
 
 
-def _strangeness(difference: Tensor, is_head: Tensor) -> Tensor:
-    """Return how unusual an image is against the template, (X, Y, Z) from 0 to 1.
+def _unusual_difference(difference: Tensor, is_head: Tensor) -> Tensor:
+    """Return how unusual the difference between an image and the template is, (X, Y, Z).
 
-    `difference` is the absolute difference in brightness; the usual difference is its median in
-    the head.
+    `difference` (X, Y, Z) is the absolute difference in brightness, and `is_head` (X, Y, Z) marks
+    the head. The mean difference around a voxel is compared with the median of these means in the
+    head: the result is 0 up to `_UNUSUAL` times this median, and 1 from twice that value on.
     """
     # Mean in a cube around each voxel, with 0 beyond the edge. One axis after another takes 15
     # products a voxel, the cube at once 125.
@@ -188,9 +197,10 @@ def _strangeness(difference: Tensor, is_head: Tensor) -> Tensor:
 
 
 def _near_boundaries(*probabilities: Tensor) -> Tensor:
-    """Return voxels (X, Y, Z) where classes meet, are uncertain, or differ between the sets.
+    """Return a mask (X, Y, Z) of voxels where classes meet, are uncertain or differ between sets.
 
-    In all other voxels and their neighbours, all sets have the same class with certainty.
+    A set of probabilities is (X, Y, Z, K). In all other voxels and their neighbours, all sets have
+    the same class with certainty.
     """
     first_classes = None
     is_open = torch.zeros(
@@ -211,7 +221,7 @@ def _near_boundaries(*probabilities: Tensor) -> Tensor:
     return is_open
 
 
-def _within_reach(mask: Tensor, flow: Tensor) -> Tensor:
+def _dilated_by_flow(mask: Tensor, flow: Tensor) -> Tensor:
     """Dilate a mask (X, Y, Z) in all directions by the largest shift of a flow, in voxels."""
     reach = max(1, int(flow.abs().max().ceil()))
     for _ in range(reach):
@@ -226,14 +236,14 @@ def _within_reach(mask: Tensor, flow: Tensor) -> Tensor:
 
 
 def _chunks(mask: Tensor) -> Iterator[Tensor]:
-    """Yield the voxels of a mask as rows (N, 3) of indices, in chunks."""
+    """Yield the indices of the set voxels of a mask in chunks, (N, 3) each."""
     yield from torch.split(mask.nonzero(), _CHUNK)
 
 
 def find_flow(first: Tensor, second: Tensor) -> Tensor:
-    """Return the flow from one image (X, Y, Z) to another on the same grid of 1 mm.
+    """Return the flow from one image to another, (3, X, Y, Z), in voxels.
 
-    Both images must be equally bright.
+    Both images are (X, Y, Z) on the same grid of 1 mm, and must be equally bright.
     """
     flow = _step(first, second)
     for _ in range(_FLOW_ROUNDS - 1):
@@ -243,35 +253,41 @@ def find_flow(first: Tensor, second: Tensor) -> Tensor:
 
 
 def _step(first: Tensor, moved: Tensor) -> Tensor:
-    """Return the shift (3, X, Y, Z) that brings an image nearer to the first."""
+    """Return the change of the flow, (3, X, Y, Z), that brings an image nearer to the first.
+
+    `moved` is the second image, resampled along the flow so far.
+    """
     slopes = torch.gradient((first + moved) / 2)
     residual = moved - first
-    means = [_in_window(slope) for slope in slopes]
-    mean_residual = _in_window(residual)
+    means = [_window_means(slope) for slope in slopes]
+    mean_residual = _window_means(residual)
     # Covariances instead of products, so that a constant difference in brightness shifts nothing.
     sums = {}
     for row in range(3):
         for column in range(row, 3):
-            product = _in_window(slopes[row] * slopes[column])
+            product = _window_means(slopes[row] * slopes[column])
             sums[row, column] = product - means[row] * means[column]
     right = []
     for slope, mean in zip(slopes, means, strict=True):
-        right.append(_in_window(slope * residual) - mean * mean_residual)
-    step = _solved(sums, right).clamp_(-_MOST_STEP_MM, _MOST_STEP_MM)
+        right.append(_window_means(slope * residual) - mean * mean_residual)
+    step = _solve_cells(sums, right).clamp_(-_MOST_STEP_MM, _MOST_STEP_MM)
     fine = interpolate(step[None], scale_factor=_CELL, mode="trilinear")[0]
     # The last cell may extend beyond the image.
     x, y, z = first.shape
     return fine[:, :x, :y, :z]
 
 
-def _in_window(values: Tensor) -> Tensor:
-    """Return Gaussian-weighted means (X/2, Y/2, Z/2) around each cell."""
+def _window_means(values: Tensor) -> Tensor:
+    """Return the Gaussian-weighted means of values (X, Y, Z) around each cell, (X/2, Y/2, Z/2)."""
     cells = avg_pool3d(values[None, None], _CELL, ceil_mode=True)[0, 0]
     return smoothed(cells, _FLOW_WINDOW_MM / _CELL)
 
 
 def smoothed(values: Tensor, sigma: float) -> Tensor:
-    """Smooth values (X, Y, Z) by a Gaussian, with the edge repeated beyond the grid."""
+    """Smooth values (X, Y, Z) by a Gaussian; edge values are repeated beyond the grid.
+
+    `sigma` is the standard deviation in voxels.
+    """
     reach = max(1, round(3 * sigma))
     offsets = torch.arange(-reach, reach + 1, dtype=torch.float32)
     distances = offsets / sigma
@@ -290,8 +306,13 @@ def smoothed(values: Tensor, sigma: float) -> Tensor:
     return values
 
 
-def _solved(sums: dict[tuple[int, int], Tensor], right: list[Tensor]) -> Tensor:
-    """Solve three damped equations in each cell by Cramer's rule, giving (3, X, Y, Z)."""
+def _solve_cells(sums: dict[tuple[int, int], Tensor], right: list[Tensor]) -> Tensor:
+    """Solve three damped linear equations in each cell by Cramer's rule, giving (3, X, Y, Z).
+
+    `sums` has the elements of the symmetric matrix by row and column, for column >= row; `right`
+    has the three right-hand sides. All are (X, Y, Z). The solution of matrix · x = -right is
+    returned.
+    """
     a = sums[0, 0] + _LEAST_SLOPE
     b = sums[1, 1] + _LEAST_SLOPE
     c = sums[2, 2] + _LEAST_SLOPE
@@ -318,7 +339,10 @@ def _solved(sums: dict[tuple[int, int], Tensor], right: list[Tensor]) -> Tensor:
 
 
 def warped(values: Tensor, flow: Tensor) -> Tensor:
-    """Resample values (C, X, Y, Z) at the end of each voxel's flow, with repeated edges."""
+    """Resample values (C, X, Y, Z) at the position to which the flow moves each voxel.
+
+    `flow` is (3, X, Y, Z) in voxels. Edge values are repeated outside.
+    """
     shape = values.shape[1:]
     grid = torch.empty(1, *shape, 3, device=flow.device)
     for axis, length in enumerate(shape):
@@ -334,7 +358,7 @@ def warped(values: Tensor, flow: Tensor) -> Tensor:
 
 
 def inverse_of(flow: Tensor) -> Tensor:
-    """Return the inverse flow, from x + flow(x) to x."""
+    """Return the inverse of a flow, which maps x + flow(x) to x; both are (3, X, Y, Z)."""
     inverse = -flow
     for _ in range(_INVERSE_ROUNDS):
         inverse = -warped(flow, inverse)

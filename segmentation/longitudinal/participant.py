@@ -52,8 +52,8 @@ Image = NDArray[np.float32]
 
 # Margin around the template's brain, in voxels, in which the brain of a scan is segmented.
 _MARGIN = 4
-# Scale of the means that make scans equally bright: shading is smoother, and what a structure gains
-# or loses is far smaller.
+# Standard deviation of the local means that make scans equally bright. Shading varies over longer
+# distances, and the change of a structure over far shorter ones.
 _SMOOTH_MM = 25.0
 # Shading is computed in every n-th voxel along each axis.
 _STEP = 4
@@ -64,10 +64,11 @@ _EPSILON = 1e-4
 
 @dataclass(frozen=True, eq=False)
 class TimePoint:
-    """Segmentation of one of several scans.
+    """Segmentation of one of several scans of a participant.
 
-    `volumes_mm3` are the sums of the joint probabilities in the participant's space, so that a
-    voxel that is half of a structure counts half: they are less noisy than counts of voxels.
+    `volumes_mm3` has the volume of each structure by name: the sum of the joint probabilities in
+    the participant's space. A voxel that is half of a structure counts half, which makes these
+    volumes less noisy than counts of voxels.
     """
 
     prediction: Prediction
@@ -75,9 +76,11 @@ class TimePoint:
 
 
 class Together:
-    """Jointly segmented scans of a participant; results are computed on request.
+    """Jointly segmented scans of a participant; the result of each scan is computed on request.
 
-    Memory holds the result of one scan at a time, however many scans there are.
+    `joining` has the joint probabilities. `conclude` has a function for each scan that makes the
+    prediction from the scan's probabilities. Memory holds the result of one scan at a time, however
+    many scans there are.
     """
 
     def __init__(
@@ -87,7 +90,10 @@ class Together:
         self._conclude = conclude
 
     def time_point(self, number: int) -> TimePoint:
-        """Return the segmentation of a scan, by its index in the given order."""
+        """Return the segmentation of a scan.
+
+        `number` is the scan's index in the order given to `segment_participant`.
+        """
         with stage("join"):
             joined = self._joining.of_scan(number)
         prediction = self._conclude[number](joined)
@@ -95,20 +101,20 @@ class Together:
 
 
 def image_to_align(volume: Volume) -> Volume:
-    """Prepare a scan for `heads_of`: RAS axes, voxels of 1 mm, the working scale."""
+    """Prepare a scan for `heads_of`: RAS axes, voxels of 1 mm, intensities on the working scale."""
     return conform(volume, shape=None).volume
 
 
 def in_order(volumes: Sequence[Volume]) -> list[int]:
     """Return the indices of the scans in an order that depends only on their content.
 
-    Scans processed in this order give the same bytes, in whatever order they were given.
+    Scans that are processed in this order give the same bytes, whatever order they come in.
     """
     return sorted(range(len(volumes)), key=lambda number: _digest(volumes[number]))
 
 
 def _digest(volume: Volume) -> str:
-    """Return a hash of a volume's affine and voxels."""
+    """Return the SHA-256 of a volume's affine and voxels, as hexadecimal digits."""
     digest = hashlib.sha256(volume.affine.tobytes())
     digest.update(np.ascontiguousarray(volume.data).tobytes())
     return digest.hexdigest()
@@ -122,10 +128,11 @@ def segment_participant(
     *,
     mirror: bool = False,
 ) -> Together:
-    """Segment two or more scans of one head jointly; they must be in the order of `in_order`.
+    """Segment two or more scans of one head jointly.
 
-    `images` are the scans after `image_to_align`; `alignments` map the first image to each of
-    them.
+    `scans` must be in the order of `in_order`. `images` are the same scans after `image_to_align`,
+    and `alignments` map the first image to each of them. With `mirror`, predictions are averaged
+    with those for mirrored scans.
     """
     preprocessing = predictor.model.info.preprocessing
     with stage("halfway"):
@@ -139,22 +146,23 @@ def segment_participant(
         data = equalise_brightness(data)
         template = np.asarray(np.mean(data, axis=0), np.float32)
         prepared = [
-            _prepared(predictor, scan, space, number, in_space)
+            _in_participant_space(predictor, scan, space, number, in_space)
             for number, (scan, in_space) in enumerate(zip(scans, data, strict=True))
         ]
         plan = ConformPlan(space.grid, (1, 1), space.grid)
-        of_template = _conformed(predictor, template, plan)
+        of_template = _on_working_grid(predictor, template, plan)
 
     def work() -> Together:
-        return _segment(predictor, of_template, prepared, mirror=mirror)
+        return _segment_and_join(predictor, of_template, prepared, mirror=mirror)
 
     return predictor.with_less_memory(work)
 
 
 def equalise_brightness(images: Sequence[Image]) -> list[Image]:
-    """Make images (X, Y, Z) on one grid of 1 mm equally bright, each by a smooth gain.
+    """Make images (X, Y, Z) on one grid of 1 mm equally bright; each gets a smooth gain.
 
-    Where all images show tissue, each gets the geometric mean of their local means.
+    Where all images show tissue, the local mean of each becomes the geometric mean of the local
+    means of all.
     """
     coarse = [image[::_STEP, ::_STEP, ::_STEP] for image in images]
     is_tissue = np.all([image > _TISSUE for image in coarse], axis=0)
@@ -179,7 +187,10 @@ def _smooth(values: NDArray[Any]) -> NDArray[Any]:
 
 
 def _upsample(values: NDArray[Any], shape: Sequence[int]) -> NDArray[np.float32]:
-    """Interpolate values of every n-th voxel to the full grid: linear inside, constant beyond."""
+    """Interpolate values of every n-th voxel to a grid of this shape, with n `_STEP`.
+
+    Interpolation is linear; the last values are repeated beyond them.
+    """
     for axis, length in enumerate(shape):
         last = values.shape[axis] - 1
         places = np.arange(length) / _STEP
@@ -194,25 +205,34 @@ def _upsample(values: NDArray[Any], shape: Sequence[int]) -> NDArray[np.float32]
     return values.astype(np.float32)
 
 
-def _prepared(
+def _in_participant_space(
     predictor: Predictor,
     scan: Volume,
     space: ParticipantSpace,
     number: int,
     image: Image,
 ) -> Conformed:
-    """Prepare a scan in the participant's space, with the plan back to its own space."""
+    """Prepare a scan that was resampled to the participant's space for the networks.
+
+    `number` is the index of the scan, and `image` has its values in the space. The plan of the
+    result restores maps to the scan's own space.
+    """
     pose = space.poses[number]
     plan = ConformPlan(scan.grid.moved_by(pose), scan.codes, space.grid)
-    conformed = _conformed(predictor, image, plan)
+    conformed = _on_working_grid(predictor, image, plan)
     # The same grid in the world of the scan, where it is oblique.
     working = conformed.plan.working.moved_by(np.linalg.inv(pose))
     volume = replace(conformed.volume, affine=working.affine, notes=scan.notes)
     return Conformed(volume, ConformPlan(scan.grid, scan.codes, working))
 
 
-def _conformed(predictor: Predictor, image: Image, plan: ConformPlan) -> Conformed:
-    """Place an image on the working grid of a plan and prepare it for the networks."""
+def _on_working_grid(
+    predictor: Predictor, image: Image, plan: ConformPlan
+) -> Conformed:
+    """Prepare an image for the networks: scale and reorder it as the model needs it.
+
+    `image` is on the working grid of `plan`.
+    """
     preprocessing = predictor.model.info.preprocessing
     if preprocessing.scaling == "minimum-maximum":
         image = from_minimum_to_maximum(image)
@@ -220,20 +240,23 @@ def _conformed(predictor: Predictor, image: Image, plan: ConformPlan) -> Conform
     return to_model_axes(volume, plan, preprocessing)
 
 
-def _segment(
+def _segment_and_join(
     predictor: Predictor,
     template: Conformed,
     prepared: Sequence[Conformed],
     *,
     mirror: bool,
 ) -> Together:
-    """Segment the template and all scans, and join their probabilities."""
+    """Segment the template and all prepared scans, and join their probabilities.
+
+    All are in the participant's space.
+    """
     image = predictor.on_device(template)
     images = [predictor.on_device(scan) for scan in prepared]
     # The decision to reverse or strip is made once, on the template, so that scans stay
     # comparable.
     sight = predictor.find_sight(image)
-    # For the template a few views are enough; its weight is their share of the views of a scan.
+    # A few views are enough for the template. Its weight is the share of the views that are used.
     views = predictor.enough_views
     seen_template = sight.of(image)
     region, fusion, _ = predictor.find_and_fuse(
@@ -279,7 +302,7 @@ def _segment(
 
 
 def _volumes(prediction: Prediction) -> dict[str, float]:
-    """Return the sum of the probabilities of each predicted structure, in mm³."""
+    """Return the volume of each predicted structure in mm³, by name: its sum of probabilities."""
     # Plane by plane takes 0.1 s for four million voxels in one thread, `sum` over all at once 2.5
     # s.
     sums = torch.zeros(len(prediction.scheme), dtype=torch.float64)

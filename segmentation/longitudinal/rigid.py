@@ -29,12 +29,13 @@ __all__ = ["Alignment", "align", "is_mirrored", "mean_pose", "stretches"]
 Matrix = NDArray[np.float64]
 Image = NDArray[np.float32]
 
-# Voxel sizes of the pyramid's levels, and the most steps in each.
+# Voxel size of each level of the image pyramid, and the largest number of steps in it.
 _LEVELS_MM = (8.0, 4.0, 2.0)
 _MOST_STEPS = (20, 10, 10)
 # Voxel size for comparing sides and sizes of two heads.
 _ROUGHLY_MM = 4.0
-# The mirror image of a mirrored scan fits better by 0.06 and more, and that of a correct scan worse
+# A scan counts as mirrored if its mirror image fits better by more than this. In measurements,
+# mirror images of mirrored scans fit better by 0.06 and more, and those of correct scans fit worse
 # by 0.06 and more, also with noise (docs/notes/longitudinal.md).
 _MORE_ALIKE = 0.02
 # A voxel is background if the mean over about this distance is darker than `_TISSUE`, also in a
@@ -44,14 +45,14 @@ _TISSUE = 0.25
 # Initial rotations about each axis, because heads may be turned against each other.
 _STARTS_DEG = (-25.0, 25.0)
 _STEPS_OF_START = 4
-# The search ends with a step that moves the head by less than this, as a mean over its voxels.
+# The search ends when a step moves the voxels of the head by less than this on average.
 _STILL_MM = 0.003
-# Decimals of a radian and a millimetre to which steps are rounded. Smaller differences depend on
-# memory alignment, as sums of many numbers do, and the same scans must give the same bytes.
+# Decimals to which steps are rounded, in radians and millimetres. Smaller digits depend on memory
+# alignment, because steps are sums of many numbers, and the same scans must give the same bytes.
 _DECIMALS = 6
 # Brightness is divided by its mean over about this distance, because shading differs between scans.
 _SHADING_MM = 20.0
-# Added to that mean, so that empty regions are not amplified.
+# Added to the mean before the division, so that empty regions are not amplified.
 _FLOOR = 0.1
 # Tukey's constant, in standard deviations of normally distributed residuals.
 _TUKEY = 4.685
@@ -62,10 +63,11 @@ _HEAD = 0.2
 
 @dataclass(frozen=True, eq=False)
 class Alignment:
-    """Rigid `matrix` from the first scan's millimetres to the second's.
+    """Rigid alignment of two scans.
 
-    `likeness` is the correlation of the aligned images without shading: near 1 for two scans of
-    one head.
+    `matrix` (4, 4) maps RAS millimetres of the first scan to those of the second. `likeness` is the
+    correlation of the aligned images after their shading was removed: near 1 for two scans of one
+    head.
     """
 
     matrix: Matrix
@@ -75,14 +77,14 @@ class Alignment:
 def align(
     first: Volume, second: Volume, *, finest_mm: float = _LEVELS_MM[-1]
 ) -> Alignment:
-    """Align the head of the second scan with that of the first.
+    """Align the head of the first scan with that of the second.
 
-    Both scans are on the working scale of intensities (0 in the background, about 1 at the
-    bright end), with voxels of about 1 mm. A scan without a head has a likeness of 0.
-    `finest_mm` is the smallest voxel size; larger voxels give a larger likeness.
+    Both scans are on the working scale of intensities (0 in the background, about 1 at the bright
+    end), with voxels of about 1 mm. If one of them shows no head, the likeness is 0. `finest_mm` is
+    the voxel size of the finest level of the search; larger voxels give a larger likeness.
     """
     coarse = _LEVELS_MM[0]
-    pair = (_level(first, coarse), _level(second, coarse))
+    pair = (_pyramid_level(first, coarse), _pyramid_level(second, coarse))
     if not all((image.data > _HEAD).any() for image in pair):
         return Alignment(np.eye(4), 0.0)
     middles = []
@@ -90,8 +92,8 @@ def align(
         centre_of_mass = ndimage.center_of_mass(image.data > _HEAD)
         middles.append(moved(centre_of_mass, image.affine))
     best: Alignment | None = None
-    for turn in _starts():
-        # A rotation about the first head's centre, which is mapped to the second's.
+    for turn in _initial_rotations():
+        # Rotate about the centre of the first head, and move it to the centre of the second.
         start = np.eye(4)
         start[:3, :3] = turn
         start[:3, 3] = middles[1] - turn @ middles[0]
@@ -102,7 +104,7 @@ def align(
     for spacing_mm, steps in zip(_LEVELS_MM, _MOST_STEPS, strict=True):
         if spacing_mm < finest_mm:
             break
-        pair = (_level(first, spacing_mm), _level(second, spacing_mm))
+        pair = (_pyramid_level(first, spacing_mm), _pyramid_level(second, spacing_mm))
         best = _refine(pair, best.matrix, spacing_mm, steps)
     return best
 
@@ -110,22 +112,22 @@ def align(
 def is_mirrored(first: Volume, second: Volume, matrix: Matrix) -> bool:
     """Return True if the second scan fits the first better with left and right exchanged.
 
-    `matrix` aligns the two scans without an exchange. Although the two sides of a head are
-    alike, the correct orientation fits far better (docs/longitudinal.md).
+    `matrix` (4, 4) aligns the first scan with the second without an exchange. Although the two
+    sides of a head are alike, the correct orientation fits far better (docs/longitudinal.md).
     """
     first = _without_noise(first)
     second = _without_noise(second)
-    pair = (_level(first, _ROUGHLY_MM), _level(second, _ROUGHLY_MM))
-    halfway = _halfway(pair, matrix, _halfway_grid(pair, matrix, _ROUGHLY_MM))
+    pair = (_pyramid_level(first, _ROUGHLY_MM), _pyramid_level(second, _ROUGHLY_MM))
+    halfway = _resample_halfway(pair, matrix, _halfway_grid(pair, matrix, _ROUGHLY_MM))
     exchanged = Volume(np.ascontiguousarray(second.data[::-1]), second.affine)
     mirrored = align(first, exchanged, finest_mm=_ROUGHLY_MM)
     return mirrored.likeness > _likeness(*halfway) + _MORE_ALIKE
 
 
 def _without_noise(volume: Volume) -> Volume:
-    """Set the background to 0, because its noise would hide the differences.
+    """Set the background of a scan to 0.
 
-    The noise is the same on both sides of a registration.
+    Its noise would be as large in both orientations and hide their difference.
     """
     width = _NOISE_MM / np.array(volume.spacing_mm)
     around = ndimage.gaussian_filter(volume.data, width)
@@ -133,14 +135,14 @@ def _without_noise(volume: Volume) -> Volume:
 
 
 def stretches(first: Volume, second: Volume, matrix: Matrix) -> NDArray[np.float64]:
-    """Return how much larger the second head is than the first along three axes, the largest first.
+    """Return the size of the second head relative to the first along three axes, (3,).
 
-    1 for equal sizes. An affine registration with twelve degrees of freedom starts from the
-    rigid `matrix`; the factors are its singular values.
+    Factors are 1 for equal sizes, and the largest comes first. They are the singular values of an
+    affine registration with twelve degrees of freedom, which starts from the rigid `matrix` (4, 4).
     """
-    image = _level(first, _ROUGHLY_MM)
-    other = _level(second, _ROUGHLY_MM)
-    places = _places_in(image.grid)
+    image = _pyramid_level(first, _ROUGHLY_MM)
+    other = _pyramid_level(second, _ROUGHLY_MM)
+    places = _voxel_positions(image.grid)
     centre = places.mean(axis=0)
     for _ in range(_MOST_STEPS[-1]):
         seen = GridMap.between(other.grid, image.grid.moved_by(matrix))
@@ -149,8 +151,11 @@ def stretches(first: Volume, second: Volume, matrix: Matrix) -> NDArray[np.float
         if not is_head.any():
             break
         step = _affine_step(images, is_head, places - centre)
-        matrix = matrix @ _about_centre(step, centre)
-        if _mean_shift_mm(places[is_head], _about_centre(step, centre)) < _STILL_MM:
+        matrix = matrix @ _relative_to_centre(step, centre)
+        if (
+            _mean_shift_mm(places[is_head], _relative_to_centre(step, centre))
+            < _STILL_MM
+        ):
             break
     return np.asarray(np.linalg.svd(matrix[:3, :3], compute_uv=False), np.float64)
 
@@ -160,9 +165,11 @@ def _affine_step(
     is_head: NDArray[np.bool_],
     places: NDArray[np.float64],
 ) -> Matrix:
-    """Return the affine step (4, 4) from the first image towards the second.
+    """Return the affine step (4, 4) that moves the first image towards the second.
 
-    It has robust weights and is relative to the origin of `places` (N, 3), RAS mm.
+    `images` are on the same grid, `is_head` (N,) marks the voxels to use, and `places` (N, 3) are
+    the positions of all voxels relative to the centre of the step, in mm. Residuals are weighted
+    robustly.
     """
     first, second = images
     residual = (second - first).ravel()[is_head].astype(np.float64)
@@ -179,7 +186,7 @@ def _affine_step(
 
 
 def mean_pose(poses: Sequence[Matrix]) -> Matrix:
-    """Return the mean of rigid matrices, from which the logarithms of the matrices sum to 0."""
+    """Return the mean of rigid matrices: the logarithms of the matrices relative to it sum to 0."""
     middle = poses[0]
     for _ in range(10):
         inverse = np.linalg.inv(middle)
@@ -189,23 +196,23 @@ def mean_pose(poses: Sequence[Matrix]) -> Matrix:
 
 
 def _logarithm(rigid: Matrix) -> Matrix:
-    """Return the logarithm of a rigid matrix with a rotation of less than half a turn."""
+    """Return the matrix logarithm of a rigid matrix that rotates by less than half a turn."""
     return np.asarray(np.real(linalg.logm(rigid)), np.float64)
 
 
-def _starts() -> list[Matrix]:
-    """Return the initial rotations (3, 3) of the search, starting with the identity."""
+def _initial_rotations() -> list[Matrix]:
+    """Return the rotations (3, 3) from which the search starts, the identity first."""
     starts = [np.eye(3)]
     for axis in range(3):
         for degrees in _STARTS_DEG:
             twist = np.zeros(3)
             twist[axis] = np.radians(degrees)
-            starts.append(np.asarray(linalg.expm(_cross(twist))))
+            starts.append(np.asarray(linalg.expm(_cross_product_matrix(twist))))
     return starts
 
 
-def _cross(vector: NDArray[np.float64]) -> Matrix:
-    """Return the matrix (3, 3) of the cross product with a vector."""
+def _cross_product_matrix(vector: NDArray[np.float64]) -> Matrix:
+    """Return the matrix (3, 3) of the cross product of a vector (3,) with another one."""
     x, y, z = vector
     return np.array(
         [
@@ -216,8 +223,8 @@ def _cross(vector: NDArray[np.float64]) -> Matrix:
     )
 
 
-def _level(volume: Volume, spacing_mm: float) -> Volume:
-    """Resample an image to a RAS grid of this spacing, smooth it, and remove shading."""
+def _pyramid_level(volume: Volume, spacing_mm: float) -> Volume:
+    """Resample an image to a RAS grid of this spacing, smooth it and remove its shading."""
     low, high = volume.grid.extent_mm(volume.grid.box)
     voxels = np.ceil((high - low) / spacing_mm)
     # A margin of background on all sides, so that voxels that leave the grid are as dark as those
@@ -241,52 +248,59 @@ def _refine(
     spacing_mm: float,
     most_steps: int,
 ) -> Alignment:
-    """Improve a matrix by Gauss-Newton steps in the halfway space of a pair of images."""
+    """Improve an alignment by Gauss-Newton steps in the halfway space of two images.
+
+    `pair` has both images at a level of the pyramid, with voxels of `spacing_mm`. `matrix` is the
+    alignment to start from. There are at most `most_steps` steps.
+    """
     grid = _halfway_grid(pair, matrix, spacing_mm)
-    places = _places_in(grid)
+    places = _voxel_positions(grid)
     centre = places.mean(axis=0)
     for _ in range(most_steps):
-        images = _halfway(pair, matrix, grid)
+        images = _resample_halfway(pair, matrix, grid)
         is_head = np.maximum(*images).ravel() > _HEAD
         if not is_head.any():
             break
         twist = _step(images, is_head, places - centre, spacing_mm)
         # Logarithm of the rigid matrix of half the twist.
         logarithm = np.zeros((4, 4))
-        logarithm[:3, :3] = _cross(twist[:3] / 2)
+        logarithm[:3, :3] = _cross_product_matrix(twist[:3] / 2)
         logarithm[:3, 3] = twist[3:] / 2
         half_turn = linalg.expm(logarithm)
-        half = _about_centre(half_turn, centre)
+        half = _relative_to_centre(half_turn, centre)
         # Halfway = root · first, and second = root · halfway: both roots get half of the step.
         root = _square_root(matrix)
         matrix = root @ half @ half @ root
         if _mean_shift_mm(places[is_head], half @ half) < _STILL_MM:
             break
-    first, second = _halfway(pair, matrix, grid)
+    first, second = _resample_halfway(pair, matrix, grid)
     return Alignment(matrix, _likeness(first, second))
 
 
-def _places_in(grid: Grid) -> NDArray[np.float64]:
-    """Return the positions of all voxels of a grid, RAS mm, (N, 3)."""
+def _voxel_positions(grid: Grid) -> NDArray[np.float64]:
+    """Return the positions of all voxels of a grid in RAS mm, (N, 3)."""
     indices = np.moveaxis(np.indices(grid.shape), 0, -1)
     return grid.places(indices.reshape(-1, 3))
 
 
 def _mean_shift_mm(places: NDArray[np.float64], matrix: Matrix) -> float:
-    """Return the mean distance by which a matrix moves places (N, 3)."""
+    """Return the mean distance in mm by which a matrix (4, 4) moves places (N, 3)."""
     shifts = moved(places, matrix) - places
     return float(np.linalg.norm(shifts, axis=1).mean())
 
 
 def _square_root(rigid: Matrix) -> Matrix:
-    """Return the square root of a rigid matrix, which is half of the movement."""
+    """Return the square root of a rigid matrix: applied twice, it gives the whole movement."""
     return np.asarray(linalg.expm(_logarithm(rigid) / 2), np.float64)
 
 
 def _halfway_grid(
     pair: tuple[Volume, Volume], matrix: Matrix, spacing_mm: float
 ) -> Grid:
-    """Return a grid on the common part of both images in their halfway space."""
+    """Return a grid that covers the common part of both images in their halfway space.
+
+    `matrix` is the alignment of the images.
+    """
     root = _square_root(matrix)
     poses = (root, np.linalg.inv(root))
     lows = []
@@ -306,10 +320,10 @@ def _halfway_grid(
     return Grid(shape, affine)
 
 
-def _halfway(
+def _resample_halfway(
     pair: tuple[Volume, Volume], matrix: Matrix, grid: Grid
 ) -> tuple[Image, Image]:
-    """Resample both images to a grid in their halfway space."""
+    """Resample both images to a grid in their halfway space; `matrix` is their alignment."""
     root = _square_root(matrix)
     poses = (root, np.linalg.inv(root))
     images = []
@@ -326,9 +340,11 @@ def _step(
     places: NDArray[np.float64],
     spacing_mm: float,
 ) -> NDArray[np.float64]:
-    """Return the twist (6,) that brings the second image to the first, from the head's voxels (N,).
+    """Return the rigid step that brings the second image to the first, as a twist (6,).
 
-    A twist is a rotation vector and a shift of the halfway space around the origin of `places`.
+    A twist is a rotation vector and a shift of the halfway space, relative to the origin of
+    `places`. `images` are on the same grid of `spacing_mm`, `is_head` (N,) marks the voxels to use,
+    and `places` (N, 3) are the positions of all voxels in mm.
     """
     first, second = images
     difference = (second - first).ravel()
@@ -344,9 +360,10 @@ def _step(
 def _robust_solution(
     columns: NDArray[np.float64], residual: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Return the (P,) parameters with the robust minimum of residual + columns @ parameters.
+    """Return parameters (P,) for which residual + columns @ parameters is smallest.
 
-    `residual` is (N,), `columns` are (N, P).
+    `columns` is (N, P), `residual` (N,). Squares are summed with Tukey's weights, so that large
+    residuals have little weight.
     """
     # An unweighted first estimate would follow the largest differences.
     parameters: NDArray[np.float64] = np.zeros(columns.shape[1])
@@ -363,8 +380,8 @@ def _robust_solution(
     return parameters
 
 
-def _about_centre(matrix: Matrix, centre: NDArray[np.float64]) -> Matrix:
-    """Return a matrix relative to an origin at `centre`."""
+def _relative_to_centre(matrix: Matrix, centre: NDArray[np.float64]) -> Matrix:
+    """Return the matrix (4, 4) of a movement that is given relative to `centre` (3,)."""
     to_centre = np.eye(4)
     to_centre[:3, 3] = centre
     back = np.eye(4)
@@ -373,7 +390,10 @@ def _about_centre(matrix: Matrix, centre: NDArray[np.float64]) -> Matrix:
 
 
 def _likeness(first: Image, second: Image) -> float:
-    """Return the correlation of two images where one shows a head; 0 without a head."""
+    """Return the correlation of two images over the voxels where either shows a head.
+
+    It is 0 if neither shows a head.
+    """
     is_head = np.maximum(first, second) > _HEAD
     if is_head.sum() < 2:
         return 0.0

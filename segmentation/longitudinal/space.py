@@ -40,27 +40,31 @@ _LARGEST = 256
 
 @dataclass(frozen=True, eq=False)
 class ParticipantSpace:
-    """Grid of 1 mm with RAS axes, and the rigid matrix (4, 4) from each scan to it.
+    """Space of a participant: a grid of 1 mm with RAS axes, and the pose of each scan in it.
 
-    `poses` map RAS millimetres of the scans to RAS millimetres of the grid.
+    `poses` are rigid matrices (4, 4), one for each scan. They map RAS millimetres of the scan to
+    RAS millimetres of the grid.
     """
 
     grid: Grid
     poses: tuple[Matrix, ...]
 
     def in_scan(self, number: int) -> Grid:
-        """Return the grid in the world coordinates of a scan, where it is oblique."""
+        """Return the grid in the world coordinates of a scan, where it may be oblique.
+
+        `number` is the index of the scan.
+        """
         return self.grid.moved_by(np.linalg.inv(self.poses[number]))
 
 
 @dataclass(frozen=True, eq=False)
 class Head:
-    """Scans of one head: their indices, and the alignment of each scan to the first of them.
+    """Scans of one head: their indices, and the alignment of the first of them with each.
 
-    `stretches_percent` is how much larger or smaller the head is in each scan than in most of
-    them, along the axis with the largest difference; 0 for an equal size. If two sizes are
-    equally frequent, the first scan's size is the reference. `is_mirrored` is True if the head
-    is the mirror image of another head.
+    `stretches_percent` says for each scan by how many percent the head is larger (or smaller, if
+    negative) than in most of the scans, along the axis with the largest difference; it is 0 for an
+    equal size. If two sizes are equally frequent, the first scan's size is the reference.
+    `is_mirrored` is True if the head is the mirror image of another head.
     """
 
     scans: tuple[int, ...]
@@ -72,7 +76,7 @@ class Head:
 def heads_of(images: Sequence[Volume]) -> list[Head]:
     """Group images by head, the largest group first.
 
-    Images are on the working scale, with voxels of about 1 mm.
+    Images are on the working scale of intensities, with voxels of about 1 mm.
     """
     found: list[dict[int, Alignment]] = []
     sizes: dict[int, Factors] = {}
@@ -104,9 +108,10 @@ def heads_of(images: Sequence[Volume]) -> list[Head]:
 
 
 def _stretches_percent(first: Volume, sizes: Sequence[Factors]) -> tuple[float, ...]:
-    """Return how much larger the head is in each scan, along one axis, than in most scans.
+    """Return by how many percent the head is larger in each scan than in most scans.
 
-    `sizes` are relative to `first`, along three axes. 0 means an equal size.
+    The axis with the largest difference counts; 0 means an equal size. `first` is the first scan of
+    the head, and `sizes` has the factors along three axes, relative to it, of each scan.
     """
     head = np.argwhere(first.data > _HEAD)
     length_mm = float((np.ptp(head, axis=0) * first.spacing_mm).max())
@@ -118,7 +123,11 @@ def _stretches_percent(first: Volume, sizes: Sequence[Factors]) -> tuple[float, 
 
 
 def _stretch_percent(factors: Factors, length_mm: float) -> float:
-    """Return the largest of three changes of size in percent; 0 if it is too small to tell."""
+    """Return the largest of three changes of size in percent; 0 if it is too small to be certain.
+
+    `factors` (3,) are 1 for equal sizes. `length_mm` is the length of the head, in which a change
+    must exceed `_SAME_SIZE_MM`.
+    """
     percents = 100 * (factors - 1)
     percent = float(percents[np.argmax(np.abs(percents))])
     return percent if abs(percent) / 100 * length_mm > _SAME_SIZE_MM else 0.0
@@ -129,13 +138,13 @@ def participant_space(
     alignments: Sequence[Alignment],
     shape: Shape | None = None,
 ) -> ParticipantSpace:
-    """Return the space halfway between images, each of which is aligned to the first.
+    """Return the space halfway between all images.
 
-    It is equally near to all images. Its grid encloses all images, in multiples of 16 voxels,
-    or has the given shape.
+    `alignments` are those of the first image with each image. The grid encloses all images, with
+    sides in multiples of 16 voxels, or has the given `shape`.
     """
     from_first = [alignment.matrix for alignment in alignments]
-    # From the first scan, each pose is the inverse of an alignment; their mean is the middle.
+    # Alignments map the first scan to each scan, so their mean maps it to the middle of all scans.
     middle = mean_pose(from_first)
     poses = [middle @ np.linalg.inv(matrix) for matrix in from_first]
     lowest = []

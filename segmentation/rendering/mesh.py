@@ -29,9 +29,9 @@ class Surface:
     Attributes
     ----------
     vertices : array
-        (V, 3) float32, in the scanner's RAS mm, by the scan's affine.
+        (V, 3) float32, positions in the scanner's RAS mm, according to the scan's affine.
     faces : array
-        (F, 3) int32, indices of vertices.
+        (F, 3) int32, the indices of each triangle's vertices.
     """
 
     vertices: NDArray[np.float32]
@@ -52,7 +52,7 @@ class Surface:
         return float((corners * self._normals()).sum() / 3)
 
     def _normals(self) -> NDArray[np.float64]:
-        """Return the area vectors of the faces, (F, 3)."""
+        """Return the area vector of each face, (F, 3): its outward normal times its area in mm²."""
         a, b, c = self.vertices[self.faces.T].astype(np.float64)
         return np.asarray(np.cross(b - a, c - a) / 2)
 
@@ -97,7 +97,10 @@ class Surface:
         return header.encode() + self.vertices.astype("<f4").tobytes() + faces.tobytes()
 
     def _gifti(self) -> bytes:
-        """Return GIfTI bytes; both spaces of its points are the scanner's."""
+        """Return the content of a GIfTI file.
+
+        The data space and the transformed space of its points are both the scanner's.
+        """
         scanner = nib.gifti.GiftiCoordSystem(
             "NIFTI_XFORM_SCANNER_ANAT", "NIFTI_XFORM_SCANNER_ANAT"
         )
@@ -111,10 +114,10 @@ class Surface:
 
 
 def surface_net(field: NDArray[Any], affine: NDArray[np.floating]) -> Surface:
-    """Return the surface between positive and other values of a field (X, Y, Z).
+    """Return the surface between the positive values of a field (X, Y, Z) and the others.
 
-    It is closed at the edges of the field. `affine` (4, 4) maps voxel indices to mm in RAS: the
-    vertices are in its space.
+    It is closed where positive values reach the edge of the field. `affine` (4, 4) maps voxel
+    indices to RAS mm, in which the vertices are given.
     """
     padded = np.pad(field.astype(np.float64), 1, constant_values=-1.0)
     inside = padded > 0
@@ -123,8 +126,8 @@ def surface_net(field: NDArray[Any], affine: NDArray[np.floating]) -> Surface:
     cells = np.argwhere(border)
     number = np.full(border.shape, -1, np.int32)
     number[border] = np.arange(len(cells))
-    vertices = cells + _crossings(padded, cells)
-    quads = np.concatenate([_quads(inside, number, axis) for axis in range(3)])
+    vertices = cells + _vertex_offsets(padded, cells)
+    quads = np.concatenate([_quads_along(inside, number, axis) for axis in range(3)])
     # Each quad becomes two triangles.
     faces = np.concatenate([quads[:, :3], quads[:, [0, 2, 3]]])
     if np.linalg.det(affine[:3, :3]) < 0:
@@ -136,10 +139,14 @@ def surface_net(field: NDArray[Any], affine: NDArray[np.floating]) -> Surface:
     )
 
 
-def _crossings(
+def _vertex_offsets(
     padded: NDArray[np.float64], cells: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """Return the mean position in each cell at which its twelve edges cross the surface, (V, 3)."""
+    """Return the position of each cell's vertex inside the cell, (V, 3), in voxels.
+
+    It is the mean of the positions at which the cell's twelve edges cross the surface. `padded` is
+    the padded field, and `cells` (V, 3) has the index of each cell's first corner.
+    """
     total = np.zeros(cells.shape)
     count = np.zeros((len(cells), 1))
     for axis in range(3):
@@ -150,7 +157,7 @@ def _crossings(
             low = _values_at(padded, cells + start)
             high = _values_at(padded, cells + start + along)
             crossed = (low > 0) != (high > 0)
-            # Zero of the values, linear along the edge; edges that are not crossed have none.
+            # Position of the zero, interpolated linearly; edges that are not crossed have none.
             share = low / np.where(crossed, low - high, 1)
             place = np.tile(start.astype(np.float64), (len(cells), 1))
             place[crossed, axis] = share[crossed]
@@ -160,17 +167,21 @@ def _crossings(
 
 
 def _values_at(volume: NDArray[Any], places: NDArray[np.int64]) -> NDArray[Any]:
-    """Return the values of a volume (X, Y, Z) at voxel indices (N, 3), (N,)."""
+    """Return the values (N,) of a volume (X, Y, Z) at voxel indices (N, 3)."""
     values: NDArray[Any] = volume[tuple(places.T)]
     return values
 
 
-def _quads(
+def _quads_along(
     inside: NDArray[np.bool_],
     number: NDArray[np.int32],
     axis: int,
 ) -> NDArray[np.int32]:
-    """Return the four cells around each pair of separated voxels along an axis, (Q, 4)."""
+    """Return a quad for each pair of neighbours along an axis that the surface separates, (Q, 4).
+
+    `inside` marks the voxels inside the surface, and `number` has the index of each cell's vertex.
+    A quad has the vertices of the four cells around the pair.
+    """
     first = np.delete(inside, -1, axis)
     second = np.delete(inside, 0, axis)
     voxels = np.argwhere(first != second)

@@ -29,13 +29,14 @@ Picture = NDArray[np.float32]
 _INK = "#d8d8d8"
 _PAPER = "#101010"
 _GAP = 14  # pixels between pictures
-_LETTER = 14  # pixels
-_LEAST_SIDE = 110  # least pixels of the longest side, for few voxels
-_MARGIN = 10  # of slices, in voxels
-# Specks of labels away from the brain do not widen a window: rows and columns count that hold this
-# share of the voxels of the fullest one.
+_LETTER = 14  # height of letters in pixels
+_LEAST_SIDE = 110  # pixels; pictures whose longest side has fewer are enlarged
+_MARGIN = 10  # voxels around the brain in a slice
+# Rows and columns belong to the window of the brain if they have more than this share of the
+# labelled voxels of the fullest row or column. Specks of labels away from the brain have fewer.
 _SPECK_SHARE = 0.01
-# Pixels of a mosaic for each voxel: borders of the hippocampus are judged to half a voxel.
+# Pixels for each voxel of a mosaic along both axes: borders of the hippocampus are judged to half a
+# voxel.
 _MOSAIC_ZOOM = 2
 _DEEP_GROUP = "subcortical"
 # Directions at the left and the right edge of a slice whose columns run along the axis.
@@ -43,7 +44,7 @@ EDGES = {View.CORONAL: ("L", "R"), View.AXIAL: ("L", "R"), View.SAGITTAL: ("P", 
 
 
 def label_colors(scheme: LabelScheme) -> NDArray[np.float32]:
-    """Return the colour of each class, (K, 3), 0 to 1."""
+    """Return the RGB colour of each class of a scheme, (K, 3), from 0 to 1."""
     colors = np.array([label.color for label in scheme.labels], np.float32)
     return colors / np.float32(255)
 
@@ -54,10 +55,11 @@ def overlay(
     colors: NDArray[np.float32],
     opacity: float = 0.55,
 ) -> NDArray[np.float32]:
-    """Blend the colours of classes over grey values 0 to 1 (H, W), giving (H, W, 3); 0 stays grey.
+    """Blend the colours of classes over a grey picture, giving an RGB picture (H, W, 3).
 
-    `colors` (K, 3) are from 0 to 1, one row per class. Grey values are clipped to 0 to 1. With the
-    opacity 1 nothing is seen through a class. Inputs are not changed.
+    `gray` and `indices` are (H, W): grey values, which are clipped to 0 to 1, and classes. Class 0
+    stays grey. `colors` (K, 3) has a row from 0 to 1 for each class. With an `opacity` of 1, grey
+    values under a class are hidden. Inputs are not changed.
     """
     clipped = np.clip(gray, 0, 1).astype(np.float32)
     picture = np.repeat(clipped[..., None], 3, axis=-1)
@@ -68,9 +70,10 @@ def overlay(
 
 
 def outlines(indices: NDArray[Any]) -> NDArray[Any]:
-    """Keep classes (H, W) at their borders only; pixels surrounded by their own class become 0.
+    """Return a map of classes (H, W) in which only the pixels at the border of a class remain.
 
-    The edge of the picture is no border: a class that reaches it is open there.
+    Pixels surrounded by their own class become 0. The edge of the picture is no border: a class
+    that reaches the edge has no outline there.
     """
     framed = np.pad(indices, 1, mode="edge")
     same_above = framed[:-2, 1:-1] == indices
@@ -84,9 +87,10 @@ def outlines(indices: NDArray[Any]) -> NDArray[Any]:
 def three_pictures(
     gray: NDArray[Any], indices: NDArray[Any], colors: Picture
 ) -> list[Picture]:
-    """Return the image, its labels, and their outlines over it.
+    """Return three RGB pictures (H, W, 3): image, labels, and outlines over the image.
 
-    `gray` (H, W) from 0 to 1, `indices` (H, W), `colors` (K, 3); each picture is (H, W, 3).
+    `gray` (H, W) has values from 0 to 1, `indices` (H, W) has the classes, and `colors` (K, 3)
+    their colours.
     """
     return [
         overlay(gray, np.zeros_like(indices), colors),
@@ -103,11 +107,12 @@ def draw_mosaic(
     title: str = "",
     slices_per_view: int = 5,
 ) -> NDArray[np.uint8]:
-    """Draw slices with the outlines of their labels, a row a view, (H, W, 3).
+    """Draw slices of a scan with the outlines of the labels, RGB (H, W, 3); each view has a row.
 
-    The slices are spread over the deep structures, or over all structures of a scheme without deep
-    ones. A voxel has two pixels a side or more. Both volumes are on the working grid (RAS axes).
-    matplotlib would take a second.
+    The slices are spread evenly over the deep structures, or over all structures if the scheme has
+    no deep ones or none was found. Each voxel has at least two pixels a side. `image` and `labels`
+    (classes of `scheme`) are on one grid with RAS axes; GeometryError otherwise. Pillow draws it,
+    because matplotlib would take a second.
     """
     if image.axcodes != "RAS" or image.shape != labels.shape:
         raise GeometryError(
@@ -130,8 +135,8 @@ def draw_mosaic(
         classes = to_slices(indices, view)
         window = brain_window(classes)
         rows[view.value] = []
-        for position in _positions(to_slices(looked_for, view), slices_per_view):
-            shades = _enlarged(gray[position][window] / brightest)
+        for position in _spread_slices(to_slices(looked_for, view), slices_per_view):
+            shades = _enlarge(gray[position][window] / brightest)
             seen = classes[position][window]
             seen = seen.repeat(_MOSAIC_ZOOM, 0).repeat(_MOSAIC_ZOOM, 1)
             rows[view.value].append(overlay(shades, outlines(seen), colors, opacity=1))
@@ -139,8 +144,8 @@ def draw_mosaic(
     return draw_rows(rows, title, edges)
 
 
-def _enlarged(gray: NDArray[Any]) -> NDArray[np.float32]:
-    """Return grey values (H, W), interpolated to two pixels a voxel and side."""
+def _enlarge(gray: NDArray[Any]) -> NDArray[np.float32]:
+    """Return grey values (H, W), interpolated to two pixels for each voxel along both axes."""
     from PIL import Image
 
     rows, columns = gray.shape
@@ -154,11 +159,12 @@ def draw_rows(
     title: str,
     edges: Mapping[str, tuple[str, str]] | None = None,
 ) -> NDArray[np.uint8]:
-    """Return pictures in named rows as RGB, (H, W, 3), 0 to 255.
+    """Draw pictures in named rows, RGB (H, W, 3) from 0 to 255.
 
-    A picture's row 0 is at the bottom; `edges` are letters for a row's sides. Small pictures
-    are enlarged by a whole number. `title` may be empty; rows may have different numbers of
-    pictures.
+    `rows` has the pictures of each row by name; rows may have different numbers of pictures. Row 0
+    of a picture is drawn at the bottom. `edges` has, by name of the row, the letters at the left
+    and the right side of its pictures. Small pictures are enlarged by a whole number. `title` may
+    be empty.
     """
     from PIL import Image, ImageDraw, ImageFont
 
@@ -200,7 +206,10 @@ def draw_rows(
 
 
 def _upright_label(name: str, length: int, font: Any) -> Image:
-    """Draw the name of a row, to be read from below."""
+    """Draw the name of a row as a vertical strip, to be read from below.
+
+    `length` is the height of the strip in pixels.
+    """
     from PIL import Image, ImageDraw
 
     label = Image.new("RGB", (length, _GAP), _PAPER)
@@ -210,7 +219,7 @@ def _upright_label(name: str, length: int, font: Any) -> Image:
 
 
 def top_first(picture: Picture) -> NDArray[np.uint8]:
-    """Flip a picture whose row 0 is at the bottom, and convert it to 0 to 255."""
+    """Flip a picture whose row 0 is at the bottom, and convert values of 0 to 1 to 0 to 255."""
     turned = np.clip(picture[::-1], 0, 1)
     return np.rint(turned * 255).astype(np.uint8)
 
@@ -222,7 +231,10 @@ def _write_letter(
     letter: str,
     anchor: str,
 ) -> None:
-    """Write a letter, outlined so that it is readable on bright tissue."""
+    """Write a letter with an outline, so that it is readable on bright tissue.
+
+    `place` is the position in pixels of the letter's `anchor`, which is named as in Pillow.
+    """
     pen.text(
         place,
         letter,
@@ -235,16 +247,20 @@ def _write_letter(
 
 
 def png_bytes(figure: Figure, dpi: int, **options: Any) -> bytes:
-    """Return a matplotlib figure as a PNG file; `options` are those of `savefig`."""
+    """Return a matplotlib figure as the content of a PNG file.
+
+    `options` are passed to `savefig`.
+    """
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=dpi, **options)
     return buffer.getvalue()
 
 
 def brain_window(truth: NDArray[Any]) -> tuple[slice, slice]:
-    """Return rows and columns of slices (N, H, W) that hold the brain, with a margin.
+    """Return the rows and columns that contain the brain in all slices (N, H, W), with a margin.
 
-    The face stays out, and so do specks of labels.
+    `truth` has the classes. Specks of labels away from the brain, such as in the face, are left
+    out.
     """
     occupied = truth > 0
     in_rows = occupied.sum((0, 2))
@@ -258,15 +274,22 @@ def brain_window(truth: NDArray[Any]) -> tuple[slice, slice]:
 
 
 def box_around(occupied: NDArray[np.bool_], margin: int | NDArray[np.int_]) -> Box:
-    """Return the box of all set voxels, with a margin; the whole if none is set."""
+    """Return the box around all set voxels of a mask, with a margin; all of it if none is set.
+
+    `margin` is in voxels: one number, or one for each axis.
+    """
     box = occupied_box(occupied)
     if is_empty(box):
         return whole(occupied.shape)
     return grown(box, occupied.shape, margin)
 
 
-def _positions(truth: NDArray[Any], count: int) -> Sequence[int]:
-    """Return slices spread evenly over those with a structure, without the ends."""
+def _spread_slices(truth: NDArray[Any], count: int) -> Sequence[int]:
+    """Return the indices of `count` slices spread evenly over the labelled ones.
+
+    `truth` (N, H, W) marks or labels the structures in all slices. The first and the last labelled
+    slice are not among the result.
+    """
     low = 0
     high = truth.shape[0] - 1
     occupied = np.flatnonzero(truth.any((1, 2)))
@@ -283,10 +306,9 @@ def encoded(
     kind: str,
     **options: Any,
 ) -> bytes:
-    """Encode a picture (H, W) or (H, W, 3) in a format that Pillow knows ("PNG", "WEBP").
+    """Encode a picture (H, W) or (H, W, 3) in a format of Pillow's, such as "PNG" or "WEBP".
 
-    Grey values (H, W) may have 16 bits. `options` are those of Pillow for that kind, such as the
-    quality.
+    Grey pictures (H, W) may have 16 bits. `options` are passed to Pillow, such as the quality.
     """
     from PIL import Image
 
@@ -300,6 +322,6 @@ def encoded(
 
 
 def data_uri(kind: str, picture: bytes) -> str:
-    """Return a picture as a data URI; `kind` is "png" or "webp"."""
+    """Return an encoded picture as a data URI; `kind` is "png" or "webp"."""
     encoded = base64.b64encode(picture).decode("ascii")
     return f"data:image/{kind};base64,{encoded}"

@@ -31,23 +31,25 @@ _SAMPLE_MM = 1.0
 # Tissue is brighter than this share of the bright end. Cerebrospinal fluid, the darkest relevant
 # tissue, is at a quarter; air with the magnitude noise of a strong surface coil is below a tenth.
 TISSUE = 0.15
-# Voxels darker than this share of it may be noise.
+# Voxels darker than this share of the bright end may be noise.
 AIR = 0.1
 _BRIGHT_PERCENTILE = 98
-# The first guess of the bright end: the intensity that a tenth of a litre exceeds. A volume rather
-# than a share, so that the amount of air does not matter.
+# The first guess of the bright end is the intensity that a tenth of a litre of the scan exceeds. It
+# is a volume rather than a share, so that the amount of air does not matter.
 _BRIGHT_MM3 = 1e5
-# The bright end converges within a few rounds; this limits scans in which it does not.
+# Most rounds in which the bright end is refined. It converges within a few rounds in most scans.
 _MOST_ROUNDS = 20
-# Voxels along each side of a corner of the scan; noise does not give all of them one value.
+# Side of a corner of the scan in voxels: in noise, not all voxels of a corner have one value. A
+# value is the fill value if at least `_CORNERS` of the eight corners have it.
 _CORNER = 3
 _CORNERS = 4
 # One in this many voxels may be a dark outlier.
 _OUTLIERS = 1000
 # In a scan of a whole head, more than this share is air. Dark tissue takes less.
 _LEAST_AIR = 0.2
-# Magnitude noise has its minimum at the background level: its values are denser there than between
-# the 5th percentile and the median, by this factor (Rayleigh 3.1, normal 1.1).
+# Noise is magnitude noise, whose minimum is the background level, if the distance from the 5th
+# percentile to the median is more than this multiple of the distance from the minimum to the 5th
+# percentile (Rayleigh noise 3.1, normal noise 1.1).
 _ONE_SIDED = 2.0
 # The fluid of a stripped brain is not black, so its values begin above the background, by up to
 # this share of their range (24 stripped scans: up to 0.19). Values that are lower by more are fill
@@ -62,8 +64,17 @@ BRIGHTEST = 2.0
 class Background:
     """Background level and bright end of the tissue, in the scan's own values.
 
-    The scan was padded outside of `box`. `fill` is the value outside of the head if it is not the
-    background level: z-scores have 0 there, which is as bright as grey matter.
+    Attributes
+    ----------
+    level : float
+        Intensity of the background: of air or, without air, of the darkest tissue.
+    bright : float
+        Intensity of the bright end of the tissue.
+    box : Box
+        The part of the scan inside the padding.
+    fill : float or None
+        Value outside of the head if it is not the background level. In z-scores it is 0, which is
+        as bright as grey matter.
     """
 
     level: float
@@ -72,23 +83,23 @@ class Background:
     fill: float | None = None
 
     def is_filled(self, data: Values) -> NDArray[np.bool_]:
-        """Return a mask of the voxels of `box`, (X, Y, Z), that are filled and outside of the head.
+        """Return a mask of the voxels outside of the head that have the fill value, (X, Y, Z).
 
-        They have the fill value of the background.
+        `data` (X, Y, Z) are the voxels of `box`.
         """
         if self.fill is None:
             return np.zeros(data.shape, bool)
         has_value = data == self.fill
-        # Voxels inside the head with that value by chance are not connected to the surface.
+        # Voxels inside the head may have the value by chance, but are not connected to the surface.
         parts, _ = ndimage.label(np.pad(has_value, 1, constant_values=True))
         return np.asarray(parts[1:-1, 1:-1, 1:-1] == parts[0, 0, 0])
 
 
 def find_background(volume: Volume) -> Background:
-    """Estimate the background of a scan from its border, fill value and noise."""
+    """Estimate the background of a scan from its border, its fill value and its noise."""
     box = _without_padding(volume.data)
     inside = volume.data[box]
-    fill = _value_that_fills(inside)
+    fill = _corner_value(inside)
     x_step, y_step, z_step = (
         max(1, round(_SAMPLE_MM / spacing)) for spacing in volume.spacing_mm
     )
@@ -103,7 +114,7 @@ def find_background(volume: Volume) -> Background:
     ranked = np.sort(sample, axis=None, stable=is_small).astype(np.float64)
     few = min(round(_BRIGHT_MM3 / voxel_mm3), len(ranked) // 5) + 1
     first_guess = float(ranked[-few])
-    level, has_air = _level_of(ranked, first_guess)
+    level, has_air = _background_level(ranked, first_guess)
     bright = _bright_end(ranked, level, first_guess)
     if fill is None:
         return Background(level, bright, box)
@@ -113,7 +124,7 @@ def find_background(volume: Volume) -> Background:
         and not is_near
         and not _is_air_around(inside, fill, ranked, first_guess)
     ):
-        # The dark voxels are tissue, as white matter in a stripped T2 scan.
+        # The dark voxels are tissue, such as white matter in a stripped T2 scan.
         level, has_air = _darkest(ranked), False
         bright = _bright_end(ranked, level, first_guess)
     span = bright - level
@@ -127,18 +138,24 @@ def find_background(volume: Volume) -> Background:
 
 
 def tissue_threshold(level: float, bright: float) -> float:
-    """Return the intensity above which a voxel is tissue, between background and bright end."""
+    """Return the intensity above which a voxel counts as tissue.
+
+    It lies between the background `level` and the `bright` end.
+    """
     return level + TISSUE * (bright - level)
 
 
 def _without_padding(data: Values) -> Box:
-    """Return the array's box without surrounding planes of one value, even nested ones."""
+    """Return the box of an array inside its padding.
+
+    Padding is all outer planes with a single value; it may be nested.
+    """
     box = whole(data.shape)
     while True:
         smaller = box
         for axis in range(3):
             sides = list(smaller)
-            sides[axis] = _without_even_planes(data, smaller, axis)
+            sides[axis] = _without_constant_planes(data, smaller, axis)
             smaller = to_box(sides)
             if is_empty(smaller):
                 # Keep one plane around tissue of a single value, which shows its background.
@@ -148,32 +165,33 @@ def _without_padding(data: Values) -> Box:
         box = smaller
 
 
-def _without_even_planes(data: Values, box: Box, axis: int) -> slice:
-    """Return one side of a box without the planes of one value at its ends."""
+def _without_constant_planes(data: Values, box: Box, axis: int) -> slice:
+    """Return the side of a box along an axis, without the planes of a single value at its ends."""
     planes = np.moveaxis(data[box], axis, 0)
     first = 0
     last = len(planes)
-    while first < last and _is_even(planes[first]):
+    while first < last and _is_constant(planes[first]):
         first += 1
-    while last > first and _is_even(planes[last - 1]):
+    while last > first and _is_constant(planes[last - 1]):
         last -= 1
     return slice(box[axis].start + first, box[axis].start + last)
 
 
-def _is_even(plane: Values) -> bool:
-    """Return True if a plane has a single value."""
+def _is_constant(plane: Values) -> bool:
+    """Return True if all voxels of a plane have the same value."""
     return bool((plane == plane.flat[0]).all())
 
 
-def _value_that_fills(data: Values) -> float | None:
-    """Return the value of half of the eight corners; None if they hold noise or tissue.
+def _corner_value(data: Values) -> float | None:
+    """Return the value that fills at least half of the eight corners; None if there is none.
 
-    A rotated scan, and one with a mask, have the fill value in the corners.
+    Rotated scans and scans with a mask have the fill value in the corners. Otherwise corners hold
+    noise or tissue.
     """
     values = []
     for i, j, k in product((slice(_CORNER), slice(-_CORNER, None)), repeat=3):
         corner = data[i, j, k]
-        if _is_even(corner):
+        if _is_constant(corner):
             values.append(float(corner.flat[0]))
     if not values:
         return None
@@ -186,7 +204,11 @@ def _value_that_fills(data: Values) -> float | None:
 def _is_air_around(
     data: Values, fill: float, ranked: Ranked, first_guess: float
 ) -> bool:
-    """Return True if most voxels next to those with the fill value are as dark as air."""
+    """Return True if most voxels next to voxels with the fill value are as dark as air.
+
+    `ranked` (N,) are the other intensities in ascending order, `first_guess` is a guess of the
+    bright end.
+    """
     is_set = data == fill
     beside = data[ndimage.binary_dilation(is_set) & ~is_set]
     threshold = tissue_threshold(_darkest(ranked), first_guess)
@@ -194,15 +216,15 @@ def _is_air_around(
 
 
 def _darkest(ranked: Ranked) -> float:
-    """Return the lowest of ascending intensities, ignoring outliers."""
+    """Return the lowest of intensities in ascending order, without outliers."""
     return float(ranked[len(ranked) // _OUTLIERS])
 
 
-def _level_of(ranked: Ranked, bright: float) -> tuple[float, bool]:
-    """Return the level of the air in ascending intensities, and whether there is any air.
+def _background_level(ranked: Ranked, bright: float) -> tuple[float, bool]:
+    """Return the background level of intensities in ascending order, and True if there is air.
 
-    Without air it is the darkest tissue. Magnitude noise begins at the level; other noise is
-    centred on it.
+    Without air, the level is the darkest tissue. Magnitude noise begins at the level of the
+    background; other noise is centred on it. `bright` is a guess of the bright end.
     """
     darkest = _darkest(ranked)
     end = ranked.searchsorted(tissue_threshold(darkest, bright), "right")
@@ -218,9 +240,11 @@ def _level_of(ranked: Ranked, bright: float) -> tuple[float, bool]:
 
 
 def _bright_end(ranked: Ranked, level: float, first_guess: float) -> float:
-    """Return the percentile of the tissue intensities that defines the bright end.
+    """Return the intensity of the bright end: a high percentile of the tissue's intensities.
 
-    Neither the share of tissue in the scan nor a few much brighter voxels matter.
+    `ranked` (N,) are intensities in ascending order, `level` is the background level, and
+    `first_guess` a guess of the result. The share of tissue in the scan does not matter, and
+    neither do a few much brighter voxels.
     """
     bright = first_guess
     for _ in range(_MOST_ROUNDS):
@@ -236,12 +260,12 @@ def _bright_end(ranked: Ranked, level: float, first_guess: float) -> float:
 
 
 def on_working_scale(volume: Volume) -> Volume:
-    """Return a scan without its padding, with background at 0 and the bright end at about 1.
+    """Return a scan without padding, scaled to 0 in the background and about 1 at the bright end.
 
-    Raises a FormatError if nothing stands out, and for non-finite voxels.
+    Raises FormatError if nothing stands out from the background, or if voxels are not finite.
 
     MONAI's ScaleIntensityRangePercentiles includes the background in its percentiles, so the same
-    head gets darker in a wider field of view.
+    head would get darker in a wider field of view.
     """
     # Files with such voxels are refused earlier, but arrays from other programs may hold them.
     extremes = [volume.data.min(), volume.data.max()]

@@ -40,22 +40,23 @@ _LARGEST = 256
 # Networks halve a side four times, so it must be a multiple of this.
 _SIDE_MULTIPLE = 16
 _SAME_MM = 1e-3
-# Makes a shift of exactly half a voxel always round down.
+# Subtracted before rounding, so that a shift of exactly half a voxel is always rounded down.
 _ROUNDING = 1e-6
 # Margin around the head: some scalp and air above the brain.
 _MARGIN_MM = 10.0
 # The head is searched in cells of about this size, in which noise averages out.
 _CELL_MM = 4.0
-# From the top of the scalp to the lowest part of the brain: under 180 mm; under 200 in a head bent
-# by 30°.
+# Height of a head that is searched for the brain. From the top of the scalp to the lowest part of
+# the brain it is under 180 mm, and under 200 mm in a head bent by 30°.
 _HEAD_HEIGHT_MM = 210.0
 
 
 @dataclass(frozen=True, eq=False)
 class ConformPlan:
-    """A scan's own grid with the codes of its header, and the working grid it was conformed to.
+    """The scan's own grid and the working grid that it was conformed to.
 
-    It holds no voxels, so it is cheap to keep for as long as results may be restored.
+    `codes` are the (q-form, s-form) codes to write for the scan. A plan holds no voxels, so it is
+    cheap to keep for as long as results may be restored.
     """
 
     scan: Grid
@@ -63,16 +64,19 @@ class ConformPlan:
     working: Grid
 
     def cropped(self, box: Box) -> ConformPlan:
-        """Return the plan for a part of the working grid."""
+        """Return the plan for a box of the working grid."""
         return replace(self, working=self.working.cut(box))
 
     @property
     def to_upright_scan(self) -> GridMap:
-        """Map from the working grid to the scan's voxels, in an array with RAS axes."""
+        """Map between the working grid and the scan's voxels, with the scan's axes in RAS order."""
         return GridMap.between(self.working, reoriented_grid(self.scan, _AXES))
 
     def as_scan(self, data: NDArray[Any], notes: tuple[str, ...] = ()) -> Volume:
-        """Return data given in an array with RAS axes as a volume in the scan's own axes."""
+        """Return an array in RAS order as a volume with the scan's own axes and header codes.
+
+        `data` has the scan's voxels; none is resampled.
+        """
         upright = Volume(data, reoriented_grid(self.scan, _AXES).affine)
         found = reoriented(upright, self.scan.axcodes).data
         return Volume(np.ascontiguousarray(found), self.scan.affine, self.codes, notes)
@@ -80,9 +84,9 @@ class ConformPlan:
 
 @dataclass(frozen=True, eq=False)
 class Conformed:
-    """A volume on the working grid, and the plan to restore it.
+    """A volume on the working grid, and the plan that restores maps on it to the scan.
 
-    The volume's axes are RAS, with voxels of 1 mm.
+    The volume has RAS axes, unless a model needs others, and voxels of 1 mm.
     """
 
     volume: Volume
@@ -90,18 +94,18 @@ class Conformed:
 
 
 class _Extent(NamedTuple):
-    """An axis-aligned box in the world: lowest and highest coordinates, RAS mm."""
+    """An axis-aligned box in the world: its lowest and highest coordinates, (3,), in RAS mm."""
 
     low: NDArray[np.float64]
     high: NDArray[np.float64]
 
     @property
     def centre(self) -> NDArray[np.float64]:
-        """The centre, RAS mm."""
+        """Centre of the box, (3,), in RAS mm."""
         return (self.low + self.high) / 2
 
     def fits(self, size_mm: NDArray[np.float64]) -> NDArray[np.bool_]:
-        """Return along which axes the box is no larger than this, (3,)."""
+        """Return along which axes the box is no larger than `size_mm`, (3,)."""
         return self.high - self.low <= size_mm + _SAME_MM
 
 
@@ -114,13 +118,17 @@ def conform(
 ) -> Conformed:
     """Conform a scan, or with `labels` a label map, to the working grid.
 
-    A scan becomes float32: 0 in empty background, about 1 at the bright end of the tissue, at most
-    2. Labels keep their type and numbers; the plan of their scan brings them to the very same grid.
-    With `shape` None the grid is only as large as the head's box, in multiples of 16.
+    The voxels of a scan become float32: 0 in empty background, about 1 at the bright end of the
+    tissue, at most 2. Labels keep their type and numbers.
+
+    With `plan`, the grid is the plan's: give the plan of a scan to conform the scan's label map to
+    the same grid. Otherwise the grid has the given `shape`. If `shape` is None, it is only as large
+    as the box around the head, in multiples of 16. Raises GeometryError if the volume is not on the
+    grid of the plan's scan, and the errors of `on_working_scale`.
     """
     if plan is not None:
-        _require(volume, plan.scan, "the scan that its plan was made for")
-    # With RAS axes first, the order of the scan's axes changes no result.
+        _require_grid(volume, plan.scan, "the scan that its plan was made for")
+    # Reorder to RAS first, so that results do not depend on the order of the scan's axes.
     upright = reoriented(volume, _AXES)
     content = upright if labels else on_working_scale(upright)
     if plan is None:
@@ -138,21 +146,25 @@ def conform(
 
 
 def restore(volume: Volume, plan: ConformPlan, *, labels: bool) -> Volume:
-    """Restore labels, or with `labels` False one map of values, to the scan's own grid.
+    """Restore a volume on the working grid to the scan's own grid.
 
-    Voxels outside of the working grid are 0. Values are float32.
+    With `labels` it holds labels, which keep their type; otherwise it holds values, which become
+    float32. Voxels outside of the working grid are 0. Raises GeometryError if the volume is not on
+    the plan's working grid.
     """
-    _require(volume, plan.working, "the working grid of its plan")
+    _require_grid(volume, plan.working, "the working grid of its plan")
     resample = resample_labels if labels else resample_image
     data = resample(volume.data, plan.to_upright_scan)
     return plan.as_scan(data, volume.notes)
 
 
 def restore_probabilities(probabilities: NDArray[Any], plan: ConformPlan) -> Volume:
-    """Return the most probable class (uint8) on the scan's own grid.
+    """Return the most probable class of each voxel on the scan's own grid, uint8.
 
-    Probabilities (K, X, Y, Z) are interpolated, not labels, one class after another. They sum to 1,
-    or to 0 where nothing is known, which becomes class 0, as do voxels outside of the working grid.
+    `probabilities` (K, X, Y, Z) are on the working grid of `plan`. The probabilities are
+    interpolated, not labels. In each voxel they sum to 1, or to 0 if they are unknown. Voxels with
+    unknown probabilities, or outside of the working grid, get class 0. Raises GeometryError if the
+    shape is not that of the working grid.
     """
     if probabilities.shape[1:] != plan.working.shape:
         raise GeometryError(
@@ -166,9 +178,11 @@ def restore_probabilities(probabilities: NDArray[Any], plan: ConformPlan) -> Vol
 def _working_grid(
     scan: Grid, content: Volume, labels: bool, shape: Shape | None
 ) -> Grid:
-    """Place a grid over the head of a scan, or over its field of view if `shape` holds that.
+    """Return the working grid for a scan.
 
-    `content` is the scan without its padding, on the working scale, or the label map.
+    It is centred on the field of view along axes that `shape` encloses, and on the head along the
+    others. `content` is the scan without its padding on the working scale, or with `labels` the
+    label map. If `shape` is None, the grid encloses the head's box.
     """
     field_of_view = _Extent(*scan.extent_mm(scan.box))
     if shape is not None and field_of_view.fits(_size_mm(shape)).all():
@@ -193,18 +207,19 @@ def _grid_over(
     face: NDArray[np.float64],
     shape: Shape,
 ) -> Grid:
-    """Return the working grid of this shape, centred on the whole along each axis where it fits.
+    """Return the working grid of this shape.
 
-    Along the others it is centred on the content. `face` is the position of the scan's voxel faces
-    along each axis, RAS mm: the grid shares them, so that equal spacings need no interpolation and
-    halves nest.
+    It is centred on `whole` along the axes that fit in it, and on `content` along the others.
+    `face` (3,) is the position of an outer face of the scan along each axis, in RAS mm. Faces of
+    the grid's voxels have a distance of whole mm from it, so that scans with voxels of 1 mm need no
+    interpolation, and voxels of half the size nest.
     """
     size_mm = _size_mm(shape)
     centre = np.where(whole.fits(size_mm), whole.centre, content.centre)
     # A scan that is too tall has no brain at its lower end, so keep its top.
     if content.high[2] - content.low[2] > size_mm[2]:
         centre[2] = content.high[2] - size_mm[2] / 2
-    # The grid's face is a whole number of voxels from the scan's.
+    # Round the shift so that the grid's face is a whole number of voxels away from the scan's face.
     wanted_shift_mm = centre - size_mm / 2 - face
     shift_voxels = wanted_shift_mm / _GRID_MM
     shift_mm = np.rint(shift_voxels - _ROUNDING) * _GRID_MM
@@ -215,12 +230,15 @@ def _grid_over(
 
 
 def _size_mm(shape: Shape) -> NDArray[np.float64]:
-    """Return the size of a working grid of this shape along each axis."""
+    """Return the size of a working grid of this shape along each axis, (3,), in mm."""
     return np.array(shape) * _GRID_MM
 
 
-def _require(volume: Volume, grid: Grid, what: str) -> None:
-    """Refuse a volume that does not lie on a grid, to a thousandth of a millimetre."""
+def _require_grid(volume: Volume, grid: Grid, what: str) -> None:
+    """Raise GeometryError if a volume does not lie on a grid, within a thousandth of a millimetre.
+
+    `what` describes the grid in the message.
+    """
     apart_mm = volume.grid.apart_mm(grid)
     if apart_mm > _SAME_MM:
         problem = (
@@ -232,10 +250,10 @@ def _require(volume: Volume, grid: Grid, what: str) -> None:
 
 
 def head_box(image: Volume, *, margin_mm: float = _MARGIN_MM) -> Box:
-    """Return the box of voxels (X, Y, Z) around the head, of an image on the working scale.
+    """Return the box around the head in an image on the working scale, in voxels.
 
-    It includes a margin, which may reach outside of the image, and leaves out neck and shoulders,
-    which are lower than any brain. Without a clear head it is the whole image.
+    The box includes a margin, which may extend beyond the image. Neck and shoulders, which are
+    lower than any brain, are left out. Without a clear head it is the whole image.
     """
     spacing = np.array(image.spacing_mm)
     nearest = np.rint(_CELL_MM / spacing)
@@ -258,10 +276,11 @@ def head_box(image: Volume, *, margin_mm: float = _MARGIN_MM) -> Box:
 
 
 def _cell_bounds(tissue: _Mask, axis: int, step: int) -> _Ends:
-    """Return where cells of `step` voxels begin along an axis, and where the last one ends.
+    """Return the first voxel of each cell along an axis, and the end of the last cell.
 
-    One cell begins at the plane that halves the tissue, so that cells hold the same voxels whatever
-    the field of view is. The first and the last cell may reach outside of it.
+    `tissue` (X, Y, Z) is a mask; cells are `step` voxels long. One cell begins at the plane that
+    halves the tissue, so that cells hold the same voxels whatever the field of view is. The first
+    and the last cell may extend beyond the image.
     """
     other_axes = tuple(other for other in range(3) if other != axis)
     counts = np.count_nonzero(tissue, axis=other_axes)
@@ -272,7 +291,11 @@ def _cell_bounds(tissue: _Mask, axis: int, step: int) -> _Ends:
 
 
 def _head_cells(data: NDArray[Any], bounds: Sequence[_Ends]) -> _Mask | None:
-    """Mark the cells of the largest connected component of tissue; None if there is none."""
+    """Return a mask of the cells of the largest component of tissue; None if there is none.
+
+    `data` (X, Y, Z) is an image on the working scale, and `bounds` has the bounds of the cells
+    along each axis.
+    """
     # Mean of each cell; the image is 0 outside of its field of view.
     means = data
     for axis, ends in enumerate(bounds):
@@ -292,7 +315,10 @@ def _head_cells(data: NDArray[Any], bounds: Sequence[_Ends]) -> _Mask | None:
 
 
 def _above_the_neck(head: _Mask, image: Volume, bounds: Sequence[_Ends]) -> _Mask:
-    """Return the part of a mask of cells within a head's height of its top."""
+    """Return the part of a mask of cells that is less than a head's height below its top.
+
+    `bounds` has the bounds of the cells along each axis of `image`.
+    """
     # The third row of the affine gives the height of a voxel; its offset does not matter here.
     up_x, up_y, up_z = image.affine[2, :3]
     i, j, k = np.ix_(*(ends[:-1] for ends in bounds))

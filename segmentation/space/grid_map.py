@@ -15,15 +15,16 @@ from trinat.segmentation.grid import Box, Grid, Shape, moved, to_box, to_shape
 _SAME_VOXELS = 0.01
 # A step of up to this many source voxels needs no averaging beyond linear interpolation.
 _STEP_OF_ONE_POINT = 1.25
-# Number of target voxels sampled in place of all.
+# Number of random target voxels from which a mean over all of them is estimated.
 _SAMPLE_VOXELS = 10_000
 
 
 class SourceAxis(NamedTuple):
-    """The source voxels along a target axis, if these are copied without interpolation.
+    """The source voxels along a target axis, for maps that copy voxels without interpolation.
 
-    `axis` is the source's; its voxels are taken in their `direction` (1 or -1). `start` is the
-    source voxel at target voxel 0, which may lie outside of the source.
+    `axis` is the axis of the source. `direction` is 1 if both axes run in the same direction, else
+    -1. `start` is the index of the source voxel at target voxel 0, which may lie outside of the
+    source.
     """
 
     axis: int
@@ -33,9 +34,10 @@ class SourceAxis(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class GridMap:
-    """A target grid of `shape` voxels, and their positions in the source.
+    """Affine map from the voxels of a target grid to positions in a source grid.
 
-    `matrix` (4, 4) maps target indices to source indices, which need not be whole.
+    `matrix` (4, 4) maps target indices to source indices, which need not be whole numbers. `shape`
+    is the shape of the target.
     """
 
     matrix: NDArray[np.float64]
@@ -43,15 +45,19 @@ class GridMap:
 
     @classmethod
     def between(cls, source: Grid, target: Grid) -> GridMap:
-        """Return the map from a target grid to a source grid in the same world."""
+        """Return the map from the voxels of a target grid to positions in a source grid.
+
+        Both grids are in the same world coordinates.
+        """
         # From a target index to RAS mm, and from there to a source index.
         matrix = np.linalg.solve(source.affine, target.affine)
         return cls(np.asarray(matrix), target.shape)
 
     def cut(self, source: Box, target: Box) -> GridMap:
-        """Return the map between parts of both grids.
+        """Return the map between a part of the source and a part of the target.
 
-        Boxes are in voxels of the whole grids; the result counts from the start of the parts.
+        Both boxes are in voxels of the whole grids. Indices in the result count from the start of
+        each part.
         """
         # Voxel n of a part is voxel start + n of its whole: M' n = M (target_start + n) -
         # source_start.
@@ -63,10 +69,10 @@ class GridMap:
         return GridMap(matrix, shape)
 
     def reach(self, source: Box) -> Box:
-        """Return the box of target voxels that a part of the source contributes to.
+        """Return the box of target voxels to which a part of the source contributes.
 
-        Boxes are in voxels, within the target grid; the result may be empty. It may be a little too
-        large, never too small.
+        `source` and the result are in voxels; the result lies within the target and may be empty.
+        It may be a little too large, but never too small.
         """
         lowest, highest = self.target_range(source)
         lowest = np.floor(lowest)
@@ -83,9 +89,9 @@ class GridMap:
     def target_range(
         self, source: Box
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return the range of target indices that a part of the source contributes to.
+        """Return the lowest and highest target index to which a part of the source contributes.
 
-        The lowest and the highest of each axis, (3,), which may lie outside of the target.
+        Both are (3,), and may lie outside of the target.
         """
         # Linear interpolation spreads a voxel's value as far as its neighbours' centres.
         touched_sides = [(side.start - 1, side.stop) for side in source]
@@ -96,14 +102,14 @@ class GridMap:
 
     @property
     def source_axes(self) -> list[int] | None:
-        """Source axis along each target axis; None if the grids are oblique to each other.
+        """Axis of the source along each target axis; None if the grids are oblique to each other.
 
-        Aligned grids can be resampled axis by axis, which is faster. The direction does not
-        matter.
+        Aligned grids can be resampled axis by axis, which is faster. Axes may run in opposite
+        directions.
         """
         steps = np.abs(self.matrix[:3, :3])
         order: list[int] = steps.argmax(axis=0).tolist()
-        # Deviation of a line across the whole target along the other axes of the source.
+        # How far an axis of the target drifts along the other axes of the source over its length.
         drift = steps * self.shape
         drift[order, range(3)] = 0
         is_aligned = sorted(order) == [0, 1, 2] and drift.max() < _SAME_VOXELS
@@ -113,9 +119,9 @@ class GridMap:
 
     @property
     def reordering(self) -> list[SourceAxis] | None:
-        """Return the source of each target axis if no voxel needs interpolation, else None.
+        """Source of each target axis if no voxel needs interpolation, otherwise None.
 
-        Every target voxel is then a source voxel, or lies outside of the source.
+        Every target voxel is then a copy of a source voxel, or lies outside of the source.
         """
         order = self.source_axes
         if order is None:
@@ -137,9 +143,9 @@ class GridMap:
 
     @property
     def points(self) -> list[NDArray[np.float64]]:
-        """Return the sample positions in a voxel along each target axis, from -0.5 to 0.5.
+        """Sample positions inside a target voxel along each target axis, from -0.5 to 0.5.
 
-        There are as many points as source voxels in a step, so that none is skipped.
+        There are as many points as source voxels in a step, so that no source voxel is skipped.
         """
         linear = self.matrix[:3, :3]
         steps = np.sqrt((linear**2).sum(axis=0))
@@ -153,11 +159,11 @@ class GridMap:
 
     @property
     def blur(self) -> NDArray[np.float64]:
-        """Variance by which linear interpolation blurs each source axis, in voxels², (3,).
+        """Variance by which linear interpolation blurs each axis of the source, in voxels², (3,).
 
-        It is the mean over the target. A value at part f of the way from one voxel to the next
-        is a mean of both, which has the variance f (1 - f): 0 where voxels are copied, 1/6 on
-        average over all positions.
+        It is the mean over the target's voxels. An interpolated value at part f of the way from one
+        voxel to the next is a mean of both, which has the variance f (1 - f): 0 where voxels are
+        copied, 1/6 on average over all positions.
         """
         drawn = np.random.default_rng(0)
         voxels = [drawn.integers(length, size=_SAMPLE_VOXELS) for length in self.shape]

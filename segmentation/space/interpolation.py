@@ -28,18 +28,19 @@ _LEAST_BLUR = 1e-3
 
 
 def interpolate(source: Tensor, to: GridMap) -> Tensor:
-    """Interpolate an image (X, Y, Z), float32, on the target grid; outside of it the image is 0.
+    """Interpolate an image (X, Y, Z), float32, linearly on the target grid of a map.
 
-    Values fade to 0 over one voxel. A target voxel is the mean of its sample points.
+    A target voxel is the mean of its sample points. The image counts as 0 outside; values fade to 0
+    over one voxel.
     """
     axes = to.source_axes
     if axes is None:
-        return _interpolate_askew(source, to)
-    return _interpolate_along(source, to, axes)
+        return _interpolate_oblique(source, to)
+    return _interpolate_aligned(source, to, axes)
 
 
 def sharpened(source: Tensor, to: GridMap) -> Tensor:
-    """Sharpen an image (X, Y, Z) by as much as interpolation on the target grid will blur it.
+    """Sharpen an image (X, Y, Z) by as much as `interpolate` will blur it on the target grid.
 
     Linear interpolation blurs along each axis by `GridMap.blur`. Cubic splines give equal results
     here, and take several times as long on oblique grids.
@@ -51,7 +52,7 @@ def sharpened(source: Tensor, to: GridMap) -> Tensor:
 
 
 def _sharpen_along(source: Tensor, axis: int, variance: float) -> Tensor:
-    """Subtract from an image what a blur of this variance, in voxels², adds along one axis.
+    """Subtract from an image what a blur of this variance, in voxels², would add along one axis.
 
     That is half the variance times each voxel's difference from its two neighbours. Edge voxels are
     repeated.
@@ -66,20 +67,23 @@ def _sharpen_along(source: Tensor, axis: int, variance: float) -> Tensor:
     return out
 
 
-def _interpolate_along(source: Tensor, to: GridMap, axes: list[int]) -> Tensor:
-    """Interpolate between aligned grids: one small matrix for each axis."""
+def _interpolate_aligned(source: Tensor, to: GridMap, axes: list[int]) -> Tensor:
+    """Interpolate between aligned grids, with a matrix of weights for each axis.
+
+    `axes` are the `source_axes` of the map.
+    """
     values = source.permute(axes)
     for target, axis in enumerate(axes):
         weights = _axis_weights(to, target, axis, source.shape[axis])
-        # The new axis is last, so that after three turns all are in place.
+        # Each turn moves the new axis to the end, so that three turns restore the order.
         values = _weighted_along_first(values, weights)
     return values
 
 
 def _weighted_along_first(values: Tensor, weights: Tensor) -> Tensor:
-    """Map the first axis of values (n, ...) by weights (n, m), and move it last: (..., m).
+    """Multiply the first axis of values (n, ...) by weights (n, m), and move it last: (..., m).
 
-    A separate function, so that no copy of the values outlives its axis.
+    This is a separate function so that no copy of the values stays in memory after its axis.
     """
     rest = values.shape[1:]
     lines = values.reshape(len(values), -1)
@@ -89,7 +93,8 @@ def _weighted_along_first(values: Tensor, weights: Tensor) -> Tensor:
 def _axis_weights(to: GridMap, target: int, axis: int, length: int) -> Tensor:
     """Return the share of each source voxel in each target voxel along one axis, (length, size).
 
-    `target` is the axis of the target grid, `axis` the source's that runs along it.
+    `target` is an axis of the target grid, and `axis` is the axis of the source that runs along it,
+    with `length` voxels.
     """
     step = to.matrix[axis, target]
     start = to.matrix[axis, 3]
@@ -115,14 +120,22 @@ def _add_shares(
     targets: NDArray[np.int_],
     shares: NDArray[np.float64],
 ) -> None:
-    """Add source voxels' shares in target voxels to a matrix with an extra row at either end."""
+    """Add the shares of source voxels in target voxels to a matrix of weights, in place.
+
+    `weights` (length + 2, size) has an extra row at either end, for voxels outside of the source.
+    `voxels`, `targets` and `shares` (size, points) are the source voxel, the target voxel and the
+    share of each sample point.
+    """
     last_row = len(weights) - 1
     rows = np.clip(voxels + 1, 0, last_row)
     np.add.at(weights, (rows, targets), shares)
 
 
-def _interpolate_askew(source: Tensor, to: GridMap) -> Tensor:
-    """Interpolate by any affine map with torch's sampler, which parallelises over batch items."""
+def _interpolate_oblique(source: Tensor, to: GridMap) -> Tensor:
+    """Interpolate by any affine map with torch's `grid_sample`.
+
+    It is parallel over the items of a batch, so each plane of the target is an item.
+    """
     out = torch.zeros(to.shape)
     image = source.contiguous()[None, None]
     # An axis of one voxel would cause a division by 0.
@@ -145,22 +158,23 @@ def _interpolate_askew(source: Tensor, to: GridMap) -> Tensor:
 
 
 def sample_points(to: GridMap) -> list[Point]:
-    """Return the sample points of a target voxel, as offsets from its centre."""
+    """Return the sample points of a target voxel, as offsets from its centre in voxels."""
     return list(product(*to.points))
 
 
 def slabs(shape: Shape) -> Iterator[slice]:
-    """Divide the first axis into slabs of about a million voxels, so that memory stays bounded."""
+    """Yield parts of the first axis of about a million voxels each, to bound memory use."""
     rows = max(1, _SLAB_VOXELS // (shape[1] * shape[2]))
     for start in range(0, shape[0], rows):
         yield slice(start, min(start + rows, shape[0]))
 
 
 def source_positions(to: GridMap, rows: slice, point: Point) -> list[Tensor]:
-    """Return the source positions of a slab's voxels: an index along each axis, float32.
+    """Return the positions in the source of a slab of the target, as an index along each axis.
 
-    Three tensors (rows, Y, Z). If the grids are aligned, each depends on one of them and has length
-    1 along the others.
+    `rows` is the slab, a part of the first target axis, and `point` the sample point of its voxels.
+    The result is three tensors (rows, Y, Z), float32. If the grids are aligned, each depends on
+    only one target axis, and has length 1 along the others.
     """
     axes = to.source_axes
     # Indices of the slab's voxels, shifted by the sample point.
@@ -182,13 +196,13 @@ def source_positions(to: GridMap, rows: slice, point: Point) -> list[Tensor]:
 
 
 def rows_at(values: Tensor, places: Tensor) -> Tensor:
-    """Interpolate values (X, Y, Z, K) trilinearly at positions (N, 3) in voxels: (N, K), same type.
+    """Interpolate values (X, Y, Z, K) trilinearly at positions (N, 3) in voxels, giving (N, K).
 
-    Edge values are repeated outside. The type is a floating one; in float16 the shares of voxels
-    are rounded to a two-thousandth.
+    Edge values are repeated outside. Values must have a floating type, which the result has, too.
+    In float16 the shares of voxels are rounded to a two-thousandth.
     """
     x, y, z, classes = values.shape
-    rows, shares = _corners((x, y, z), places)
+    rows, shares = _corner_voxels((x, y, z), places)
     # One pass over all eight corners: 5 ms for 16,384 positions and 33 classes; one by one 11 ms.
     return embedding_bag(
         rows,
@@ -198,10 +212,10 @@ def rows_at(values: Tensor, places: Tensor) -> Tensor:
     )
 
 
-def _corners(shape: Shape, places: Tensor) -> tuple[Tensor, Tensor]:
-    """Return rows and shares of the eight voxels around each of positions (N, 3), both (N, 8).
+def _corner_voxels(shape: Shape, places: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the eight voxels around each of positions (N, 3), and their shares, (N, 8) each.
 
-    A row is a voxel's number in a volume of this shape.
+    A voxel is given by its number in the flattened volume of this shape.
     """
     count = len(places)
     rows = torch.zeros(count, 1, dtype=torch.long, device=places.device)

@@ -12,7 +12,7 @@ Mask = NDArray[np.bool_]
 
 
 def dilated(mask: Mask, reach: Sequence[int]) -> Mask:
-    """Dilate a mask by a number of voxels along each of its axes."""
+    """Dilate a mask by `reach` voxels, one number for each axis, in both directions along it."""
     for axis, voxels in enumerate(reach):
         mask = ndimage.maximum_filter1d(
             mask, 2 * voxels + 1, axis=axis, mode="constant"
@@ -21,7 +21,7 @@ def dilated(mask: Mask, reach: Sequence[int]) -> Mask:
 
 
 def largest_part(mask: Mask) -> Mask:
-    """Return the largest face-connected component; an empty mask stays empty."""
+    """Return the largest component of a mask, connected by faces; an empty mask stays empty."""
     parts, count = ndimage.label(mask)
     if count < 2:
         return mask
@@ -31,7 +31,7 @@ def largest_part(mask: Mask) -> Mask:
 
 
 def without_holes(mask: Mask) -> Mask:
-    """Fill the enclosed background of a mask."""
+    """Fill the holes of a mask: background that is not connected to the outside by faces."""
     # One more voxel on each side connects all of the outside.
     outside, _ = ndimage.label(np.pad(~mask, 1, constant_values=True))
     is_outside = outside == outside[0, 0, 0]

@@ -38,11 +38,12 @@ from trinat.segmentation.space.interpolation import (
 from trinat.segmentation.space.views import turned
 
 _TABLE_LENGTH = 2**16
-# Every voxel of a vote has a count for each label. FreeSurfer's largest maps have some hundreds.
+# Largest number of different labels, because a vote needs a count for each label in every voxel.
+# FreeSurfer's largest maps have some hundreds.
 _MOST_LABELS = 4096
 # Votes that differ by less are a tie.
 _TIE = 2.0**-16
-# Offset at which a voxel is sampled, so that points exactly between labels are no ties.
+# Offset added to sampled positions, so that points exactly between labels are no ties.
 _NUDGE_VOXELS = (1.0e-3, 1.3e-3, 1.7e-3)
 # Tolerance for a position to count as a whole voxel.
 _ROUNDING = 1e-6
@@ -54,15 +55,15 @@ _VOTE_VOXELS = 2**14
 def resample_image(
     data: NDArray[Any], to: GridMap, *, stay_sharp: bool = False
 ) -> NDArray[np.float32]:
-    """Resample an image (X, Y, Z) to another grid, float32; outside of it the image is 0.
+    """Resample an image (X, Y, Z) to another grid, float32; outside of the image, values are 0.
 
-    With `stay_sharp` it is sharpened first by as much as interpolation blurs: near strong edges
-    values may then slightly exceed those of the image.
+    With `stay_sharp` the image is sharpened first by as much as interpolation blurs it. Near strong
+    edges, values may then slightly exceed the image's.
     """
-    copied = _reordered(data, to)
+    copied = _copy_reordered(data, to)
     if copied is not None:
         return copied.astype(np.float32, copy=False)
-    # A copy, for the same reason as in `occupied_box`; in C order, in which sums round alike.
+    # Copy, because torch does not support negative strides. C order makes sums round alike.
     image = torch.from_numpy(np.array(data, np.float32, order="C"))
     if stay_sharp:
         image = sharpened(image, to)
@@ -70,12 +71,13 @@ def resample_image(
 
 
 def resample_labels(data: NDArray[Any], to: GridMap) -> NDArray[Any]:
-    """Resample labels (X, Y, Z): each voxel gets the label whose interpolated indicator is largest.
+    """Resample a label map (X, Y, Z); each voxel gets the label that covers most of it.
 
-    Interpolation is done only where labels meet. Outside of the map is label 0. Raises a LabelError
-    for thousands of different labels, which no label map has.
+    Coverage is the linearly interpolated mask of a label; interpolation is done only where labels
+    meet. Outside of the map the label is 0. Raises LabelError for thousands of different labels,
+    which no label map has.
     """
-    copied = _reordered(data, to)
+    copied = _copy_reordered(data, to)
     if copied is not None:
         return copied
     out = np.zeros(to.shape, data.dtype)
@@ -91,7 +93,7 @@ def resample_labels(data: NDArray[Any], to: GridMap) -> NDArray[Any]:
             f"{len(names)} different labels, as no label map has",
             remedy="give a label map",
         )
-    ranks = torch.from_numpy(_ranks(part, names))
+    ranks = torch.from_numpy(_rank_labels(part, names))
     background = int(names.searchsorted(0))
     votes = _LabelVotes(ranks, background, len(names))
     winners = votes.elect(to.cut(inside, reached)).numpy()
@@ -102,17 +104,17 @@ def resample_labels(data: NDArray[Any], to: GridMap) -> NDArray[Any]:
 def resample_probabilities(
     probabilities: NDArray[Any] | Tensor, to: GridMap
 ) -> NDArray[np.uint8]:
-    """Return the most probable class on another grid, of probabilities (K, X, Y, Z).
+    """Resample probabilities (K, X, Y, Z); return the most probable class of each voxel.
 
-    They sum to 1, or to 0. Classes are processed one by one, so that no more than one is held as
-    float32; outside of the grid is class 0.
+    In each voxel, probabilities sum to 1 or to 0. Outside of their grid, the class is 0. Classes
+    are processed one by one, so that only one of them is held as float32.
     """
-    # Class 0 is counted by what it lacks of 1, so that outside of the grid it lacks nothing.
+    # Resample the background minus 1: this is 0 outside of the grid, so background is 1 there.
     best = torch.ones(to.shape)
     winner = torch.zeros(to.shape, dtype=torch.uint8)
     given = torch.as_tensor(probabilities)
     background = given[0]
-    lacking = _resampled_part(background, occupied_box(background < 1), to, less=1.0)
+    lacking = _resample_reached(background, occupied_box(background < 1), to, less=1.0)
     if lacking is not None:
         values, reached = lacking
         best[reached] += values
@@ -121,7 +123,7 @@ def resample_probabilities(
     least = 0.99 / len(probabilities)
     boxes = _boxes_of_classes(given, least)
     for k in range(1, len(given)):
-        found = _resampled_part(given[k], boxes[k], to)
+        found = _resample_reached(given[k], boxes[k], to)
         if found is None:
             continue
         values, reached = found
@@ -132,16 +134,16 @@ def resample_probabilities(
 
 
 def _boxes_of_classes(probabilities: Tensor, least: float) -> list[Box]:
-    """Return the smallest box for each class in which it has at least this probability.
+    """Return, for each class, the smallest box around its voxels with at least this probability.
 
-    Probabilities are (K, X, Y, Z). One pass for all classes: with the classes innermost in memory,
-    reading one of them is no faster than reading all.
+    `probabilities` are (K, X, Y, Z). All classes are processed in one pass: if classes are
+    innermost in memory, reading one of them is no faster than reading all.
     """
     classes, *shape = probabilities.shape
     lines = [torch.zeros(length, classes, dtype=torch.uint8) for length in shape]
     along_x, along_y, along_z = lines
     for x in range(shape[0]):
-        # Bytes, with the classes last: their maxima take a tenth of the time of `any`.
+        # The maximum of bytes, with the classes last, takes a tenth of the time of `any`.
         plane = probabilities[:, x].movedim(0, -1) >= least
         matters = plane.view(torch.uint8)
         of_plane = matters.amax(0)
@@ -151,31 +153,32 @@ def _boxes_of_classes(probabilities: Tensor, least: float) -> list[Box]:
     return [_box_between([line[:, k] for line in lines]) for k in range(classes)]
 
 
-def _resampled_part(
+def _resample_reached(
     values: Tensor,
     occupied: Box,
     to: GridMap,
     less: float = 0.0,
 ) -> tuple[Tensor, Box] | None:
-    """Resample values (X, Y, Z), minus `less`, to the part of the target that they reach.
+    """Resample values (X, Y, Z) to the part of the target to which they contribute.
 
-    Returns them, float32, with their box of the target. None if it is empty.
+    `occupied` is the box of the values to resample, and `less` is subtracted from them before.
+    Returns the resampled values, float32, and their box in the target; None if nothing contributes.
     """
-    # One more voxel on each side, whose values count in the interpolation.
+    # Add a voxel on each side, because its values count in the interpolation.
     inside = grown(occupied, values.shape)
     reached = to.reach(inside)
     if is_empty(occupied) or is_empty(reached):
         return None
     part = values[inside].float() - less
     part_map = to.cut(inside, reached)
-    copied = _reordered(part.numpy(), part_map)
+    copied = _copy_reordered(part.numpy(), part_map)
     if copied is not None:
         return torch.from_numpy(copied), reached
     return interpolate(part, part_map), reached
 
 
 def occupied_box(mask: NDArray[np.bool_] | Tensor) -> Box:
-    """Return the smallest box (X, Y, Z) around all set voxels; empty slices if there are none.
+    """Return the smallest box around all set voxels of a mask; its slices are empty without any.
 
     `mask` (X, Y, Z) may have any memory order and be on any device.
     """
@@ -189,7 +192,10 @@ def occupied_box(mask: NDArray[np.bool_] | Tensor) -> Box:
 
 
 def _box_between(lines: Sequence[Tensor]) -> Box:
-    """Return the box from the first to the last set index along each axis."""
+    """Return the box from the first to the last set index along each axis.
+
+    `lines` has a line of flags for each axis. The slices of the box are empty if no flag is set.
+    """
     sides = []
     for line in lines:
         occupied = line.nonzero().flatten()
@@ -201,8 +207,11 @@ def _box_between(lines: Sequence[Tensor]) -> Box:
     return to_box(sides)
 
 
-def _ranks(data: NDArray[Any], names: NDArray[Any]) -> NDArray[np.int16]:
-    """Return the index of each value in `names`, which are sorted and complete."""
+def _rank_labels(data: NDArray[Any], names: NDArray[Any]) -> NDArray[np.int16]:
+    """Return the rank of each voxel's label, that is its index in the sorted array `names`.
+
+    `names` must contain all labels of `data` (X, Y, Z).
+    """
     if data.dtype.kind == "f" or names[0] < 0 or names[-1] > _TABLE_LENGTH:
         return names.searchsorted(data).astype(np.int16)
     table = np.zeros(int(names[-1]) + 1, np.int16)
@@ -212,10 +221,10 @@ def _ranks(data: NDArray[Any], names: NDArray[Any]) -> NDArray[np.int16]:
     return ranks
 
 
-def _reordered(data: NDArray[Any], to: GridMap) -> NDArray[Any] | None:
+def _copy_reordered(data: NDArray[Any], to: GridMap) -> NDArray[Any] | None:
     """Return the data reordered, flipped, cropped and padded, if the map needs no interpolation.
 
-    Returns None otherwise.
+    Returns None if it does.
     """
     sources = to.reordering
     if sources is None:
@@ -241,11 +250,11 @@ def _reordered(data: NDArray[Any], to: GridMap) -> NDArray[Any] | None:
 
 
 class _LabelVotes:
-    """Votes of the labels around a point in a label map.
+    """Weighted votes of the labels around a position in a label map.
 
-    The map holds ranks of labels (X, Y, Z), int16, from 0 to `count` - 1. It is surrounded by the
-    rank `background`. A cell is the cube between eight neighbouring voxels; a cell whose voxels all
-    agree needs no count.
+    Labels are given by their `ranks` (X, Y, Z), int16, from 0 to `count` - 1. The map is surrounded
+    by the rank `background`. A cell is the cube between eight neighbouring voxels. If all of these
+    have one label, no vote is necessary in the cell.
     """
 
     def __init__(self, ranks: Tensor, background: int, count: int) -> None:
@@ -254,10 +263,10 @@ class _LabelVotes:
         self._cells = _cell_labels(self._labels)
 
     def elect(self, to: GridMap) -> Tensor:
-        """Return the winning ranks on the target grid, int16.
+        """Return the rank of the winning label of each target voxel, int16, in the shape of `to`.
 
-        The result has the shape of `to`. Most voxels have one label around them and need no vote;
-        the others are counted in blocks, so that memory stays bounded.
+        Most voxels have a single label around them and need no vote. For the others, votes are
+        counted in blocks, so that memory use is bounded.
         """
         out = torch.empty(to.shape, dtype=torch.int16)
         points = sample_points(to)
@@ -278,7 +287,11 @@ class _LabelVotes:
         return out
 
     def _unanimous_label(self, to: GridMap, rows: slice, points: list[Point]) -> Tensor:
-        """Return the one label around all sample points of each voxel of a slab, or _MIXED."""
+        """Return the rank that is around all sample points of each voxel of a slab, or `_MIXED`.
+
+        `rows` is the slab, a part of the first target axis; `points` are the sample points of a
+        voxel.
+        """
         first, *others = points
         agreed = self._label_around(to, rows, first)
         for point in others:
@@ -287,14 +300,19 @@ class _LabelVotes:
         return agreed
 
     def _label_around(self, to: GridMap, rows: slice, point: Point) -> Tensor:
-        """Return the one label at all corners of the cell of each voxel's point, or _MIXED."""
+        """Return the rank at all corners of the cell around a sample point, or `_MIXED`.
+
+        The result has a rank for each target voxel of the slab `rows`, a part of the first target
+        axis; `point` is the sample point of these voxels.
+        """
         cell, _ = self._locate(source_positions(to, rows, point))
         return self._cells.take(_flat_index(cell, self._cells.shape))
 
     def _locate(self, positions: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """Return the first corner of the cell around each position, and the offset in it, 0 to 1.
+        """Return the first corner of the cell around each position, and the offset in the cell.
 
-        Positions are indices of the map without its border; cells count from the border.
+        Positions and results are an array for each axis. Positions are indices of the map without
+        its border; corners are indices of the map with the border. Offsets are from 0 to 1.
         """
         cells = []
         parts = []
@@ -308,14 +326,18 @@ class _LabelVotes:
     def _tally(
         self, to: GridMap, voxels: Tensor, points: list[Point], first: Tensor
     ) -> Tensor:
-        """Return the winners (M,) at target voxels (M, 3), by counting every corner's share."""
+        """Return the winning ranks (M,) at target voxels (M, 3).
+
+        Each corner of the cells around a voxel's sample points votes with its share. `first` (3,)
+        is the voxel from which voxels are counted to alternate the offset that breaks ties.
+        """
         matrix = torch.from_numpy(to.matrix)
         # Alternate the offset of voxels as on a chessboard: 1 or -1, (M, 1).
         is_odd = (voxels - first).sum(dim=1, keepdim=True) % 2
         side = 1 - 2 * is_odd
         nudge = torch.tensor(_NUDGE_VOXELS, dtype=torch.float64)
         origins = matrix[:3, 3] + side * nudge
-        # Offsets from a cell's first corner to each of its eight, in the flat map: (8,).
+        # Offsets from a cell's first corner to its eight corners in the flattened map, (8,).
         steps = []
         for corner in product((0, 1), repeat=3):
             index = [torch.tensor(step) for step in corner]
@@ -337,7 +359,7 @@ class _LabelVotes:
 
 
 def _cell_labels(labels: Tensor) -> Tensor:
-    """Return the label of each cell of a map (X, Y, Z) whose corners agree, else _MIXED."""
+    """Return the rank of each cell of a map (X, Y, Z) if its corners agree, else `_MIXED`."""
     lowest = labels
     highest = labels
     # Reduce each cell to the extremes of its eight corners, axis by axis.
@@ -348,15 +370,18 @@ def _cell_labels(labels: Tensor) -> Tensor:
 
 
 def _neighbours(values: Tensor, axis: int) -> tuple[Tensor, Tensor]:
-    """Return the first and the second of each two neighbours along an axis; views, one shorter."""
+    """Return the values without the last index along an axis, and without the first; both views.
+
+    Equal indices in the two results are neighbouring voxels.
+    """
     count = values.shape[axis] - 1
     return values.narrow(axis, 0, count), values.narrow(axis, 1, count)
 
 
 def _corner_shares(part: list[Tensor]) -> Tensor:
-    """Return the weights of a cell's eight corners at a point: (M, 8), the last axis fastest.
+    """Return the weights of a cell's eight corners at a point, (M, 8), the last axis fastest.
 
-    `part` is the offset of the point in the cell along each axis, three times (M,).
+    `part` has the offset of the point in the cell along each axis, (M,) each, from 0 to 1.
     """
     # Shares of the near and the far side along each axis: (M, 2).
     near_and_far = []
@@ -372,6 +397,6 @@ def _corner_shares(part: list[Tensor]) -> Tensor:
 
 
 def _flat_index(index: list[Tensor], shape: tuple[int, ...]) -> Tensor:
-    """Convert indices along three axes to one index of the flattened array."""
+    """Convert an index along each of three axes to one index of the flattened array."""
     x, y, z = index
     return (x * shape[1] + y) * shape[2] + z

@@ -28,7 +28,7 @@ _Array = TypeVar("_Array", NDArray[Any], "torch.Tensor")
 
 
 class View(Enum):
-    """An anatomical slicing direction; the value is its name in settings and files.
+    """Anatomical slicing direction; the value is its name in settings and files.
 
     An axial slice is seen from above or below, a coronal one from the front, a sagittal one from
     the side.
@@ -40,9 +40,9 @@ class View(Enum):
 
 
 def chosen_views(views: Iterable[View | str] | str | None) -> tuple[View, ...] | None:
-    """Return views for names, a single name or views; None, which means all, stays None.
+    """Convert names, a single name or views to a tuple of views; None, for all views, stays None.
 
-    Raises a ConfigError for an unknown view.
+    Raises ConfigError for an unknown view.
     """
     if views is None:
         return None
@@ -56,9 +56,10 @@ def chosen_views(views: Iterable[View | str] | str | None) -> tuple[View, ...] |
 
 
 class SliceAxes(NamedTuple):
-    """The volume axes (0, 1 or 2) that slices, their rows and their columns run along.
+    """The axes of a volume (0, 1 or 2) along which slices are stacked, and their rows and columns.
 
-    The three are a permutation of 0, 1, 2.
+    `along` is the axis from slice to slice; the row index of a slice runs along axis `rows`, the
+    column index along axis `columns`. The three are a permutation of 0, 1, 2.
     """
 
     along: int
@@ -74,15 +75,16 @@ _AXES = {
 
 
 def slice_axes(view: View) -> SliceAxes:
-    """Return which axes of an RAS volume become slices, rows and columns."""
+    """Return the axes of an RAS volume that become slices, rows and columns of a view."""
     return _AXES[view]
 
 
 def to_slices(array: _Array, view: View | SliceAxes, *, trailing: int = 0) -> _Array:
-    """Return a volume (..., X, Y, Z) as slices (N, ..., H, W), without a copy.
+    """Return a volume (..., X, Y, Z) as slices (N, ..., H, W), without copying.
 
-    The array may have `trailing` axes, of classes, after X, Y, Z; they stay last. A network trained
-    elsewhere, on slices of another orientation, brings its own `SliceAxes`.
+    The array may have further axes after X, Y, Z, for example of classes: `trailing` is their
+    number, and they stay last. For a network trained on slices of another orientation, give its own
+    `SliceAxes` as `view`.
     """
     axes = _as_axes(view)
     leading: int = array.ndim - 3 - trailing
@@ -104,17 +106,17 @@ def from_slices(slices: _Array, view: View | SliceAxes) -> _Array:
 
 
 def _as_axes(view: View | SliceAxes) -> SliceAxes:
-    """Return the axes of a view; a network's own axes are returned as they are."""
+    """Return the axes of a view; given axes are returned unchanged."""
     if isinstance(view, View):
         return slice_axes(view)
     return view
 
 
 def source_axes(given: str, wanted: str) -> tuple[DirectedAxis, ...]:
-    """Return how to reorder an array with axes `given` ("LIA") to axes `wanted`.
+    """Return how an array with the orientation `given` is reordered to the orientation `wanted`.
 
-    For each axis of the wanted array: the axis of the given one, and whether it runs in the same
-    direction (1) or the opposite one (-1).
+    Both are codes such as "LIA". For each axis of the wanted array, the result has the axis of the
+    given array and its direction: 1 if both run in the same direction, else -1.
     """
     given_axes: dict[int, DirectedAxis] = {}
     for axis, (world, direction) in enumerate(world_axes(given)):
@@ -127,9 +129,9 @@ def source_axes(given: str, wanted: str) -> tuple[DirectedAxis, ...]:
 
 
 def turned(array: NDArray[Any], axes: Sequence[DirectedAxis]) -> NDArray[Any]:
-    """Reorder and flip the axes of an array (X, Y, Z), without a copy.
+    """Reorder and flip the axes of an array (X, Y, Z), without copying.
 
-    `axes` are as `source_axes` returns them.
+    `axes` are as returned by `source_axes`.
     """
     order = tuple(axis for axis, _ in axes)
     directions = tuple(slice(None, None, direction) for _, direction in axes)
@@ -137,10 +139,10 @@ def turned(array: NDArray[Any], axes: Sequence[DirectedAxis]) -> NDArray[Any]:
 
 
 def reoriented(volume: Volume, axes: str) -> Volume:
-    """Return the same voxels at the same positions, in an array with axes `axes` ("RAS").
+    """Return a volume with its array reordered to the orientation `axes`, such as "RAS".
 
-    No voxel is resampled. The data may be a view of the given array. The same volume is returned if
-    its axes already run so.
+    Each voxel stays at its position in space, and none is resampled. The data may be a view of the
+    given array. A volume that has this orientation is returned itself.
     """
     if volume.axcodes == axes:
         return volume
@@ -149,7 +151,7 @@ def reoriented(volume: Volume, axes: str) -> Volume:
 
 
 def reoriented_grid(grid: Grid, axes: str) -> Grid:
-    """Return the same voxels at the same positions, indexed along axes `axes` ("RAS")."""
+    """Return the grid of the same voxels, indexed in the orientation `axes`, such as "RAS"."""
     # The matrix maps new voxel indices to old ones. A flipped axis counts from the old one's last
     # voxel: old = length - 1 - new.
     to_given = np.diag([0.0, 0, 0, 1])
@@ -163,7 +165,7 @@ def reoriented_grid(grid: Grid, axes: str) -> Grid:
 
 
 def _permute(array: _Array, order: tuple[int, ...]) -> _Array:
-    """Permute axes; NumPy and torch name this differently."""
+    """Permute the axes of an array or tensor, whose methods for it have different names."""
     if isinstance(array, np.ndarray):
         return array.transpose(order)
     return array.permute(order)

@@ -32,7 +32,7 @@ _BRIGHTEST = 1.3
 
 
 def check_brain_size(evidence: Evidence, limits: Limits) -> list[Finding]:
-    """Check the size of the brain: half a head, no head, or a wrong voxel size."""
+    """Check the volume of the brain, to detect half a head, no head or wrong voxel sizes."""
     brain = total_brain_mm3(evidence.scheme, evidence.volumes_mm3)
     text = f"brain of {brain / 1e3:.0f} ml"
     return [
@@ -42,20 +42,23 @@ def check_brain_size(evidence: Evidence, limits: Limits) -> list[Finding]:
 
 
 def total_brain_mm3(scheme: LabelScheme, volumes_mm3: Mapping[str, float]) -> float:
-    """Return the volume of all tissue: every structure but ventricles and other fluid."""
+    """Return the volume of all tissue in mm³: every structure except ventricles and other fluid.
+
+    `volumes_mm3` has the volumes by name; structures that it lacks count as 0.
+    """
     tissue = [label.name for label in scheme.labels if label.group not in NO_TISSUE]
     return sum(volumes_mm3.get(name, 0.0) for name in tissue)
 
 
 def check_resolution(evidence: Evidence, limits: Limits) -> list[Finding]:
-    """Check the voxel size: small structures are lost between thick slices."""
+    """Check the largest voxel side, because small structures are lost between thick slices."""
     spacing = max(evidence.scan.spacing_mm)
     reason = f"voxels are {spacing:.1f} mm apart: small structures come out wrong"
     return above(spacing, limits.spacing_mm, reason)
 
 
 def check_missing(evidence: Evidence, limits: Limits) -> list[Finding]:
-    """Check for predicted structures that were not found."""
+    """Check the number of predicted structures that have no voxel."""
     absent = [name for name, volume in evidence.volumes_mm3.items() if volume == 0]
     if len(absent) < limits.missing[0]:
         return []
@@ -64,9 +67,10 @@ def check_missing(evidence: Evidence, limits: Limits) -> list[Finding]:
 
 
 def check_pieces(evidence: Evidence, limits: Limits) -> list[Finding]:
-    """Check for tissue that is not face-connected to the largest component of tissue.
+    """Check the volume of tissue that is not connected to the largest component of tissue.
 
-    It lies in the face, scalp or neck. The reason names the structures with 100 mm³ or more there.
+    Such tissue lies in the face, scalp or neck; only shared faces of voxels connect. The reason
+    names the structures with at least 100 mm³ there.
     """
     apart = find_apart(evidence)
     volume = float(apart.sum())
@@ -85,7 +89,10 @@ def check_pieces(evidence: Evidence, limits: Limits) -> list[Finding]:
 
 
 def find_apart(evidence: Evidence) -> NDArray[np.intp]:
-    """Return the voxels (mm³) of each class outside of the largest component of tissue, (K,)."""
+    """Return the voxels (mm³) of each class outside of the largest component of tissue, (K,).
+
+    Components are connected by faces and may contain several structures. Fluid is no tissue.
+    """
     classes = evidence.indices.data
     is_fluid = np.array([label.group in NO_TISSUE for label in evidence.scheme.labels])
     tissue = ~is_fluid[classes]
@@ -94,9 +101,9 @@ def find_apart(evidence: Evidence) -> NDArray[np.intp]:
 
 
 def check_symmetry(evidence: Evidence, limits: Limits) -> list[Finding]:
-    """Check the ratio of the smaller to the larger side of all tissue.
+    """Check the ratio of all tissue on the smaller side to all tissue on the larger side.
 
-    There is no finding if neither side has tissue; other checks report that.
+    If neither side has tissue there is no finding, because other checks report that.
     """
     tissue = {"left": 0.0, "right": 0.0}
     for label in evidence.scheme.labels:
@@ -111,8 +118,8 @@ def check_symmetry(evidence: Evidence, limits: Limits) -> list[Finding]:
 def check_sides(evidence: Evidence, limits: Limits) -> list[Finding]:
     """Check for structures that are much smaller than their partner on the other side.
 
-    Pairs with an empty side are skipped (another check reports these, and a model may not predict
-    them), as are small ones, whose ratio is unreliable.
+    Two kinds of pairs are skipped: pairs with an empty side, which another check reports or the
+    model does not predict, and small pairs, whose ratio is unreliable.
     """
     volumes = evidence.volumes_mm3
     findings = []
@@ -137,10 +144,10 @@ def check_sides(evidence: Evidence, limits: Limits) -> list[Finding]:
 
 
 def check_surroundings(evidence: Evidence, limits: Limits) -> list[Finding]:
-    """Check that little just outside of the brain is as bright as cortex: fluid is darker.
+    """Check the share of voxels just outside of the brain that are as bright as cortex.
 
-    It detects cortex that is missing on both sides, which no volume and no comparison of sides
-    shows.
+    Sound brains are surrounded by fluid, which is darker. A large share means that cortex is
+    missing from the labels, also on both sides, which no volume and no comparison of sides shows.
     """
     share = share_like_cortex(evidence)
     if share is None:
@@ -150,7 +157,11 @@ def check_surroundings(evidence: Evidence, limits: Limits) -> list[Finding]:
 
 
 def share_like_cortex(evidence: Evidence) -> float | None:
-    """Return this share of the second layer of voxels outside of the brain; None without cortex."""
+    """Return the share of voxels just outside of the brain that are as bright as cortex.
+
+    These voxels are the second layer around the brain. None if there is too little cortex to
+    measure its brightness.
+    """
     if evidence.brightness is None:
         return None
     cortex = evidence.brightness[1]

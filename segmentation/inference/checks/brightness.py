@@ -27,23 +27,24 @@ Floats = NDArray[np.float32]
 
 BLOCK = 2
 VOXELS = BLOCK**3
-# Least difference of white matter and cortex that can be compared with.
+# Least difference between white matter and cortex that other differences are divided by.
 _LEAST_DIFFERENCE = 1e-3
-# Least number of voxels of white matter, or of contacts with cortex.
+# Least number of voxels of white matter, or of pairs of neighbours in white matter and cortex, to
+# measure in.
 _ENOUGH_VOXELS = 1000
-# Median of absolute values of a normal distribution, and of a voxel minus the mean of its six
-# neighbours, in standard deviations of one voxel.
+# In standard deviations: the median of absolute values of a normal distribution, and the standard
+# deviation of a voxel minus the mean of its six neighbours, if all are independent.
 _NORMAL_MEDIAN = 0.6745
 _OF_NEIGHBOURS = (1 + 1 / 6) ** 0.5
-# Bands are what differs between two widths of a Gaussian, in blocks.
+# Bands are the difference between two Gaussian means of these standard deviations, in blocks.
 _NARROW = 2.0
 _WIDE = 4.0
-# Least voxels of white matter in a block of white matter.
+# Least number of voxels of white matter, of eight, in a block that counts as white matter.
 _MOST_VOXELS = 6
 
 
 def check_contrast(evidence: Evidence, limits: Limits) -> list[Finding]:
-    """Check that white matter is brighter than cortex, as in T1."""
+    """Check the ratio of brightness of white matter to cortex: in T1, white matter is brighter."""
     contrast = tissue_contrast(evidence)
     if contrast is None:
         return []
@@ -55,7 +56,10 @@ def check_contrast(evidence: Evidence, limits: Limits) -> list[Finding]:
 
 
 def tissue_contrast(evidence: Evidence) -> float | None:
-    """Return the median brightness of white matter relative to cortex; None for too few voxels."""
+    """Return the median brightness of white matter divided by that of cortex.
+
+    None if there are too few voxels of either.
+    """
     if evidence.brightness is None:
         return None
     white, cortex = evidence.brightness
@@ -63,7 +67,7 @@ def tissue_contrast(evidence: Evidence) -> float | None:
 
 
 def check_saturation(evidence: Evidence, limits: Limits) -> list[Finding]:
-    """Check for many voxels with the maximum value: saturation."""
+    """Check the share of white matter with the maximum value, which is large after saturation."""
     share = saturated_share(evidence)
     if share is None:
         return []
@@ -72,7 +76,10 @@ def check_saturation(evidence: Evidence, limits: Limits) -> list[Finding]:
 
 
 def saturated_share(evidence: Evidence) -> float | None:
-    """Return the share of white matter with its maximum value."""
+    """Return the share of voxels of white matter that have its maximum value.
+
+    None if there is too little white matter.
+    """
     white = evidence.image.data[evidence.white_matter]
     if len(white) < _ENOUGH_VOXELS:
         return None
@@ -80,7 +87,7 @@ def saturated_share(evidence: Evidence) -> float | None:
 
 
 def check_noise(evidence: Evidence, limits: Limits) -> list[Finding]:
-    """Check for differences between neighbouring voxels of one tissue."""
+    """Check the noise, measured as differences between neighbouring voxels of white matter."""
     noise = noise_share(evidence)
     if noise is None:
         return []
@@ -89,21 +96,25 @@ def check_noise(evidence: Evidence, limits: Limits) -> list[Finding]:
 
 
 def noise_share(evidence: Evidence) -> float | None:
-    """Return the noise SD in white matter, relative to white matter minus cortex.
+    """Return the standard deviation of noise in white matter, as a share of the tissue difference.
 
-    None if there is too little to measure in, as for all shares here.
+    The tissue difference is the median brightness of white matter minus that of cortex. None if
+    there are too few voxels to measure in, or no difference.
     """
-    difference = _difference(evidence)
-    inside = _inside(evidence)[1:-1, 1:-1, 1:-1]
+    difference = _tissue_difference(evidence)
+    inside = _pure_white_matter(evidence)[1:-1, 1:-1, 1:-1]
     if difference is None or np.count_nonzero(inside) < _ENOUGH_VOXELS:
         return None
-    apart = _apart_from_neighbours(evidence.image.data)[inside]
+    apart = _difference_from_neighbours(evidence.image.data)[inside]
     noise = float(np.median(apart)) / _NORMAL_MEDIAN / _OF_NEIGHBOURS
     return noise / abs(difference)
 
 
-def _apart_from_neighbours(image: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Subtract from each voxel the mean of its six neighbours; without the outermost voxels."""
+def _difference_from_neighbours(image: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return the absolute difference of each voxel from the mean of its six neighbours.
+
+    The result lacks the outermost voxels of the image (X, Y, Z).
+    """
     middle = image[1:-1, 1:-1, 1:-1]
     around = np.zeros(middle.shape, np.float32)
     for axis in range(3):
@@ -117,9 +128,9 @@ def _apart_from_neighbours(image: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def check_bands(evidence: Evidence, limits: Limits) -> list[Finding]:
-    """Check for bright and dark bands in white matter, some millimetres wide.
+    """Check for bright and dark bands in white matter that are some millimetres wide.
 
-    There is no finding if `band_share` has no value.
+    There is no finding if `band_share` is None.
     """
     bands = band_share(evidence)
     if bands is None:
@@ -132,15 +143,16 @@ def check_bands(evidence: Evidence, limits: Limits) -> list[Finding]:
 
 
 def band_share(evidence: Evidence) -> float | None:
-    """Return the standard deviation in white matter at 4 to 8 mm, relative to white minus cortex.
+    """Return the standard deviation of bands in white matter, as a share of the tissue difference.
 
-    A share: 0.1 is a tenth of the difference between white matter and cortex. None if there is too
-    little white matter, or no difference from cortex.
+    Bands are variations of brightness over 4 to 8 mm. The tissue difference is the median
+    brightness of white matter minus that of cortex: 0.1 is a tenth of it. None if there is too
+    little white matter, or no difference.
     """
-    difference = _difference(evidence)
+    difference = _tissue_difference(evidence)
     if difference is None:
         return None
-    inside = _inside(evidence)
+    inside = _pure_white_matter(evidence)
     image_inside = np.where(inside, evidence.image.data, np.float32(0))
     weights = block_sums(inside.astype(np.float32))
     sums = block_sums(image_inside)
@@ -152,7 +164,7 @@ def band_share(evidence: Evidence) -> float | None:
 
 
 def check_edges(evidence: Evidence, limits: Limits) -> list[Finding]:
-    """Check the sharpness of the edge between white matter and cortex, along the worst axis."""
+    """Check the sharpness of the edge between white matter and cortex, on the worst axis."""
     sharpness = edge_sharpness(evidence)
     if sharpness is None:
         return []
@@ -165,12 +177,13 @@ def check_edges(evidence: Evidence, limits: Limits) -> list[Finding]:
 
 
 def edge_sharpness(evidence: Evidence) -> float | None:
-    """Return the relative step between neighbouring voxels of white matter and cortex.
+    """Return the step between neighbouring voxels of white matter and cortex, as a share.
 
-    It is relative to the difference of both tissues: the mean along each axis, and the smallest
-    of the three.
+    It is the mean step along an axis divided by the difference of the median brightness of both
+    tissues, for the axis with the smallest step. None if there are too few such neighbours, or no
+    difference.
     """
-    difference = _difference(evidence)
+    difference = _tissue_difference(evidence)
     if difference is None:
         return None
     steps = []
@@ -189,8 +202,11 @@ def edge_sharpness(evidence: Evidence) -> float | None:
     return min(steps)
 
 
-def _difference(evidence: Evidence) -> float | None:
-    """Return white matter minus cortex, negative in T2; None if it is too small to compare with."""
+def _tissue_difference(evidence: Evidence) -> float | None:
+    """Return the median brightness of white matter minus that of cortex, which is negative in T2.
+
+    None if the difference is too small to divide by, or there are too few voxels.
+    """
     if evidence.brightness is None:
         return None
     white, cortex = evidence.brightness
@@ -199,13 +215,16 @@ def _difference(evidence: Evidence) -> float | None:
     return white - cortex
 
 
-def _inside(evidence: Evidence) -> NDArray[np.bool_]:
-    """Mark white matter whose six neighbours are white matter: no voxel is a mixture."""
+def _pure_white_matter(evidence: Evidence) -> NDArray[np.bool_]:
+    """Return a mask of white matter whose six neighbours are white matter, too.
+
+    These voxels are not mixed with other tissue.
+    """
     return np.asarray(ndimage.binary_erosion(evidence.white_matter))
 
 
 def block_sums(values: NDArray[Any]) -> Floats:
-    """Sum blocks of 2×2×2 voxels of an image (X, Y, Z).
+    """Return the sums of blocks of 2×2×2 voxels of an array (X, Y, Z), (X/2, Y/2, Z/2).
 
     Incomplete blocks at the ends are dropped.
     """
@@ -220,9 +239,11 @@ def block_sums(values: NDArray[Any]) -> Floats:
 
 
 def smoothed(sums: Floats, weights: Floats, width: float) -> Floats:
-    """Return weighted means over a Gaussian of `width` blocks (standard deviation).
+    """Return the Gaussian-weighted mean value around each block.
 
-    `sums` and `weights` are of the same blocks. Where there is no weight, the mean of all.
+    `sums` are the sums of values in each block, `weights` the number of values in it. `width` is
+    the standard deviation of the Gaussian in blocks. Blocks without any value nearby get the mean
+    of all values.
     """
     total = ndimage.gaussian_filter(sums, width, truncate=2.0)
     share = ndimage.gaussian_filter(weights, width, truncate=2.0)
@@ -234,9 +255,9 @@ def smoothed(sums: Floats, weights: Floats, width: float) -> Floats:
 
 
 def check_continuity(evidence: Evidence, limits: Limits) -> list[Finding]:
-    """Check that changes between neighbouring slices of the brain are similar.
+    """Check that the brain's brightness changes similarly between all pairs of neighbouring slices.
 
-    It never rejects: most of the labels may be right.
+    It never rejects, because most of the labels may be right.
     """
     steps = evidence.steps
     if not steps:

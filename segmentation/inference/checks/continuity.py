@@ -18,9 +18,10 @@ from trinat.segmentation.io.volume import Volume
 # Slices along x, y and z of the world.
 _SLICES = ("sagittal", "coronal", "axial")
 _COORDINATES = ("x", "y", "z")
-# Slices with less than this share of the largest one's brain are not compared.
+# Slices with less than this share of the brain voxels of the largest slice are not compared.
 _LARGE = 0.25
-# A change is compared with those of this many slices on either side, without its neighbours.
+# A change is compared with the changes between up to this many slices on either side, except the
+# `_NEXT` changes next to it.
 _NEAR = 8
 _NEXT = 1
 # Least number of slices to compare with.
@@ -31,9 +32,10 @@ _ENOUGH_VOXELS = 1000
 
 @dataclass(frozen=True)
 class Step:
-    """A change from one slice to the next, as a multiple of the usual one around it.
+    """Change of brightness from one slice to the next.
 
-    `where` has the slices' view and the position between them, in RAS mm.
+    `ratio` is the change divided by the usual change between slices around it. `where` has the view
+    of the slices, and the position between them in RAS mm.
     """
 
     ratio: float
@@ -41,15 +43,16 @@ class Step:
 
 
 def find_steps(image: Volume, brain: NDArray[np.bool_]) -> list[Step]:
-    """Return the changes between all neighbouring slices of the brain, along the three axes.
+    """Return the changes between neighbouring slices of the brain, along all three axes.
 
-    `brain` (X, Y, Z) is on the grid of the image. Changes are means over voxels that are brain in
-    both slices, relative to the median of the changes around.
+    `brain` (X, Y, Z) is a mask on the grid of the image. A change is the mean absolute difference
+    over voxels that are brain in both slices, divided by the median of the changes between the
+    slices around.
     """
     grid = image.grid
     steps = []
     for axis in range(3):
-        changes = _changes(
+        changes = _mean_changes(
             np.moveaxis(image.data, axis, 0), np.moveaxis(brain, axis, 0)
         )
         world = int(np.abs(grid.affine[:3, axis]).argmax())
@@ -71,10 +74,11 @@ def find_steps(image: Volume, brain: NDArray[np.bool_]) -> list[Step]:
     return steps
 
 
-def _changes(image: NDArray[Any], brain: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """Return the mean change from each slice (along the first axis) to the next.
+def _mean_changes(image: NDArray[Any], brain: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """Return the mean absolute difference between each slice and the next, (X - 1,).
 
-    NaN if there is little brain in one of them.
+    `image` and `brain` are (X, Y, Z), and slices are cut along the first axis. Only voxels that are
+    brain in both slices are used. NaN for pairs of slices with little brain.
     """
     both = brain[1:] & brain[:-1]
     voxels = both.sum(axis=(1, 2))

@@ -1,4 +1,4 @@
-"""Input of the checks of a segmentation, and their findings."""
+"""Input of the checks of a segmentation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trinat.segmentation.labels.scheme import LabelScheme
 
 WHITE_MATTER = frozenset({"white-matter"})
 CORTEX = frozenset({"cortical", "grey-matter"})
-# Fluid is no brain tissue.
+# Groups of structures that are not brain tissue: background and fluid.
 NO_TISSUE = frozenset({"background", "ventricles", CSF_GROUP})
 # Agreement and brightness of smaller structures are unreliable.
 ENOUGH_MM3 = 100.0
@@ -27,12 +27,24 @@ ENOUGH_MM3 = 100.0
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """Image and labels on the working grid of 1 mm, and values of the whole scan.
+    """Input of the checks: image and labels on the working grid of 1 mm, and values of the scan.
 
-    `image` is 0 in empty background and about 1 at the bright end of the tissue; `indices` has the
-    class of each voxel. `scan` is the grid of the scan's own voxels. `volumes_mm3` has the
-    predicted structures. `agreement` is the mean Dice between views, (K,); None with one view.
-    `csf` is the model's definition of CSF.
+    Attributes
+    ----------
+    image : Volume
+        The scan: 0 in empty background, about 1 at the bright end of the tissue.
+    indices : Volume
+        Class of each voxel.
+    scan : Grid
+        Grid of the scan's own voxels.
+    scheme : LabelScheme
+        The K classes.
+    volumes_mm3 : mapping
+        Volume of each structure that the model predicts, by name.
+    agreement : array (K,) or None
+        Mean Dice of each class between views; None with one view.
+    csf : str
+        The model's definition of CSF.
     """
 
     image: Volume
@@ -45,7 +57,7 @@ class Evidence:
 
     @classmethod
     def of(cls, found: Prediction) -> Evidence:
-        """Return the evidence of a segmentation."""
+        """Collect the evidence of a segmentation."""
         return cls(
             image=found.image,
             indices=found.working,
@@ -57,23 +69,23 @@ class Evidence:
         )
 
     def mask(self, groups: Collection[str]) -> NDArray[np.bool_]:
-        """Mark structures of these groups, (X, Y, Z)."""
+        """Return a mask of all structures of some groups of the label scheme, (X, Y, Z)."""
         is_wanted = np.array([label.group in groups for label in self.scheme.labels])
         return np.asarray(is_wanted[self.indices.data])
 
     @cached_property
     def brain(self) -> NDArray[np.bool_]:
-        """Mark all structures but fluid around the brain, (X, Y, Z)."""
+        """Mask of all structures except the fluid around the brain, (X, Y, Z)."""
         return (self.indices.data > 0) & ~self.mask({CSF_GROUP})
 
     @cached_property
     def white_matter(self) -> NDArray[np.bool_]:
-        """White matter, (X, Y, Z)."""
+        """Mask of white matter, (X, Y, Z)."""
         return self.mask(WHITE_MATTER)
 
     @cached_property
     def cortex(self) -> NDArray[np.bool_]:
-        """Cortex, (X, Y, Z)."""
+        """Mask of cortex, (X, Y, Z)."""
         return self.mask(CORTEX)
 
     @cached_property
@@ -83,7 +95,7 @@ class Evidence:
 
     @cached_property
     def brightness(self) -> tuple[float, float] | None:
-        """Medians of white matter and of cortex; None if there is too little of one."""
+        """Median brightness of white matter and of cortex; None if there is too little of one."""
         white = self.image.data[self.white_matter]
         cortex = self.image.data[self.cortex]
         if min(len(white), len(cortex)) < ENOUGH_MM3:

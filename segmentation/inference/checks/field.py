@@ -20,25 +20,26 @@ from trinat.segmentation.space.background import AIR
 
 Points = NDArray[np.float32]
 
-# Distance to the end of the scan that still counts: networks may miss the last slice of a cut
-# brain.
+# Labels within this number of voxels of the end of the scan count as reaching it, because networks
+# may miss the last slice of a cut brain.
 _NEAR_END = 2
-# Depth in which the plane is searched, and thickness of the plane once found.
+# Thickness of the plane while its direction is searched, and once the direction is known.
 _SEARCHED_MM = 5.0
 _PLANE_MM = 1.0
 # This many directions are about 8° apart on a sphere.
 _DIRECTIONS = 700
 _TRIED = 8
 _FEWEST = 50
-# Smallest part of a structure in the plane that is named.
+# A structure is named if it has at least this area in the plane.
 _NAMED_MM2 = 60
 
 
 def check_field_of_view(evidence: Evidence, limits: Limits) -> list[Finding]:
-    """Check for labels that end in one plane at the end of the scan, or where it is as dark as air.
+    """Check the area of labels in the plane in which the field of view may cut the brain.
 
-    Fluid around the brain does not count: a stripped scan may end anywhere in it. A stripped brain
-    ends in the dark everywhere, but its surface is round: no plane holds much of it.
+    The scan ends at its last voxels, or where it is as dark as air. Fluid around the brain is
+    ignored, because a stripped scan may end anywhere in the fluid. A stripped brain ends in the
+    dark everywhere, but its surface is round, so that no plane contains much of the brain.
     """
     area, structures = find_cut(evidence)
     reason = f"the field of view ends inside the brain: {area / 100:.0f} cm² of {some(structures)}"
@@ -71,15 +72,15 @@ def find_cut(
     ends = np.argwhere(labelled & near_end).astype(np.float32)
     if len(ends) < _FEWEST:
         return 0.0, ()
-    hull = _outermost(labelled)
-    directions = _directions(evidence, ends, hull)
-    planes = [_in_plane(ends, hull, direction) for direction in directions]
+    hull = _line_ends(labelled)
+    directions = _candidate_normals(evidence, ends, hull)
+    planes = [_mark_plane(ends, hull, direction) for direction in directions]
     in_plane = max(planes, key=np.count_nonzero)
     # Without the padding.
     x, y, z = ends[in_plane].astype(int).T - 1
     classes = evidence.indices.data[x, y, z]
     counts = np.bincount(classes, minlength=len(evidence.scheme))
-    # Structures with a large part in the plane, the largest first; at least one.
+    # Name structures with a large area in the plane, the largest first; at least one.
     largest_first = np.argsort(-counts, kind="stable").tolist()
     named = [k for k in largest_first if counts[k] >= _NAMED_MM2]
     if not named:
@@ -88,10 +89,10 @@ def find_cut(
     return float(np.count_nonzero(in_plane)), names
 
 
-def _outermost(mask: NDArray[np.bool_]) -> Points:
-    """Return the first and the last voxel of each line along the first axis.
+def _line_ends(mask: NDArray[np.bool_]) -> Points:
+    """Return the first and the last set voxel of each line along the first axis, (N, 3).
 
-    They contain the corners of the convex hull.
+    They contain the corners of the convex hull of the mask (X, Y, Z).
     """
     first = mask.argmax(axis=0)
     from_the_end = mask[::-1].argmax(axis=0)
@@ -102,8 +103,13 @@ def _outermost(mask: NDArray[np.bool_]) -> Points:
     return np.concatenate([low_ends, high_ends]).astype(np.float32)
 
 
-def _directions(evidence: Evidence, ends: Points, hull: Points) -> list[Points]:
-    """Return the scan's axes in both directions, and the normals of planes with most ends."""
+def _candidate_normals(evidence: Evidence, ends: Points, hull: Points) -> list[Points]:
+    """Return directions in which the brain may be cut off: the normals of possible planes.
+
+    These are the scan's axes in both directions, and the normals of the planes that contain most of
+    the points `ends` (N, 3). `hull` (M, 3) are points that contain the corners of the labels'
+    convex hull.
+    """
     to_scan = np.linalg.inv(evidence.scan.affine)[:3, :3]
     steps = to_scan @ evidence.image.affine[:3, :3]
     lengths = np.linalg.norm(steps, axis=1, keepdims=True)
@@ -111,28 +117,35 @@ def _directions(evidence: Evidence, ends: Points, hull: Points) -> list[Points]:
     tried = on_sphere(_DIRECTIONS)
     counts = []
     for direction in tried:
-        near = _in_plane(ends, hull, direction, _SEARCHED_MM)
+        near = _mark_plane(ends, hull, direction, _SEARCHED_MM)
         counts.append(np.count_nonzero(near))
     best = np.argsort(counts)[-_TRIED:]
-    fitted = [_fitted(ends, hull, tried[k]) for k in best]
+    fitted = [_refined_direction(ends, hull, tried[k]) for k in best]
     return [*axes, *-axes, *fitted]
 
 
-def _in_plane(
+def _mark_plane(
     ends: Points,
     hull: Points,
     direction: Points,
     depth_mm: float = _PLANE_MM,
 ) -> NDArray[np.bool_]:
-    """Mark the points less than a depth below the outermost label in a direction."""
+    """Return a mask (N,) of the points `ends` (N, 3) that lie in the outermost plane.
+
+    The plane is perpendicular to `direction` (3,). It begins at the outermost of the points `hull`
+    (M, 3) in that direction, and is `depth_mm` thick.
+    """
     outermost = (hull @ direction).max()
     return np.asarray(ends @ direction > outermost - depth_mm)
 
 
-def _fitted(ends: Points, hull: Points, direction: Points) -> Points:
-    """Turn a direction to the normal of the plane through the points near it."""
+def _refined_direction(ends: Points, hull: Points, direction: Points) -> Points:
+    """Return the normal of a plane fitted to the outermost points `ends` in a direction.
+
+    `direction` (3,) is a first estimate of that normal. It stays if there are too few points.
+    """
     for depth_mm in (_SEARCHED_MM, 3.0, 2.0):
-        near = ends[_in_plane(ends, hull, direction, depth_mm)]
+        near = ends[_mark_plane(ends, hull, direction, depth_mm)]
         if len(near) < _FEWEST:
             break
         centred = near - near.mean(axis=0)
@@ -145,7 +158,10 @@ def _fitted(ends: Points, hull: Points, direction: Points) -> Points:
 
 
 def on_sphere(count: int) -> Points:
-    """Return unit vectors spread evenly over a sphere: a spiral by the golden angle."""
+    """Return `count` unit vectors, (count, 3), spread evenly over a sphere.
+
+    They lie on a spiral with steps of the golden angle.
+    """
     steps = np.arange(count) + 0.5
     polar = np.arccos(1 - 2 * steps / count)
     around = np.pi * (1 + 5**0.5) * steps

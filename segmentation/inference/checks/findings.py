@@ -10,9 +10,10 @@ from trinat.segmentation.inference.checks.limits import GradeName, Pair
 
 @dataclass(frozen=True)
 class Finding:
-    """A problem: the reason to look at a scan or to reject it.
+    """A problem that a check found.
 
-    `structures` are the affected ones, which need a look, too.
+    `rejects` is True if the scan is rejected, False if a person should look at it. `structures` are
+    the names of the affected structures, which get at least the grade look.
     """
 
     rejects: bool
@@ -21,9 +22,10 @@ class Finding:
 
 
 def grade_findings(findings: Iterable[Finding]) -> tuple[GradeName, tuple[str, ...]]:
-    """Return the grade of what was found, and all reasons, those that reject first.
+    """Return the grade that follows from some findings, and all reasons, rejecting ones first.
 
-    A finding that rejects makes the grade a reject, any other one makes it a look.
+    A finding that rejects makes the grade reject, any other finding makes it look. Without findings
+    it is pass.
     """
     rejecting: list[str] = []
     others: list[str] = []
@@ -38,14 +40,20 @@ def grade_findings(findings: Iterable[Finding]) -> tuple[GradeName, tuple[str, .
 
 
 def below(value: float, limits: Pair, reason: str) -> list[Finding]:
-    """Return a finding if a value is below the first limit; it rejects below the second."""
+    """Return a list with a finding if a value is below the first limit, else an empty list.
+
+    The finding rejects if the value is below the second limit, too.
+    """
     if value >= limits[0]:
         return []
     return [Finding(value < limits[1], reason)]
 
 
 def above(value: float, limits: Pair, reason: str) -> list[Finding]:
-    """Return a finding if a value is above the first limit; it rejects above the second."""
+    """Return a list with a finding if a value is above the first limit, else an empty list.
+
+    The finding rejects if the value is above the second limit, too.
+    """
     if value <= limits[0]:
         return []
     return [Finding(value > limits[1], reason)]

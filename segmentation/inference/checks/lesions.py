@@ -37,24 +37,28 @@ Mask = NDArray[np.bool_]
 _AROUND = 6.0
 # Fissures up to twice this width, in blocks, are inside the brain.
 _FISSURE = 2
-# Relative to the surrounding white matter. Fat, vessels and dura are as bright, but not inside.
+# A block is bright from this brightness on, relative to the surrounding white matter. Fat, vessels
+# and dura are as bright, but lie outside of the brain.
 _BRIGHT = 1.25
-# Threshold for dark as fluid: below cortex by this share of the difference between white matter
-# and cortex.
+# A block is as dark as fluid if it is darker than cortex by this share of the difference between
+# white matter and cortex.
 _BELOW_CORTEX = 0.8
-# Radii in blocks; smaller places are vessels, widened spaces around them and folds.
+# Radius, in blocks, of the smallest place of each kind. Smaller ones are vessels, widened spaces
+# around vessels, and folds.
 _BRIGHT_RADIUS = 2
 _DARK_RADIUS = 1
 _FLUID_RADIUS = 3
-# Large bright places, and how much brighter they are than outside of their edge.
+# A large bright place is brighter than this, relative to the whole brain's white matter, and its
+# rim is brighter than the white matter just outside by the factor `_EDGE`.
 _BRIGHT_MASS = 1.12
 _EDGE = 1.15
 _MASS_RADIUS = 3
-# Thresholds for grey as cortex: darker than white matter by these shares of the difference to
-# cortex. Cortex is never this thick, even where folds touch.
+# A block is as grey as cortex if it is darker than white matter by a share, between these two, of
+# the difference between white matter and cortex. Cortex is never as thick as `_GREY_RADIUS` says,
+# even where folds touch.
 _GREY = (1.3, 0.6)
 _GREY_RADIUS = 4
-# Structures that are as grey and as thick.
+# Structures that are as grey as cortex, but thicker.
 _GREY_STRUCTURES = NO_TISSUE | {"subcortical", "brainstem", "cerebellum"}
 # At most this many structures are named.
 _NAMED = 2
@@ -62,9 +66,10 @@ _NAMED = 2
 
 @dataclass(frozen=True)
 class Region:
-    """A place that is too dark or too bright, and the structures that it is in.
+    """All places of one kind (dark, bright or grey) in the brain.
 
-    `mm3` is its volume; `structures` may be empty.
+    `mm3` is their volume in mm³. `structures` has the names of up to two structures that they lie
+    in, and may be empty.
     """
 
     mm3: float
@@ -72,10 +77,10 @@ class Region:
 
 
 def check_lesions(evidence: Evidence, limits: Limits) -> list[Finding]:
-    """Check for dark, grey and bright places, and for fluid outside of ventricles.
+    """Check the volume of places in the brain that are too dark, too bright or grey.
 
-    Dark and grey places are in white matter. Findings never reject: a lesion is a reason to
-    look, and the segmentation around it may be good.
+    Places as dark as fluid that are not labelled as fluid are among them. Findings never reject: a
+    lesion is a reason to look, and the segmentation around it may be good.
     """
     findings = []
     for what, place in find_regions(evidence).items():
@@ -89,10 +94,14 @@ def check_lesions(evidence: Evidence, limits: Limits) -> list[Finding]:
 
 
 def find_regions(evidence: Evidence) -> dict[str, Region]:
-    """Return the dark and the bright places in the brain, by kind.
+    """Return the dark, bright and grey places in the brain, by kind.
 
-    Empty if white matter or cortex is too small, or has no brightness, to compare with, and if
-    cortex is brighter: the thresholds are for T1.
+    Dark places are white matter that is darker than cortex, and anything as dark as fluid that is
+    not labelled as fluid. Grey places are as grey as cortex, but thicker.
+
+    The result is empty if there is too little white matter or cortex to compare with, or if white
+    matter has no brightness. It is also empty if cortex is brighter than white matter, because the
+    thresholds are for T1.
     """
     if evidence.brightness is None:
         return {}
@@ -106,7 +115,7 @@ def find_regions(evidence: Evidence) -> dict[str, Region]:
     white_around = smoothed(block_sums(white_matter), weights, _AROUND)
     blocks = block_sums(evidence.image.data) / VOXELS
     image = np.asarray(blocks / np.maximum(white_around, 1e-3), np.float32)
-    brain = _inside(block_sums(evidence.brain) > 0)
+    brain = _filled_brain(block_sums(evidence.brain) > 0)
     fluid = block_sums(evidence.mask(NO_TISSUE - {"background"})) > 0
 
     # White matter that is darker than cortex, and anything that is as dark as fluid.
@@ -115,12 +124,12 @@ def find_regions(evidence: Evidence) -> dict[str, Region]:
     dark_as_fluid = brain & ~fluid & (image < fluid_brightness / white)
     dark_places = _opening(darker_than_cortex, _DARK_RADIUS)
     dark_places |= _opening(dark_as_fluid, _FLUID_RADIUS)
-    # A mass labelled as white matter is its own surrounding: large places are compared with the
-    # whole brain's, and must have an edge.
+    # A mass that is labelled as white matter dominates its own surroundings. Large places are
+    # therefore compared with the white matter of the whole brain, and must have an edge.
     means = np.asarray(blocks / white, np.float32)
     bright_places = _opening(brain & (image > _BRIGHT), _BRIGHT_RADIUS)
     masses = _opening(brain & (means > _BRIGHT_MASS), _MASS_RADIUS)
-    bright_places |= _with_edge(masses, means, weights, (_EDGE, np.inf))
+    bright_places |= _keep_with_edge(masses, means, weights, (_EDGE, np.inf))
 
     darkest, brightest = (1 - share * (1 - cortex / white) for share in _GREY)
     thick = block_sums(evidence.mask(_GREY_STRUCTURES - {"background"})) > 0
@@ -129,7 +138,7 @@ def find_regions(evidence: Evidence) -> dict[str, Region]:
         around & (image > darkest) & (image < brightest), _GREY_RADIUS
     )
     masses = _opening(around & (means > darkest) & (means < brightest), _GREY_RADIUS)
-    grey_places |= _with_edge(masses, means, weights, (0, brightest))
+    grey_places |= _keep_with_edge(masses, means, weights, (0, brightest))
     return {
         "dark": _region_of(evidence, dark_places),
         "bright": _region_of(evidence, bright_places),
@@ -137,13 +146,15 @@ def find_regions(evidence: Evidence) -> dict[str, Region]:
     }
 
 
-def _with_edge(
+def _keep_with_edge(
     places: Mask, means: Floats, weights: Floats, ratios: tuple[float, float]
 ) -> Mask:
-    """Keep the places whose rim has such a brightness relative to the white matter just outside.
+    """Keep the components of a mask of blocks that have an edge; return the remaining mask.
 
-    `means` is the brightness of blocks, `weights` their voxels of white matter. Shading is as
-    bright on either side.
+    `means` is the brightness of the blocks, `weights` their number of voxels of white matter. A
+    component has an edge if the median brightness of its rim, divided by that of the white matter
+    just outside, is between the two `ratios`. This excludes shading, which is as bright on either
+    side.
     """
     parts, count = ndimage.label(places)
     found = np.zeros_like(places)
@@ -161,8 +172,8 @@ def _with_edge(
     return found
 
 
-def _inside(labelled: Mask) -> Mask:
-    """Return the brain with its fissures and enclosed voxels."""
+def _filled_brain(labelled: Mask) -> Mask:
+    """Return the mask of the brain with its fissures and enclosed blocks filled."""
     padded = np.pad(labelled, _FISSURE)
     closed = ndimage.binary_closing(padded, iterations=_FISSURE)
     filled = np.asarray(ndimage.binary_fill_holes(closed))
@@ -171,8 +182,12 @@ def _inside(labelled: Mask) -> Mask:
 
 
 def _opening(mask: Mask, radius: int) -> Mask:
-    """Return the union of all balls of this radius (in blocks) inside a mask."""
-    # The centre of a ball has as much on each side of it, which excludes most of a brain at once.
+    """Return the morphological opening of a mask by a ball of this radius, in blocks.
+
+    It is the union of all such balls that lie inside the mask.
+    """
+    # The mask must extend by the radius from a ball's centre along each axis, which excludes most
+    # of a brain at once.
     centres = mask
     for axis in range(3):
         centres = centres & ndimage.minimum_filter1d(

@@ -1,4 +1,4 @@
-"""The limits of all checks in one table. docs/quality.md says how often each is right."""
+"""The limits of all checks in one table. docs/quality.md says how often each check is right."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NEVER = float("inf")
 
 
 def _usual_sides() -> dict[str, float]:
-    """Return the least ratio of the smaller to the larger side, by group of structures.
+    """Return the least plausible ratio of the smaller to the larger side, by group of structures.
 
     Sound brains have at least 0.90 in large structures, 0.73 in subcortical ones and 0.58 in
     ventricles.
@@ -30,39 +30,44 @@ def _usual_sides() -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Limits:
-    """Pairs of limits: look at a scan beyond the first, reject it beyond the second.
+    """Limits of all checks.
 
-    The limits of `missing` are inclusive: one structure not found is enough to look. A single
-    number is a limit beyond which the grade is look, or a least size.
+    A pair has the limit beyond which a person should look at a scan, and the limit beyond which it
+    is rejected. The limits of `missing` are inclusive: one structure not found is enough to look. A
+    single number is a limit beyond which the grade is look, or a least size.
     """
 
     # Mean Dice between views, of a structure and on average over structures; for models
     # without limits of their own.
     agreement: Pair = (0.75, 0.55)
-    # Adults' brains have 0.85 to 1.8 litres; half a head, or no head, has not.
+    # Volume of the brain. Adults' brains have 0.85 to 1.8 litres.
     smallest_brain_mm3: Pair = (8.0e5, 5.0e5)
     largest_brain_mm3: Pair = (1.9e6, 2.4e6)
-    # Smaller to larger side of all tissue.
+    # Ratio of the smaller to the larger side, of all tissue.
     symmetry: Pair = (0.85, 0.65)
-    # Smaller to larger side of one structure, by its group; below it the grade is look.
+    # Ratio of the smaller to the larger side of a structure, by group of structures; `other_sides`
+    # is for groups that are not listed. Below it the grade is look.
     sides: Mapping[str, float] = field(default_factory=_usual_sides)
     other_sides: float = 0.65
-    # In smaller structures the sides differ by a few voxels' worth.
+    # Structures whose larger side is smaller than this are not compared: a few voxels would matter.
     sided_mm3: float = 1000.0
-    # Labels in one plane at the end of the scan. A round brain has at most 250 mm² there, with the
-    # fluid around it 400 mm²; one that lacks the upper 15 mm has 1,500 mm² and more.
+    # Area of labels in one plane at the end of the scan. A brain that is complete has at most 250
+    # mm² there, or 400 mm² with the fluid around it. A brain that lacks the upper 15 mm has 1,500
+    # mm² and more.
     cut_mm2: Pair = (500.0, 5000.0)
-    # Tissue apart from the brain. Sound scans have at most 0.05 ml.
+    # Volume of tissue that is not connected to the brain. Sound scans have at most 0.05 ml.
     apart_mm3: Pair = (500.0, 2.0e4)
-    # Share of the layer outside of the brain that is as bright as cortex. Whole heads have up to
-    # 0.26, stripped ones less than 0.1; heads that lost a quarter of the brain 0.55 to 0.63.
+    # Share of the layer outside of the brain that is as bright as cortex. Scans of whole heads have
+    # up to 0.26, stripped scans less than 0.1. Heads that lost a quarter of the brain have 0.55 to
+    # 0.63.
     like_cortex: Pair = (0.35, _NEVER)
-    # Share of tissue where skull and scalp should be, on the side with least of it: whole heads
-    # have 0.18 and more, stripped ones, partly or with a margin of 3 mm, up to 0.03. Below it there
-    # is no intracranial volume.
+    # Share of tissue where skull and scalp should be, on the side with the smallest share. Below
+    # this limit there is no intracranial volume. Whole heads have 0.18 and more. Scans that were
+    # stripped, partly or with a margin of 3 mm, have up to 0.03.
     skull: float = 0.1
-    # Share of directions in which tissue ends at one distance from the brain: seven whole heads
-    # have 0.12 to 0.39, the same cut out with a margin of 2 to 12 mm 0.70 and more.
+    # Share of directions in which tissue ends at a constant distance from the brain. Above this
+    # limit there is no intracranial volume. Seven whole heads have 0.12 to 0.39; the same heads,
+    # stripped with a margin of 2 to 12 mm, have 0.70 and more.
     even: float = 0.55
     # Brightness of white matter relative to cortex: T1 has 1.15 to 1.9, T2 below 1.
     contrast: Pair = (1.08, 1.0)
@@ -71,20 +76,22 @@ class Limits:
     # Standard deviation between neighbouring voxels of white matter, relative to white matter minus
     # cortex.
     noise: Pair = (0.6, 2.0)
-    # The same over 4 to 8 mm: ghosts, motion, lost slices.
+    # Standard deviation over 4 to 8 mm, relative to the same difference: ghosts, motion, lost
+    # slices.
     bands: Pair = (0.06, 0.3)
-    # Step from a voxel of white matter to one of cortex, relative to the whole difference, along
-    # the axis with the smallest step.
+    # Step from a voxel of white matter to a neighbour in cortex, relative to white matter minus
+    # cortex, along the axis with the smallest step.
     edges: Pair = (0.26, 0.1)
-    # Change from a slice to the next, relative to those around: sound heads have 0.8 to 1.45, heads
-    # that lost two slices 1.7 and more, halves shifted by 4 mm 1.8, repeated slices 0.
+    # Change from a slice to the next, relative to the changes around: `jump` limits the largest
+    # change, `still` the smallest. Sound heads have 0.8 to 1.45, heads that lost two slices 1.7 and
+    # more, heads whose halves are shifted by 4 mm 1.8, repeated slices 0.
     jump: Pair = (1.6, _NEVER)
     still: float = 0.3
-    # Volume of dark or bright places; sound brains have at most 100 mm³.
+    # Volume of dark, grey or bright places. Sound brains have at most 100 mm³.
     lesion_mm3: float = 200.0
     # Largest distance between neighbouring voxels.
     spacing_mm: Pair = (2.0, 6.0)
-    # Predicted structures that were not found at all.
+    # Number of predicted structures without a voxel.
     missing: tuple[int, int] = (1, 6)
     # Share of the structures that are rejected.
     rejected: Pair = (0.0, 0.25)
