@@ -210,7 +210,8 @@ def plan_tasks(inputs: Inputs) -> list[Task]:
     settings = inputs.settings
     rejected = rejections(inputs.ratings)
     rated = rejected_structures(inputs.ratings)
-    # CSF of the truth is a small region unless the options or a ledger say otherwise.
+    # Unless the options or a ledger say otherwise, CSF of the truth is the small region of
+    # FreeSurfer, not all fluid inside the skull.
     truth_csf = settings.csf or Results(inputs.truth).csf or "region"
     csf_pred = one_each(settings.csf_pred, settings.models, "--csf-pred")
     tasks = []

@@ -417,10 +417,11 @@ def _comparison_rows(
 ) -> list[dict[str, Any]]:
     """Return the rows of repeat.csv that compare a map of one scan with a map of the other scan.
 
-    `maps` and `others` have a map for each of the two scans, None if it is missing. `places` are
-    the indices of the scans: the map at places[0] of `maps` is compared with the map at places[1]
-    of `others`. There are no rows if one of these is missing, and none for structures in
-    `left_out`.
+    `maps` and `others` are the two kinds of map to compare, such as predictions and labels; for one
+    kind, both are the same list. Each has a map for each of the two scans, None if it is missing.
+    `places` are the indices of the scans: the map at places[0] of `maps` is compared with the map
+    at places[1] of `others`. There are no rows if one of these is missing, and none for structures
+    in `left_out`.
     """
     from trinat.segmentation.metrics.repeat import agreement
 

@@ -297,9 +297,9 @@ def refuse_other_model(norms: Norms, table: Path, models: Iterable[str]) -> None
     others = {model for model in models if model}
     if norms.model and others - {norms.model}:
         raise ConfigError(
-            "is of the volumes of another model",
+            f"these norms were made from volumes of another model, {norms.model}",
             where=table,
-            remedy="segment the controls with this model, and make norms of them",
+            remedy="segment the controls with the model of the scans, and make norms from them",
         )
 
 

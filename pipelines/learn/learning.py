@@ -276,7 +276,10 @@ def _factors_of(material: _Material) -> FittedFusion:
 def _save_factors(
     material: _Material, found: FittedFusion, settings: LearnSettings
 ) -> None:
-    """Write a model with the old networks and the new factors of structures."""
+    """Write a copy of the model with the same networks and new `fusion` settings.
+
+    These hold the fitted factors, which multiply the probability of each structure.
+    """
     changed: dict[str, Any] = {
         "fusion": found.fusions[FITTED],
         # The other metrics of the model were measured with its old factors, so they are dropped.

@@ -317,7 +317,10 @@ def _licence(model: Model) -> str:
 
 
 def _data_licence(model: Model) -> str:
-    """Return a text on the training data, and on the licence of the weights if it is stated."""
+    """Return a text on training data, pseudo-labels (if any) and the licence of the weights.
+
+    What the model does not tell is "not stated".
+    """
     training = model.info.training
     lines = [f"Training data: {training.data or 'not stated'}"]
     if training.pseudo_labels:

@@ -219,9 +219,9 @@ def write_parcels(path: Path, entries: Sequence[Entry]) -> None:
 
 
 def write_further(path: Path, name: str, entries: Sequence[Entry]) -> None:
-    """Write a row for each scan: grade, reasons and measures of the further output `name`.
+    """Write the table of one optional output, such as `lesions`, with a row for each scan.
 
-    Scans without this output have empty cells.
+    Its columns are grade, reasons and measures. Scans without this output have empty cells.
     """
     key_names, keys = _key_columns(entries)
     found = []

@@ -151,8 +151,8 @@ class _Tar(tarfile.TarFile):
 
     def next(self) -> tarfile.TarInfo | None:
         """Return the next member; None at the end."""
-        # Attributes that are set for all members would accumulate, and each member would keep a
-        # copy.
+        # Forget the members before it and the attributes that the archive sets for all members:
+        # tarfile keeps both, and a hostile archive could fill the memory with them.
         self.members: list[tarfile.TarInfo] = []
         self.pax_headers = {}
         try:

@@ -359,7 +359,8 @@ def _with_unique_names(drawings: Iterable[Drawing]) -> list[Drawing]:
 def printed(evaluation: Evaluation) -> pd.DataFrame:
     """Return the table of results for a paper, with a row for each model and structure or group.
 
-    Its columns are mean, SD and 95 % interval of each metric, rounded. All cells are text, "" if a
+    Its columns are `participants` and, for each metric, the rounded mean, SD and 95 % interval and
+    the number of undefined values. All cells are text, "" if a
     number is undefined. Structures without a Dice value, such as those that a model does not
     predict, have no row. An evaluation without any Dice value gives an empty table.
     """

@@ -236,8 +236,9 @@ def _expand_folder(
 ) -> tuple[Path, list[Path]]:
     """Return a folder and the paths of all scans and DICOM files below it.
 
-    For a FreeSurfer subject, return the folder above it and the subject's image. `refusals` and
-    `remarks` are extended as in `_expand_all`. InputError is raised if there is no scan.
+    For a FreeSurfer subject, return the folder above it and the subject's image. Subfolders that
+    cannot be read are added to `refusals`, messages about files that are left out to `remarks`.
+    InputError is raised if there is no scan, ConfigError if it is the output folder.
     """
     if exclude and folder.resolve() == exclude.resolve():
         what = "is the output folder, too"

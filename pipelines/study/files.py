@@ -542,7 +542,8 @@ def stored_files(store: Store, subjects: Iterable[str], kind: str) -> list[ScanF
             numbers=numbers,
             fold=store.info.fold,
         )
-        # Use the name of trinat's prediction for this scan.
+        # Identify the map as its prediction `ID_dseg.nii.gz` would be, so that the two are paired.
+        # If that name has no identity, use the participant in the store.
         file = as_scan(file, Path(f"{name}_dseg.nii.gz"))
         if not file.identity:
             session = name.removeprefix(participant_of[name]).strip("_-")

@@ -122,8 +122,9 @@ class _Column:
 def read_participants(path: Path) -> ParticipantsTable:
     """Read a participants table; a missing file gives a table without participants.
 
-    DatasetError, with all problems, is raised if the table contradicts itself: if two columns of
-    one kind or two rows of one participant differ, or if volumes are in several units.
+    DatasetError is raised for a table that contradicts itself, and lists all contradictions: two
+    columns for the same fact (such as age) with different values, two different rows of one
+    participant, or volumes in different units.
     """
     participants = inspect_participants(path)
     refuse_problems(path, participants)

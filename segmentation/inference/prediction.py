@@ -370,10 +370,10 @@ class Prediction:
         return restore(volume, self.plan, labels=False)
 
     def cleaned(self) -> tuple[Self, dict[str, float]]:
-        """Return a cleaned-up prediction and the share of voxels that changed in each structure.
+        """Return the prediction after `clean_up`, and the share of voxels that changed.
 
-        Both are those of `clean_up`; the shares have the names of the changed structures as keys.
-        The probabilities change, too, so that labels, pictures and volumes agree.
+        The shares are those of the changed structures, by their names. The probabilities change,
+        too, so that labels, pictures and volumes agree.
         """
         before = np.asarray(self.working.data)
         after, changed = clean_up(before, len(self.scheme))

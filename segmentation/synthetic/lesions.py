@@ -392,7 +392,8 @@ class _Painter:
     def add_lesions(self, image: Image, coverage: Image, strength: Image) -> Image:
         """Return the image with lesions, their halos, and other bright or dark structures.
 
-        `coverage` and `strength` (X, Y, Z) are from `place`.
+        `coverage` (X, Y, Z) is the fraction of each voxel that is lesion, and `strength` how much
+        the lesion there differs from white matter; both are returned by `place`.
         """
         rng = self.rng
         white = float(np.median(image[self.white]))
