@@ -63,7 +63,7 @@ _ZIP_DAMAGE = (
 )
 
 # Number of left-out series that a message about a folder names, each with its reason.
-_NAMED_REASONS = 5
+_NAMED = 5
 _NUMBER = re.compile("[0-9]{1,9}")
 
 _MR = "1.2.840.10008.5.1.4.1.1.4"
@@ -238,8 +238,8 @@ def only_scan(place: Path) -> tuple[Path, Sequence[str]]:
         return place, scans[0].files
     problem = f"{len(scans) or 'no'} T1-weighted series in it"
     reasons = [f"{series.name}: {series.reason}" for series in found if series.reason]
-    if len(reasons) > _NAMED_REASONS:
-        reasons[_NAMED_REASONS:] = [f"and {len(reasons) - _NAMED_REASONS} more"]
+    if len(reasons) > _NAMED:
+        reasons[_NAMED:] = [f"and {len(reasons) - _NAMED} more"]
     if reasons:
         problem += f" ({'; '.join(reasons)})"
     raise FormatError(problem, where=place, remedy="give the files of one")
