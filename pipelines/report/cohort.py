@@ -161,7 +161,8 @@ class Cohort:
       removed; None if they were not.
     - `covariates` are the terms that the user named for the linear model; None leaves the choice to
       the model.
-    - `metric` is what was measured: the volume, or the name of a further output.
+    - `metric` is what was measured: the volume, or the name of a further output (thickness,
+      callosum or lesions).
     """
 
     scans: tuple[Scan, ...]
@@ -203,12 +204,16 @@ class Cohort:
 
     @cached_property
     def participants(self) -> pd.DataFrame:
-        """Participants with their means of the compared metric; see `participants_of`."""
+        """Means of the compared metric over the scans of each participant.
+
+        A row for each participant and structure, with the mean (`value`), age, intracranial volume
+        (`icv`), group, site and sex.
+        """
         return participants_of(self.frame, self.compared)
 
     @cached_property
     def model(self) -> GroupModel | None:
-        """The linear model of measured values; see `fit_groups`.
+        """The linear model of measured values; None if all have the same group, site, sex and age.
 
         Volumes that were harmonised, or adjusted by a regression, have lost degrees of freedom that
         a test would not account for. Therefore site and head size are terms of the model instead.
@@ -246,7 +251,7 @@ class Cohort:
 
 @dataclass(frozen=True)
 class Section:
-    """Parcels or a further output of a group, shown like the volumes in a section of the page.
+    """Section of the page for parcels, thickness, callosum or lesions, laid out like the volumes.
 
     `name` is the stem of its table files, such as thickness.csv. `notices` are warnings to show
     above the numbers.

@@ -125,7 +125,7 @@ def evaluation_page(
 ) -> str:
     """Return the HTML page.
 
-    - `plots` are the figures by section, from `drawings`.
+    - `plots` maps each section of the page to its figures, as `drawings` returns them.
     - `worst` are the scans for the slice viewer.
     - `provenance` is shown at the end, as `page.provenance` returns it.
     - `faces` is a sentence on whether the pictures show faces.

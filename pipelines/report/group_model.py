@@ -54,8 +54,9 @@ _UNEVEN_AGES = 0.5
 class GroupModel:
     """Results of one linear model for each structure.
 
-    - `formula` is the model that was fitted, `terms` are its terms.
-    - `participants` are those in the model, a row each with their facts.
+    - `formula` is the model that was fitted, `terms` are its terms. A factor is a term with
+      categories, its levels: group, site or sex.
+    - `participants` has a row for each participant in the model, with the terms.
     - `effects` has a row for each pair of levels of a factor and each structure: the difference of
       the levels.
     - `slopes` has a row for each structure: its change per year of age. It is empty if age is not a
@@ -77,7 +78,7 @@ class GroupModel:
 
     @property
     def fact(self) -> str:
-        """The factor that figures show: group, else sex, else site; "" if no factor is a term."""
+        """Factor whose levels figures compare: group, else sex, else site; "" if none is a term."""
         for fact in ("group", "sex", "site"):
             if fact in self.terms:
                 return fact
@@ -153,7 +154,8 @@ def _choose_terms(
 
     `participants` has a row for each participant and a column for each term. `asked` are the
     covariates that the user named, None if the choice is free; `needed` are further terms that must
-    be in. EvaluationError as for `fit_groups`.
+    be in. EvaluationError is raised if such a term is unknown or the same for all, or if there are
+    too few participants for it.
     """
     terms: list[str] = []
     left_out: dict[str, list[str]] = {}
@@ -434,7 +436,7 @@ def _estimate_columns(estimate: Estimate, name: str) -> dict[str, float]:
 def _effects(fits: Sequence[_Fit], levels: Mapping[str, Sequence[str]]) -> pd.DataFrame:
     """Return the differences of the levels of each factor in pairs, a row for each structure.
 
-    `levels` has the levels by factor. p is corrected over structures.
+    `levels` maps each factor (group, site or sex) to its levels. p is corrected over structures.
     """
     tables = []
     for fact, names in levels.items():

@@ -172,7 +172,7 @@ def interval(low: float, high: float, digits: int) -> Cell:
 
 
 def short_name(structure: str) -> str:
-    """Return the short name of a structure, group, parcel or column of a further output.
+    """Return the short name of a structure, group, parcel or measure, such as CC_area_mm2.
 
     | name | short name |
     |---|---|
@@ -198,7 +198,10 @@ def short_name(structure: str) -> str:
 
 
 def _short_column(column: str) -> str:
-    """Return the short name of a column of a further output; see `short_name`."""
+    """Return the short name of a measure of thickness, callosum or lesions, such as CC area (mm²).
+
+    `column` is the name of its column in tables, such as CC_area_mm2.
+    """
     for hemisphere, letter in (("lh_", "L "), ("rh_", "R ")):
         if column.startswith(hemisphere):
             parcel = column.removeprefix(hemisphere).removesuffix("_thickness")

@@ -101,8 +101,9 @@ def repeat_page(
 ) -> str:
     """Return the HTML page: agreement of labels with labels as the limit, next to that of models.
 
-    `means` are from `over_participants`, `frame` is the table of repeat.csv, `pairs` that of
-    pairs.csv. `provenance` is shown at the end, as `page.provenance` returns it.
+    `frame` is the table of repeat.csv, and `means` its means over participants, as
+    `over_participants` returns them. `pairs` is the table of pairs.csv. `provenance` is shown at
+    the end of the page: the values of facts about the evaluation, by their titles.
     """
     kinds = _comparisons(means)
     participants = frame["participant"].nunique()
@@ -212,7 +213,11 @@ def _structure_cells(
 
 
 def _columns(first: str, kinds: list[Kind]) -> Columns:
-    """Return the columns of a table: the title `first`, then those of `_structure_cells`."""
+    """Return the columns of a table: `first`, the Dice of each kind, the volume difference of each.
+
+    `first` is the title of the first column, which names the row. `kinds` are pairs of comparison
+    and model ("" if labels are compared with labels).
+    """
     columns: Columns = [first]
     columns += [Column(f"Dice: {_title(kind)}", 3) for kind in kinds]
     hint = "Mean of |second − first| / mean of both"

@@ -405,9 +405,9 @@ def evaluate_frame(
 ) -> Evaluation:
     """Compute all statistics of an evaluation from the table of metrics.csv.
 
-    `pairs` is the table of pairs.csv; structures are those of `scheme`. Structures that a model
-    does not predict, and CSF that is not compared, are removed first, so they are in no mean and no
-    test.
+    `pairs` is the table of pairs.csv, and `scheme` the label scheme of both tables. Structures that
+    a model does not predict, and CSF that is not compared, are removed first, so that no mean or
+    test includes them.
     """
     members: dict[str, list[str]] = {}
     for group, labels in members_of_groups(scheme).items():
