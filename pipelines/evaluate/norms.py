@@ -455,8 +455,8 @@ class _Model:
     def _leverage(self, design: Values, ages: Values, slope: float) -> Values:
         """Return the variance of the fitted median relative to that of a participant, (A,).
 
-        `design` (A, P) has the rows of the design matrix for these `ages` (A,), and `slope` is as
-        in `_relative_spread`.
+        `design` (A, P) has the rows of the design matrix for these `ages` (A,). `slope` is the
+        change of the logarithm of the spread in ten years.
         """
         of_controls = self._relative_spread(self.controls.age, slope)
         weighted = self.design / of_controls[:, None]

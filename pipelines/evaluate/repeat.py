@@ -319,9 +319,10 @@ def _plan_tasks(
 
 
 def _id_of(image: ScanFile, images: Path) -> str:
-    """Return the id of a scan, as in `trinat predict`.
+    """Return the name by which `trinat predict` identifies a scan.
 
-    It is the path below `images` without the extension; for a subject of FreeSurfer, its name.
+    It is the path below the folder `images` without the file extension, or the name of the folder
+    for a subject of FreeSurfer.
     """
     stem = without_suffix(image.path)
     if not image.name.endswith(stem) or not images.is_dir():

@@ -192,9 +192,10 @@ class EvaluationSettings(LabelMapOptions):
 class CohortSettings(LabelMapOptions):
     """Settings of `trinat report`.
 
-    `adjust` is the method of adjusting volumes for the intracranial volume, `harmonise` the factor
-    whose effects are removed, if any, and `covariates` those of the linear model; None chooses
-    them. Scans and structures of the `excluded` grades are in no number.
+    `adjust` is the method of adjusting volumes for the intracranial volume. `harmonise` is the
+    factor whose effects are removed from the volumes, if any. `covariates` are the terms of the
+    linear model; None for an automatic choice. All numbers leave out scans and structures of the
+    `excluded` grades.
     """
 
     predictions: Annotated[

@@ -44,8 +44,8 @@ class Agreement:
 
     `scans` is the number of scans read. `changed` are the classes (indices) that are compared.
     `dice` is the mean Dice over these classes and scans. `size_gap` is the part of the missing Dice
-    that is due to structures being too large or too small over all scans together, which factors of
-    structures correct in part.
+    that is due to structures being too large or too small over all scans together. Factors that
+    multiply the probability of each structure correct it in part.
     """
 
     scans: int

@@ -106,8 +106,9 @@ def find_odds(
 ) -> FittedFusion:
     """Fit odds of structures to all scans; score each scan with odds fitted to other participants.
 
-    `scans` are the voxels of each pair from `segment_all`. `counted` are the classes (indices) that
-    get odds and enter the mean Dice; None for all.
+    The odds of a structure are a factor that multiplies its probability in each voxel. `scans` has
+    the voxels of each pair whose class depends on the odds. `counted` are the classes (indices)
+    that get odds and enter the mean Dice; None for all.
     """
     scheme = model.scheme
     own = model.info.fusion

@@ -137,8 +137,9 @@ def _refuse_another_head(
 ) -> None:
     """Raise EvaluationError if the truth does not agree with any view that tells left from right.
 
-    `probabilities` are from `_probabilities_of_views`, `truth` has the classes of the same voxels;
-    `where` is the path of the truth.
+    `probabilities` has the probabilities of each view, (X, Y, Z, K), or (X, Y, Z, merged K) for a
+    view that does not tell left from right. `truth` (X, Y, Z) has the classes of the same voxels,
+    and `where` is the path of the truth.
     """
     joints = []
     for view, values in probabilities.items():

@@ -233,9 +233,10 @@ def _rounded(value: float | None) -> float | None:
 class CaseFiles:
     """Writer of the files of a case, below the folder `staging`.
 
-    `found` is the segmentation of the scan, `volumes` are those of the brain as a whole, and
-    `model` is the name of the model. `sources` are the cases whose scans the segmentation was
-    computed from: several, if the scans of a participant were segmented together.
+    `found` is the segmentation of the scan, `volumes` are the measures of the whole brain, such as
+    the intracranial volume, and `model` is the name of the model. `sources` are the cases whose
+    scans the segmentation was computed from: several, if the scans of a participant were segmented
+    together.
     """
 
     staging: Path

@@ -59,7 +59,8 @@ class SerialEngine:
     """Engine that processes one scan after another in this process.
 
     No worker has to start, but a crash ends the run. A scan is written while the next scan is in
-    the networks. `on_stage` is called as by `local_engine`; the only stage of a scan is "networks".
+    the networks. `on_stage` is called with the id of a case and the stage that it enters; the only
+    stage is "networks".
     """
 
     def __init__(
@@ -300,7 +301,7 @@ def local_engine(
     on_stage: Callable[[str, str], None] = ignore_stage,
     target: Callable[..., None] = do_cases,
 ) -> Engine:
-    """Return an engine with a process for each of `devices`; see `Pool`.
+    """Return an engine with a worker process for each of `devices`.
 
     A device can be repeated: cpu twice gives two processes on the CPU. `timeout_s` is the limit for
     one scan; 0 or None: no limit. `on_stage` is called with a case and the stage that it enters,

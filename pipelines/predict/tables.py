@@ -97,7 +97,8 @@ def write_tables(
 ) -> None:
     """Write summary.tsv, volumes.tsv, qc.tsv and report.html to `out`, in natural order of cases.
 
-    parcels.tsv and the tables of further outputs are written if results have these measures.
+    parcels.tsv, thickness.tsv, callosum.tsv and lesions.tsv are written if results have these
+    measures.
     `results` is the folder that has, or will have, the scans' own files; by default `out`.
     """
     ordered = _in_order(entries)
@@ -118,9 +119,10 @@ def _in_order(entries: Iterable[Entry]) -> list[Entry]:
 
 
 def write_measures(out: Path, entries: Iterable[Entry]) -> None:
-    """Write volumes.tsv, qc.tsv and, if there are rows for them, the tables of further measures.
+    """Write volumes.tsv, qc.tsv and the tables of optional measures for all scans that are done.
 
-    These are parcels.tsv and the tables of further outputs.
+    Optional tables are parcels.tsv, thickness.tsv, callosum.tsv and lesions.tsv. Each is written if
+    at least one scan has such measures.
     """
     measured = [entry for entry in _in_order(entries) if entry.status == "done"]
     write_volumes(out / "volumes.tsv", measured)
