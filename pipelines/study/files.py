@@ -91,9 +91,9 @@ class ScanFile:
     is_given: bool = False  # named by itself, not found in a folder
     # For a correction: the path of the label map that it corrects, whose name it has here.
     corrects: Path | None = None
-    # Only for files of a store: axes and hash as in `Case`, the mapping from the dataset's own
-    # label numbers to FreeSurfer numbers, and the folding table, which is applied after the
-    # mapping.
+    # Only for files of a store: the voxel axes (such as LAS) if the header lacks them, the SHA-256
+    # when the store was made, the mapping from the dataset's own label numbers to FreeSurfer
+    # numbers, and the folding table, which is applied after the mapping.
     axes: str | None = None
     sha256: str = ""
     numbers: Mapping[int, int] = field(default_factory=dict)

@@ -64,7 +64,7 @@ _MOST_NAMED = 5
 class _ScanRow:
     """Data about a scan from a table.
 
-    `year` is the time of the scan in years (see `_year_of_date`), None if unknown. `group` is the
+    `year` is the time of the scan in years from an arbitrary start, None if unknown. `group` is the
     group of the participant, "" if unknown.
     """
 

@@ -304,7 +304,7 @@ def open_slices(
     """Open the slices of one part of a split, after checking that the split fits the store.
 
     `store` is the folder of the store, `split` the file of the split. `thick` is the number of
-    slices in an item, as in `SliceDataset`.
+    slices in an item: the middle slice and its neighbours.
     """
     opened = Store(store)
     return SliceDataset(opened, opened.part(part, split), view, thick=thick)

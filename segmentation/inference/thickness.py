@@ -197,8 +197,8 @@ def _write_thickness(
 ) -> None:
     """Write the thickness in mm of the voxels that can be measured into `thickness`, (X, Y, Z).
 
-    `inside` and `cortex` (X, Y, Z) are probabilities as in `sheet_thickness`; `affine` maps voxels
-    to mm.
+    `cortex` (X, Y, Z) is the probability of cortex, and `inside` (X, Y, Z) that of everything that
+    the cortex surrounds. `affine` maps voxels to mm.
     """
     spacing_mm = np.linalg.norm(affine[:3, :3], axis=0)
     gap_mm = float(spacing_mm.max()) * 0.6
