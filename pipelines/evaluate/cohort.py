@@ -356,8 +356,10 @@ def _make_scans(
     """Make a scan of each measured label map, and record why scans and structures are left out.
 
     Structures that were rejected, or that the model does not predict, get no volume. `excluded` are
-    the grades of scans and structures to leave out. The second result is `in_part` of
-    `MeasuredGroup`.
+    the grades of scans and structures to leave out.
+
+    The second result has the rejected structures that were measured nevertheless, as a part of
+    another structure: each is (SHA-256 of the label map, name of the structure).
     """
     scheme = known.scheme
     rejected = rejections(known.ratings)

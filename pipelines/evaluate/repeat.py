@@ -353,7 +353,9 @@ def _measure(task: _Task) -> _Done:
 def _compare(task: _Task, both: TwoScans) -> list[dict[str, Any]]:
     """Return the rows of repeat.csv for two scans.
 
-    There is a row for each structure of each two maps that are compared.
+    Three comparisons are made: labels with labels, predictions with predictions, and the
+    predictions of either scan with the labels of the other. There is a row for each structure of
+    each two maps that are compared. `both` is the space to which all maps are resampled.
     """
     scheme = load_scheme(task.scheme)
     scans = (task.first, task.second)
@@ -458,7 +460,11 @@ def _comparison_rows(
 def _pairs_table(
     done: Sequence[_Done], alone: Sequence[tuple[str, str, str]]
 ) -> pd.DataFrame:
-    """List all pairs of scans, compared or failed, and the scans that are in no pair (`alone`)."""
+    """Return the table of all pairs of scans, compared or failed, and of the scans without a pair.
+
+    `alone` are the scans without a pair: participant, scan and reason. Columns: participant, first,
+    second (the two scans), status (measured, failed, left out), note, and the facts `_FACTS`.
+    """
     rows: list[dict[str, Any]] = []
     for result in done:
         task = result.task

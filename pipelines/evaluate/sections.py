@@ -1,4 +1,4 @@
-"""Sections of `trinat report` for parcels and further outputs, from the run ledgers.
+"""Sections of `trinat report` for parcels, thickness, callosum and lesions, from run ledgers.
 
 Each section has tables of its own. Corrected scans are not included, because their measures are
 from before the correction.

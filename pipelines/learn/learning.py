@@ -1,6 +1,7 @@
 """`trinat learn`: the best model that the available corrected label maps allow.
 
-With few participants, only factors of structures are fitted; with more, networks are trained, too.
+With few participants, only factors on the probabilities of structures are fitted; with more,
+networks are trained, too.
 Participants that were held out decide which model is better. A model that is no better than the one
 before is not written.
 """
@@ -64,7 +65,7 @@ from trinat.segmentation.training.odds_fit import (
 _log = logging.getLogger(__name__)
 
 # Fewest participants to train with. Of two, one would be held out and only one left to learn from;
-# factors of structures use both.
+# factors on the probabilities of structures are fitted to both.
 _FEWEST_TO_TRAIN = 3
 _FACTORS = "factors"
 _SEE = "see what is wrong with it"

@@ -41,7 +41,7 @@ FITTED = "fitted"
 def fit_structure_odds(
     model: Model, pairs: Sequence[Pair], reader: Reader, *, device: str
 ) -> tuple[FittedFusion, list[Pair], list[str]]:
-    """Fit the odds of structures to pairs of scan and truth.
+    """Fit the odds of structures, factors on their probabilities, to pairs of scan and truth.
 
     Returns the fitted fusions, the pairs that could be used, and a message for each of the others.
     EvaluationError is raised if none could be used.
@@ -131,8 +131,9 @@ def classes_without_odds(
 ) -> list[int]:
     """Return the classes (indices) that keep odds of 1 and are left out of the mean Dice.
 
-    These are the classes that `without_odds` returns, the classes that no reference label map
-    contains, and, if `counted` is given, the classes that it does not contain.
+    Odds multiply the probability of a class in each voxel. They are not fitted for background,
+    CSF, structures that the model does not predict, and classes that no reference label map
+    contains. If `counted` is given, all classes that it does not contain are returned, too.
     """
     fixed = {*without_odds(model), *without_truth(scans)}
     if counted is not None:

@@ -40,7 +40,7 @@ _COLUMNS = (
     "last_mm3",
     *_OF_CHANGE,
 )
-# In tables of further outputs, units are part of the name of a measure.
+# In the tables of thickness, callosum and lesions, units are part of the name of a measure.
 _FURTHER_COLUMNS = (
     *("participant", "group", "measure", "scans", "years", "first", "last"),
     *_OF_CHANGE,

@@ -320,7 +320,11 @@ def local_engine(
 
 
 class DaskEngine:
-    """Engine that runs each scan as a task of a cluster; for `where` and `config` see `Cluster`."""
+    """Engine that runs each scan as a Dask task of a cluster.
+
+    `where` is local:N, tcp://scheduler:8786, or slurm, pbs, sge, lsf with a `config` file: a YAML
+    file with the number of workers to request (`jobs`) and the arguments of dask-jobqueue's class.
+    """
 
     def __init__(
         self,

@@ -128,7 +128,7 @@ def table(
     """Return a table of plain values, formatted by their columns.
 
     `id` is the id of the element in the page. A row has a value for each column, in order. `note`
-    is shown below the table; `kind` is as for `Table`.
+    is shown below the table. `kind` is a class of the style sheet: "heat" or "intervals".
     """
     known = [
         Column(column) if isinstance(column, str) else column for column in columns

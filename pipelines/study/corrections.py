@@ -542,7 +542,7 @@ def _path_next_to(result: Path, suffix: str, ending: str) -> Path:
 def _endings(path: Path) -> tuple[str, ...]:
     """Return the file endings to try for a label map: that of `path`, then other formats.
 
-    `path` is a file of the same scan. Other formats are .nii.gz, .nii and .mgz.
+    `path` is a file beside the label map. Other formats are .nii.gz, .nii and .mgz.
     """
     own = _ending(path)
     return (own, *(ending for ending in (".nii.gz", ".nii", ".mgz") if ending != own))

@@ -274,7 +274,8 @@ class LesionsResult(FurtherResult):
         return counts
 
 
-# The further outputs: names of tables and of fields of `ScanResult`, in the order of reports.
+# Further outputs are optional results with a table of their own. Keys are the names of the tables
+# and of the fields of `ScanResult`, in the order of reports.
 FURTHER: dict[str, type[FurtherResult]] = {
     "thickness": ThicknessResult,
     "callosum": CallosumResult,

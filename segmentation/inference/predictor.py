@@ -491,9 +491,10 @@ class Predictor:
     ) -> Iterator[tuple[View, SliceProbabilities]]:
         """Yield each view and its probabilities, batch by batch; the sagittal view comes last.
 
-        `image` is (X, Y, Z); `views` are as for `fuse`. A view has K classes or, if it does not
-        tell left from right, the merged classes. Only the rows and columns around the mask `within`
-        (X, Y, Z) are computed; all other voxels count as background.
+        `image` is (X, Y, Z). `views` are the views to compute, by default all. With `mirror`,
+        predictions are averaged with those for the mirrored image. A view has K classes or, if it
+        does not tell left from right, the merged classes. Only the rows and columns around the mask
+        `within` (X, Y, Z) are computed; all other voxels count as background.
         """
         preprocessing = self.model.info.preprocessing
         left_right, _, _ = source_axes(preprocessing.axes, "RAS")
