@@ -324,8 +324,9 @@ def _facts_of(
 ) -> pd.DataFrame:
     """Return a row for each scan that the run ledger does not leave out.
 
-    The columns are subject, age, sex, site and group. `excluded` are the grades of scans to leave
-    out.
+    The columns are subject, age, sex, site and group. `files` are the label maps, `known` has the
+    participants table, and `results` the ledger entries. `excluded` are the grades of scans to
+    leave out.
     """
     rows = []
     for file in files:
@@ -355,6 +356,7 @@ def _make_scans(
 ) -> tuple[list[MeasuredScan], set[tuple[str, str]]]:
     """Make a scan of each measured label map, and record why scans and structures are left out.
 
+    `known` has the tables that the user named, and `results` the ledger entries of the label maps.
     Structures that were rejected, or that the model does not predict, get no volume. `excluded` are
     the grades of scans and structures to leave out.
 

@@ -97,8 +97,9 @@ class _Scan:
 class _Task:
     """Two scans of a participant, with everything that a worker process needs to compare them.
 
-    `scheme` is the name or file of the label scheme. `mappings` and `made` are by name of the
-    model. `labels_csf` is the definition of CSF in the labels.
+    `scheme` is the name or file of the label scheme. By name of the model, `mappings` has the
+    meaning of label numbers, and `made` says how the model made its predictions. `labels_csf` is
+    the definition of CSF in the labels.
     """
 
     participant: str

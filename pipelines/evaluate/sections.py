@@ -45,8 +45,9 @@ def sections_of(
 ) -> list[Section]:
     """Return the sections for which any scan has measures.
 
-    `pairs` has the ledger entry and the scan of each label map. `parcels` is True if the section of
-    parcels is wanted.
+    Sections are those of parcels, thickness, callosum and lesions. `pairs` has the ledger entry and
+    the scan of each label map. `norms` are compared with the measures, if given. `parcels` is True
+    if the section of parcels is wanted.
     """
     sections = []
     if parcels:

@@ -372,7 +372,12 @@ def _scores_of_trained(
     left_out: Sequence[Pair],
     settings: LearnSettings,
 ) -> dict[str, list[float]]:
-    """Return the mean Dice of each held-out scan with each trained model, by the model's name."""
+    """Return the mean Dice of each held-out scan with each trained model.
+
+    `left_out` are the held-out scans with their corrected label maps. Keys are the names of models:
+    "averaged" (missing if only the last layer was trained) and "trained". The Dice is 0 for a scan
+    that hardly agrees with its label map.
+    """
     scheme = material.model.scheme
     fixed = classes_without_odds(material.model, material.scans, material.counted)
     scores = {}
@@ -411,6 +416,9 @@ def _save_trained(
     settings: LearnSettings,
 ) -> None:
     """Write a trained model as the new model, with its scores and the provenance of its training.
+
+    `chosen` is its name among the trained models, "averaged" or "trained". `judged` has the scores
+    of the held-out scans.
 
     If all corrections were painted, structures that nobody changed were not learnt: the old model's
     facts on CSF and on structures that it does not predict still hold.

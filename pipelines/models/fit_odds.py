@@ -75,7 +75,10 @@ def segment_all(
 def _doubtful_voxels(
     segmenter: Predictor, pair: Pair, reader: Reader
 ) -> DoubtfulVoxels:
-    """Segment the scan of a pair; return the voxels whose class depends on the odds."""
+    """Segment the scan of a pair; return the voxels whose class depends on the odds.
+
+    The "prediction" of the `pair` is the scan itself; `reader` reads the scan and its truth.
+    """
     prepared, classes = reader.read(segmenter, pair)
 
     def work() -> tuple[Tensor, Box]:

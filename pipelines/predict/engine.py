@@ -76,9 +76,10 @@ class SerialEngine:
     def run(
         self, cases: Iterable[Work | None], stop: Callable[[], bool]
     ) -> Iterator[Entry]:
-        """Process the cases; see `Engine.run`.
+        """Process cases until they are exhausted or `stop` returns True.
 
-        One thread writes the results of a scan while the next scan is segmented.
+        A None among the cases means that no case is ready yet. One thread writes the results of a
+        scan while the next scan is segmented.
         """
         from trinat.pipelines.predict.case import CaseWorker
 

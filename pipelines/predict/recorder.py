@@ -344,7 +344,10 @@ class Recorder:
 
 
 def _failed_placement(entry: Entry, error: Exception) -> Entry:
-    """Return the failed entry of a scan whose outputs cannot be put in place."""
+    """Return a failed entry for a scan whose outputs cannot be moved to the output folder.
+
+    `entry` is the entry of the finished scan, and `error` the reason for the failure.
+    """
     return replace(
         entry,
         status="failed",

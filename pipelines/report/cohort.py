@@ -379,9 +379,12 @@ def _volume_frame(
 ) -> pd.DataFrame:
     """Return the frame of measured values: a row for each scan and each of `structures`.
 
-    Each pair has a row for its asymmetry index in percent, too. Values that a scan does not have
-    are NaN. `metric` is the name of what was measured, and `unit_of` returns its unit for a
-    structure.
+    Each pair of left and right has a row for its asymmetry index in percent, too. Values that a
+    scan does not have are NaN. `metric` is the name of what was measured, and `unit_of` returns its
+    unit for a structure.
+
+    Columns: scan (index in `scans`), subject, session, sex, age, age_band, group, site,
+    intracranial_mm3, structure, fs_id, metric, value, unit.
     """
     rows = []
     for number_of_scan, scan in enumerate(scans):

@@ -425,7 +425,11 @@ def _fit_structures(
 
 
 def _estimate_columns(estimate: Estimate, name: str) -> dict[str, float]:
-    """Return an estimate as columns of a table; the column of its value gets the name `name`."""
+    """Return an estimate as columns of a table, by name.
+
+    The column of its value is called `name`. The others are its interval (`low`, `high`), effect
+    size (`g`, `g_low`, `g_high`), `p`, `standard_error` and degrees of freedom (`df`).
+    """
     columns = dict(vars(estimate))
     value = columns.pop("value")
     error = columns.pop("error")
@@ -436,7 +440,10 @@ def _estimate_columns(estimate: Estimate, name: str) -> dict[str, float]:
 def _effects(fits: Sequence[_Fit], levels: Mapping[str, Sequence[str]]) -> pd.DataFrame:
     """Return the differences of the levels of each factor in pairs, a row for each structure.
 
-    `levels` maps each factor (group, site or sex) to its levels. p is corrected over structures.
+    `levels` maps each factor (group, site or sex) to its levels. Columns: the factor (`fact`), its
+    two levels (`first_group`, `second_group`) and their numbers of participants (`first`,
+    `second`), `structure`, the estimate of the difference with its interval, effect size and p,
+    facts about the fit, and the variance inflation factor (`vif`). p is corrected over structures.
     """
     tables = []
     for fact, names in levels.items():
@@ -470,7 +477,9 @@ def _effects(fits: Sequence[_Fit], levels: Mapping[str, Sequence[str]]) -> pd.Da
 def _slopes(fits: Sequence[_Fit]) -> pd.DataFrame:
     """Return the slope of each structure over age, in its unit per year.
 
-    p is corrected over structures. The table is empty if no slope is determined.
+    Columns: `structure`, `mean`, the estimate of the slope with its interval, effect size and p,
+    facts about the fit, and the variance inflation factor (`vif`). p is corrected over structures.
+    The table is empty if no slope is determined.
     """
     rows = []
     for fit in fits:
@@ -491,7 +500,11 @@ def _slopes(fits: Sequence[_Fit]) -> pd.DataFrame:
 
 
 def _means(fits: Sequence[_Fit], levels: Mapping[str, Sequence[str]]) -> pd.DataFrame:
-    """Return the expected value of each structure and group at the mean of the other terms."""
+    """Return the expected value of each structure and group at the mean of the other terms.
+
+    Columns: `structure`, `group`, `participants` (their number), `mean`, and its 95 % interval
+    (`low`, `high`). `levels` maps each factor to its levels.
+    """
     rows = []
     for fit in fits:
         for level in levels.get("group", ()):

@@ -55,7 +55,9 @@ Kind = tuple[str, str]
 def over_participants(frame: pd.DataFrame, scheme: LabelScheme) -> pd.DataFrame:
     """Return the mean over participants of each structure in each comparison.
 
-    `frame` is the table of repeat.csv. Pairs of scans of one participant are averaged first.
+    `frame` is the table of repeat.csv. Columns of the result: structure, fs_id, model, comparison,
+    participants (their number), dice, absolute_difference_percent. Pairs of scans of one
+    participant are averaged first.
     Further rows are the means over all structures (`group:structures`) and over all parcels
     (`group:parcels`). To be comparable, they only include structures that have a value in every
     comparison for that participant, and no CSF.
