@@ -349,8 +349,8 @@ def _insert_rows(
 ) -> pd.DataFrame:
     """Insert a row of another metric after each row of one metric; return the new frame.
 
-    `made` has the values of the new metric, `made_metric`, by structure and number of the scan;
-    `unit` is their unit.
+    `metric` is the metric of the existing rows, and `made_metric` that of the new rows. `made` maps
+    each structure to the new values, (N,), one for each of the N scans; `unit` is their unit.
     """
     rows = frame[frame["metric"] == metric]
     values = [
@@ -513,10 +513,10 @@ def adjust(
 
 
 def _fit_line(x: _Values, y: _Values) -> dict[str, float]:
-    """Fit a line of y over x by least squares; return its coefficients and number of `scans`.
+    """Fit a line of y over x by least squares; return its `slope`, `intercept`, `r2` and `scans`.
 
-    Pairs with an unknown value (NaN) are ignored. Coefficients are NaN if fewer than four pairs are
-    known or all x are equal.
+    `scans` is the number of pairs of x and y without an unknown value (NaN); other pairs are
+    ignored. The coefficients are NaN if fewer than four pairs are known or all x are equal.
     """
     known = np.isfinite(x) & np.isfinite(y)
     x = x[known]
@@ -538,7 +538,8 @@ def _fit_line(x: _Values, y: _Values) -> dict[str, float]:
 def groups_of(participants: pd.DataFrame, fact: str) -> list[str]:
     """Return the groups of participants by one fact, such as the sex, sorted.
 
-    Participants of whom it is unknown ("") are in no group.
+    `participants` has a row for each participant and structure, and a column for the fact.
+    Participants whose fact is unknown ("") are in no group.
     """
     return sorted(set(participants[fact]) - {""})
 

@@ -228,8 +228,8 @@ def draw_boxes(
     """Draw a horizontal box of the median and quartiles for each (height, values) in `rows`.
 
     `band` is the height available for a box, in the axis's units. Whiskers end at the last value
-    within 1.5 quartile ranges. All boxes together are a few artists, because each artist costs time
-    in every layout.
+    within 1.5 quartile ranges. All boxes together are a few Matplotlib artists, because each artist
+    costs time in every layout.
     """
     from matplotlib.cbook import boxplot_stats
     from matplotlib.collections import PolyCollection

@@ -406,7 +406,8 @@ def _fit_structures(
 ) -> list[_Fit]:
     """Fit the model of each structure to the participants who have a value of this structure.
 
-    `rows` has a row for each participant and structure.
+    `rows` has a row for each participant and structure. `terms` are the terms of the model, and
+    `levels` maps each factor (group, site or sex) to its levels.
     """
     fits = []
     codings: dict[tuple[str, ...], Coding] = {}

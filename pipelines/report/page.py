@@ -214,8 +214,8 @@ def _short_column(column: str) -> str:
 def provenance(started: datetime, command: str, labels: str) -> dict[str, str]:
     """Return the facts on how a page was made, which it shows at its end.
 
-    `started` is the time of the run, shown to the second; `command` is the command line, `labels`
-    the name of the label scheme.
+    Keys are trinat (its version), date, command and labels. `started` is the time of the run, shown
+    to the second; `command` is the command line, `labels` the name of the label scheme.
     """
     return {
         "trinat": version("trinat"),

@@ -177,7 +177,8 @@ def _notices(kinds: list[Kind], pairs: pd.DataFrame, participants: int) -> list[
 def _cards(means: pd.DataFrame, kinds: list[Kind]) -> list[tuple[str, str, str]]:
     """Return the cards of the mean Dice: title, value and detail.
 
-    They are the comparison, the mean, and the structures and number of participants.
+    The title is the comparison, the value is the mean Dice, and the detail says which structures
+    and how many participants were averaged. `kinds` are pairs of comparison and model.
     """
     cards = []
     for group, title in _GROUP_TITLES.items():
@@ -190,9 +191,9 @@ def _cards(means: pd.DataFrame, kinds: list[Kind]) -> list[tuple[str, str, str]]
 
 
 def _means_row(means: pd.DataFrame, structure: str, kind: Kind) -> pd.Series | None:
-    """Return the row of `means` of a structure or group in one comparison.
+    """Return the row of `means` for a structure or group in one comparison; None if it is missing.
 
-    None if there is none.
+    `kind` is the comparison and the model ("" if labels are compared with labels).
     """
     comparison, model = kind
     rows = means[
@@ -206,7 +207,10 @@ def _means_row(means: pd.DataFrame, structure: str, kind: Kind) -> pd.Series | N
 def _structure_cells(
     means: pd.DataFrame, structure: str, kinds: list[Kind]
 ) -> list[Any]:
-    """Return the cells of a structure or group: Dice by comparison, then volume differences."""
+    """Return the cells of a structure or group: Dice by kind, then volume difference by kind.
+
+    `kinds` are pairs of comparison and model. A cell is None if `means` has no such row.
+    """
     rows = [_means_row(means, structure, kind) for kind in kinds]
     cells: list[Any] = []
     for value in ("dice", "absolute_difference_percent"):

@@ -72,9 +72,12 @@ def _statistics(
     metric: str,
     members: Members,
 ) -> pd.DataFrame:
-    """Return the rows of one model and metric, a row for each structure or group.
+    """Return the statistics of one model and metric, a row for each structure or group.
 
-    Intervals are clipped to the possible range of the metric.
+    `frame` is the table of metrics.csv, and `members` has the structures of each group. Columns:
+    model, metric, structure, participants and undefined (numbers of participants and of undefined
+    values), mean, median, sd, and the 95 % interval of the mean (low, high), which is clipped to
+    the possible range of the metric.
     """
     participants = by_participant(frame, model, metric)
     definition = METRICS[metric]
@@ -140,7 +143,11 @@ def _comparison(
     metric: str,
     members: Members,
 ) -> pd.DataFrame:
-    """Compare two models by one metric: a row for each structure that both have, and each group."""
+    """Compare two models by one metric: a row for each structure that both have, and each group.
+
+    `frame` is the table of metrics.csv, and `members` has the structures of each group. The means
+    of groups are computed over the values that both models have.
+    """
     of_first = by_scan(frame, first, metric)
     of_second = by_scan(frame, second, metric)
     known_to_both = set(of_first.columns) & set(of_second.columns)
@@ -175,8 +182,9 @@ def _test_each(
     """Test the difference of two models in each column of their tables.
 
     `first` and `second` are tables of participants x structures. The result has a row for each
-    column, with the fields of `PairedTest`, the value of `left_out` for the column, and the 95 %
-    interval of the mean difference (`low`, `high`).
+    column: `structure`, the fields of `PairedTest` (`participants`, `mean_difference`, `p`,
+    `effect`, `note`), the value of `left_out` for the column, and the 95 % interval of the mean
+    difference (`low`, `high`).
     """
     low, high = mean_interval((second - first).to_numpy(float))
     rows = []

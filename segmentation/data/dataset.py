@@ -56,8 +56,8 @@ class SlabLocation(NamedTuple):
 class StoredSlice(NamedTuple):
     """Stored data of a slab: image codes (C, H, W) and the labels (H, W) of its middle slice.
 
-    C is the number of slices in the slab. `counted` (H, W) is True where the labels are used in
-    training; None if all labels are used.
+    A slab is a slice and its neighbours; C is their number. `counted` (H, W) is True where the
+    labels are used in training; None if all labels are used.
     """
 
     image: Quantised
