@@ -125,10 +125,10 @@ class MeasuredScan:
 class MeasuredGroup:
     """Measured label maps, with the tables and run ledgers that describe them.
 
-    `known` and `results` are the tables and the ledgers. `in_part` are rejected structures that
-    were measured nevertheless, as a part of another structure: each is (SHA-256 of the label map,
-    name of the structure). `failures` are the scans without volumes, as (name, reason). `digests`
-    are the SHA-256 of the label maps.
+    `known` has the tables that the user named, and `results` the ledger entries. `in_part` are
+    rejected structures that were measured nevertheless, as a part of another structure: each is
+    (SHA-256 of the label map, name of the structure). `failures` are the scans without volumes, as
+    (name, reason). `digests` are the SHA-256 of the label maps.
     """
 
     known: Known

@@ -122,7 +122,8 @@ def _probabilities_of_views(
 ) -> dict[View, torch.Tensor]:
     """Return the probabilities of each view for an image (X, Y, Z), as float16.
 
-    They are (X, Y, Z, K), or (X, Y, Z, merged K) for a view that does not tell left from right.
+    They are (X, Y, Z, K) for K classes. A view that does not tell left from right has fewer
+    classes, because the classes of the two sides are merged.
     """
     probabilities: dict[View, torch.Tensor] = {}
     for view, part in segmenter.each_view(image):
@@ -145,8 +146,8 @@ def _refuse_another_head(
 ) -> None:
     """Raise EvaluationError if the truth does not agree with any view that tells left from right.
 
-    `probabilities` has the probabilities of each view, (X, Y, Z, K), or (X, Y, Z, merged K) for a
-    view that does not tell left from right. `truth` (X, Y, Z) has the classes of the same voxels,
+    `probabilities` has the probabilities of each view, (X, Y, Z, K), with fewer classes for a view
+    that does not tell left from right. `truth` (X, Y, Z) has the classes of the same voxels,
     and `where` is the path of the truth.
     """
     joints = []

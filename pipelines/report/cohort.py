@@ -154,8 +154,10 @@ class Cohort:
     """Tables of the report, all computed from the scans' volumes.
 
     - `scans` are the scans in these tables, `left_out` all others.
-    - `frame` has a row for each scan, structure and metric. Its column `scan` is the index in
-      `scans`.
+    - `frame` has a row for each scan, structure and metric, with these columns: scan (the index in
+      `scans`), subject, session, sex, age, age_band, group, site, intracranial_mm3, structure,
+      fs_id, metric, value, unit, z (robust z over the group) and note. With norms it also has
+      norm_z, percentile and norm_participants.
     - `structures` are in the order of the label scheme.
     - `adjustment` describes how volumes were adjusted, `harmonisation` how effects of sites were
       removed; None if they were not.
@@ -289,7 +291,9 @@ def cohort_of(
     - With `norms`, measured volumes have a percentile and `norm_z`; an unusual percentile is the
       note.
 
-    For another `metric` than the volume, `unit_of` returns the unit of a structure's values.
+    `covariates` are the terms that the user named for the linear model; None for an automatic
+    choice. For another `metric` than the volume, `unit_of` returns the unit of a structure's
+    values.
     """
     left_out = tuple(scan for scan in scans if scan.left_out)
     scans = tuple(scan for scan in scans if not scan.left_out)

@@ -333,8 +333,11 @@ class Evaluation:
 
     `frame` is that table, `pairs` the table of compared files. `not_predicted` and `other_csf` have
     a model and a structure in each row. These are not in `frame`: the model does not predict the
-    structure, or its CSF has another definition than the CSF of the truth. `statistics` is from
-    `structure_statistics`; the other tables are from the functions with their names.
+    structure, or its CSF has another definition than the CSF of the truth.
+
+    `statistics` has the statistics of each model, metric and structure, and `comparisons` the tests
+    of every two models. `agreement` compares predicted with true volumes, and `retest` the volumes
+    of two scans of a participant.
     """
 
     frame: pd.DataFrame

@@ -280,7 +280,8 @@ def _label_map(beside: Path, stem: str) -> Path | None:
 def correction_of(result: Path) -> Correction | None:
     """Return the correction of a label map; None if there is none.
 
-    IntegrityError is raised if its JSON is not in the format of `save_correction`.
+    `result` is the path of the label map as it was predicted. IntegrityError is raised if the JSON
+    sidecar of the correction is invalid.
     """
     path = corrected_path(result)
     if not path.is_file():

@@ -74,9 +74,10 @@ _AGAIN = "put it back, or run `trinat prepare` again with its new place"
 class ScanFile:
     """A label map or image, with the subject and scan that its name says.
 
-    `name` is the file name without its suffix. `subject` and `session` are used to find pairs of
-    files. `participant` is the participant that the file counts for in tables; `table_session`
-    distinguishes several scans of that participant.
+    `name` is the file name without its suffix. `subject` and `session`, as the name says them, are
+    used to find pairs of files. In tables, files are identified by `participant` (with the name of
+    a folder in front if participants in several folders have the same name) and by `table_session`,
+    which distinguishes several scans of a participant.
     """
 
     name: str

@@ -349,7 +349,7 @@ class Predictor:
         remarks : sequence of str
             Notes on how the results were made; empty ones are dropped.
         uncertainty, parcels, lesions
-            Further results, or None.
+            Results of optional computations; None for each that was not requested.
         """
         plan = conformed.plan.cropped(region.box)
         _set_background_outside_scan(probabilities, plan)
