@@ -80,7 +80,8 @@ class EvaluationSettings(LabelMapOptions):
     """Settings of `trinat evaluate`.
 
     `truth` is a folder or file of label maps, or with `part` or `folds` a store; `folds` are the
-    test parts of a cross-validation. `models` has the place of each model's predictions.
+    test parts of a cross-validation. `models` maps the name of each model to the path of its
+    predictions.
 
     `labels` is the label scheme that measures. `mapping` is a table of the dataset's own label
     numbers. `numbering` is the numbering of the truth (a folding table's name or file), and

@@ -384,7 +384,11 @@ class Coding:
 
 @dataclass(frozen=True)
 class _Fit:
-    """The fitted model of one structure; `rows` are the values and facts of its participants."""
+    """The fitted model of one structure.
+
+    `rows` has the value and the terms of each participant. `coding` is the design matrix with its
+    contrasts, and `model` has the fitted coefficients.
+    """
 
     structure: str
     rows: pd.DataFrame

@@ -152,11 +152,12 @@ class _SurfacePoints:
     normals: _Points
 
     def distances_mm(self, places: _Points, gap_mm: float) -> tuple[_Points, _Points]:
-        """Return the distances (M,) of places (M, 3) from the surface, and unit vectors towards it.
+        """Return the distances (M,) in mm of positions from the surface, and unit vectors to it.
 
-        Both are measured to the nearest of the points. This point usually lies somewhat beside the
-        nearest place of the surface itself, so the part of the way that is parallel to the surface,
-        at most `gap_mm` of it, is left out of the distance. The unit vectors are (M, 3).
+        `places` (M, 3) are the positions in mm. Distances and unit vectors (M, 3) are measured to
+        the nearest of the surface's stored points. This point usually lies somewhat beside the
+        nearest position on the surface itself. Therefore the part of the way that is parallel to
+        the surface, at most `gap_mm` of it, is left out of the distance.
         """
         reach, nearest = cKDTree(self.points).query(places)
         way = self.points[nearest] - places
