@@ -36,8 +36,8 @@ _NO_SERIES = (
 class Outcome:
     """Counts of a run's inputs: done, skipped and failed.
 
-    Inputs that were not begun when the run was stopped are in none of these counts; then
-    `interrupted` is True.
+    If the run was stopped, `interrupted` is True. The counts then leave out the inputs that were
+    not begun.
 
     - `is_part`: the run was a part of the work, and `trinat merge` joins it with the others.
     - `grades` counts the done scans by grade.

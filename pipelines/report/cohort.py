@@ -280,8 +280,9 @@ def cohort_of(
 ) -> Cohort:
     """Compute the tables of a group from its scans' volumes.
 
-    Scans that are left out are in none of the tables. The frame has a row for each volume and for
-    each asymmetry of a pair, for those structures of the scheme that any scan has.
+    The tables do not contain scans that have a reason in `left_out`. The frame has a row for each
+    volume, and for the asymmetry of each pair of left and right, of all structures of `scheme` that
+    any scan has.
 
     - With `adjusting`, each volume has another row, adjusted for the intracranial volume.
     - With `harmonising`, it has another row, without the effects of sites.
@@ -543,7 +544,7 @@ def groups_of(participants: pd.DataFrame, fact: str) -> list[str]:
     """Return the groups of participants by one fact, such as the sex, sorted.
 
     `participants` has a row for each participant and structure, and a column for the fact.
-    Participants whose fact is unknown ("") are in no group.
+    Participants whose fact is unknown ("") belong to none of the groups.
     """
     return sorted(set(participants[fact]) - {""})
 
