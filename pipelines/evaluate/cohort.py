@@ -125,10 +125,10 @@ class MeasuredScan:
 class MeasuredGroup:
     """Measured label maps, with the tables and run ledgers that describe them.
 
-    `known` and `results` are the tables and the ledgers. `in_part` are rejected structures that
-    were measured nevertheless, as a part of another structure: each is (SHA-256 of the label map,
-    name of the structure). `failures` are the scans without volumes, as (name, reason). `digests`
-    are the SHA-256 of the label maps.
+    `known` has the tables that the user named, and `results` the ledger entries. `in_part` are
+    rejected structures that were measured nevertheless, as a part of another structure: each is
+    (SHA-256 of the label map, name of the structure). `failures` are the scans without volumes, as
+    (name, reason). `digests` are the SHA-256 of the label maps.
     """
 
     known: Known
@@ -324,8 +324,9 @@ def _facts_of(
 ) -> pd.DataFrame:
     """Return a row for each scan that the run ledger does not leave out.
 
-    The columns are subject, age, sex, site and group. `excluded` are the grades of scans to leave
-    out.
+    The columns are subject, age, sex, site and group. `files` are the label maps, `known` has the
+    participants table, and `results` the ledger entries. `excluded` are the grades of scans to
+    leave out.
     """
     rows = []
     for file in files:
@@ -355,9 +356,12 @@ def _make_scans(
 ) -> tuple[list[MeasuredScan], set[tuple[str, str]]]:
     """Make a scan of each measured label map, and record why scans and structures are left out.
 
+    `known` has the tables that the user named, and `results` the ledger entries of the label maps.
     Structures that were rejected, or that the model does not predict, get no volume. `excluded` are
-    the grades of scans and structures to leave out. The second result is `in_part` of
-    `MeasuredGroup`.
+    the grades of scans and structures to leave out.
+
+    The second result has the rejected structures that were measured nevertheless, as a part of
+    another structure: each is (SHA-256 of the label map, name of the structure).
     """
     scheme = known.scheme
     rejected = rejections(known.ratings)

@@ -163,7 +163,12 @@ def _publish(
 
 
 def _pairs_table(done: Iterable[Done], pairings: Mapping[str, Pairing]) -> pd.DataFrame:
-    """List every file of both sides: measured, failed, rejected, or without a partner."""
+    """Return the table of pairs.csv: all pairs, and all files without a partner.
+
+    `done` are the outcomes of the pairs; `pairings` has the files without a partner, by name of the
+    model. Columns: subject, session, model, status (measured, failed, rejected, no truth, no
+    prediction), note, paired_by, the file names truth and prediction, and the facts `_FACTS`.
+    """
     rows = []
     for result in done:
         pair = result.task.pair

@@ -39,8 +39,10 @@ KILLED = "its process was killed (out of memory?)"
 class Task:
     """One pair to measure, with everything that a worker process needs for it.
 
-    `scheme` is the name or file of the label scheme. `rejected` has the rejections of raters, by
-    the SHA-256 of a prediction: a mapping from structure to the raters' names. The structure ""
+    `scheme` is the name or file of the label scheme. `mappings` has the meaning of the label
+    numbers of both files, and `made` says how the model made its predictions. `rejected` has the
+    rejections of raters, by the SHA-256 of a prediction: a mapping from structure to the raters'
+    names. The structure ""
     stands for the whole label map. `truth_csf` is the definition of CSF in the ground truth.
     """
 

@@ -398,7 +398,8 @@ class _Model:
     def curve(self, parameters: Values, sex: int) -> Curve:
         """Compute the curve of a sex (0 for women, 1 for men).
 
-        It has the years of age that enough controls are near.
+        `parameters` are the fitted parameters of the model. The curve has a point for each year of
+        age with enough controls of about that age.
         """
         controls = self.controls
         of_sex = controls.age[controls.is_male == sex]
@@ -434,9 +435,10 @@ class _Model:
         )
 
     def _design_at(self, ages: Values, sex: int) -> Values:
-        """Return rows of the design matrix, (A, P), for the mean head size.
+        """Return rows of the design matrix, (A, P), for participants with the mean head size.
 
-        They are for participants of these ages, (A,), and one sex, 0 or 1.
+        `ages` (A,) are the ages of the participants, and `sex` is the sex of all of them: 0 for
+        women, 1 for men.
         """
         columns = [_spline(self.knots, ages)]
         if np.ptp(self.controls.is_male):
@@ -455,8 +457,8 @@ class _Model:
     def _leverage(self, design: Values, ages: Values, slope: float) -> Values:
         """Return the variance of the fitted median relative to that of a participant, (A,).
 
-        `design` (A, P) has the rows of the design matrix for these `ages` (A,), and `slope` is as
-        in `_relative_spread`.
+        `design` (A, P) has the rows of the design matrix for these `ages` (A,). `slope` is the
+        change of the logarithm of the spread in ten years.
         """
         of_controls = self._relative_spread(self.controls.age, slope)
         weighted = self.design / of_controls[:, None]
@@ -466,9 +468,10 @@ class _Model:
 
 
 def _spline(knots: Values, ages: Values) -> Values:
-    """Return the basis of natural cubic splines at these ages, (A, knots).
+    """Return the values of basis functions of natural cubic splines at A ages, (A, knots).
 
-    Each basis function is 1 at one knot and 0 at the others.
+    `knots` are the ages at which the pieces of a spline meet. Each basis function is 1 at one knot
+    and 0 at the others.
     """
     if len(knots) == 1:
         return np.ones((len(ages), 1))

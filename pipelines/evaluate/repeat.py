@@ -97,8 +97,9 @@ class _Scan:
 class _Task:
     """Two scans of a participant, with everything that a worker process needs to compare them.
 
-    `scheme` is the name or file of the label scheme. `mappings` and `made` are by name of the
-    model. `labels_csf` is the definition of CSF in the labels.
+    `scheme` is the name or file of the label scheme. By name of the model, `mappings` has the
+    meaning of label numbers, and `made` says how the model made its predictions. `labels_csf` is
+    the definition of CSF in the labels.
     """
 
     participant: str
@@ -319,9 +320,10 @@ def _plan_tasks(
 
 
 def _id_of(image: ScanFile, images: Path) -> str:
-    """Return the id of a scan, as in `trinat predict`.
+    """Return the name by which `trinat predict` identifies a scan.
 
-    It is the path below `images` without the extension; for a subject of FreeSurfer, its name.
+    It is the path below the folder `images` without the file extension, or the name of the folder
+    for a subject of FreeSurfer.
     """
     stem = without_suffix(image.path)
     if not image.name.endswith(stem) or not images.is_dir():
@@ -352,7 +354,9 @@ def _measure(task: _Task) -> _Done:
 def _compare(task: _Task, both: TwoScans) -> list[dict[str, Any]]:
     """Return the rows of repeat.csv for two scans.
 
-    There is a row for each structure of each two maps that are compared.
+    Three comparisons are made: labels with labels, predictions with predictions, and the
+    predictions of either scan with the labels of the other. There is a row for each structure of
+    each two maps that are compared. `both` is the space to which all maps are resampled.
     """
     scheme = load_scheme(task.scheme)
     scans = (task.first, task.second)
@@ -457,7 +461,11 @@ def _comparison_rows(
 def _pairs_table(
     done: Sequence[_Done], alone: Sequence[tuple[str, str, str]]
 ) -> pd.DataFrame:
-    """List all pairs of scans, compared or failed, and the scans that are in no pair (`alone`)."""
+    """Return the table of all pairs of scans, compared or failed, and of the scans without a pair.
+
+    `alone` are the scans without a pair: participant, scan and reason. Columns: participant, first,
+    second (the two scans), status (measured, failed, left out), note, and the facts `_FACTS`.
+    """
     rows: list[dict[str, Any]] = []
     for result in done:
         task = result.task

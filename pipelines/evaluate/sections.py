@@ -1,4 +1,4 @@
-"""Sections of `trinat report` for parcels and further outputs, from the run ledgers.
+"""Sections of `trinat report` for parcels, thickness, callosum and lesions, from run ledgers.
 
 Each section has tables of its own. Corrected scans are not included, because their measures are
 from before the correction.
@@ -45,8 +45,9 @@ def sections_of(
 ) -> list[Section]:
     """Return the sections for which any scan has measures.
 
-    `pairs` has the ledger entry and the scan of each label map. `parcels` is True if the section of
-    parcels is wanted.
+    Sections are those of parcels, thickness, callosum and lesions. `pairs` has the ledger entry and
+    the scan of each label map. `norms` are compared with the measures, if given. `parcels` is True
+    if the section of parcels is wanted.
     """
     sections = []
     if parcels:
@@ -85,9 +86,12 @@ def further_cohort(
     norms: Norms | None = None,
     covariates: Collection[str] | None = None,
 ) -> Cohort | None:
-    """Return the cohort of scans whose values are the columns of the further output `name`.
+    """Return the tables of a group for one output: thickness, callosum or lesions.
 
-    None if no scan has a value.
+    `name` is the output. `scans` are its scans, as `further_scans` returns them: their values are
+    the measures of this output instead of volumes. `norms` are compared with the values;
+    `covariates` are the terms that the user named for the linear model, None for an automatic
+    choice. Returns None if no scan has a value.
     """
     columns = _columns_in(scans)
     if not columns:
@@ -126,10 +130,10 @@ def _columns_in(scans: Iterable[Scan]) -> list[str]:
 def further_scans(
     name: str, pairs: Iterable[Pair], excluded: Collection[str]
 ) -> list[Scan]:
-    """Return copies of the scans whose values are the columns of the further output `name`.
+    """Return copies of the scans with the measures of one output in place of the volumes.
 
-    Scans without this output are dropped. Values of the `excluded` grades are left out, with the
-    reason.
+    `name` is the output: thickness, callosum or lesions. Scans without this output are dropped.
+    Values of the `excluded` grades are left out, with the reason.
     """
     scans = []
     for result, scan in pairs:

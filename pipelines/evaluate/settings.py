@@ -80,7 +80,8 @@ class EvaluationSettings(LabelMapOptions):
     """Settings of `trinat evaluate`.
 
     `truth` is a folder or file of label maps, or with `part` or `folds` a store; `folds` are the
-    test parts of a cross-validation. `models` has the place of each model's predictions.
+    test parts of a cross-validation. `models` maps the name of each model to the path of its
+    predictions.
 
     `labels` is the label scheme that measures. `mapping` is a table of the dataset's own label
     numbers. `numbering` is the numbering of the truth (a folding table's name or file), and
@@ -192,9 +193,10 @@ class EvaluationSettings(LabelMapOptions):
 class CohortSettings(LabelMapOptions):
     """Settings of `trinat report`.
 
-    `adjust` is the method of adjusting volumes for the intracranial volume, `harmonise` the factor
-    whose effects are removed, if any, and `covariates` those of the linear model; None chooses
-    them. Scans and structures of the `excluded` grades are in no number.
+    `adjust` is the method of adjusting volumes for the intracranial volume. `harmonise` is the
+    factor whose effects are removed from the volumes, if any. `covariates` are the terms of the
+    linear model; None for an automatic choice. All numbers leave out scans and structures of the
+    `excluded` grades.
     """
 
     predictions: Annotated[

@@ -44,8 +44,8 @@ class Agreement:
 
     `scans` is the number of scans read. `changed` are the classes (indices) that are compared.
     `dice` is the mean Dice over these classes and scans. `size_gap` is the part of the missing Dice
-    that is due to structures being too large or too small over all scans together, which factors of
-    structures correct in part.
+    that is due to structures being too large or too small over all scans together. Factors that
+    multiply the probability of each structure correct it in part.
     """
 
     scans: int
@@ -71,9 +71,10 @@ def compare_with_results(
 ) -> Agreement | None:
     """Compare corrected label maps with the results that they correct; None if none is readable.
 
-    `counted` are the classes (indices) to compare. If all corrections were painted, only the
-    structures of which a substantial share was changed are compared, on both sides. `mapping`
-    translates the label numbers of imported label maps. Ten scans at most are read.
+    `counted` are the classes (indices of `scheme`) to compare. If all corrections were painted in
+    the viewer, only the structures of which a substantial share was changed are compared, on both
+    sides. `mapping` translates the label numbers of imported label maps. Ten scans at most are
+    read.
     """
     joints = []
     for each in _evenly_spaced(corrected, _MOST_READ):
@@ -110,7 +111,11 @@ def compare_with_results(
 def _count_pairs(
     corrected: Corrected, result: Path, scheme: LabelScheme, mapping: Mappings
 ) -> Counts:
-    """Count the voxels of a scan by class in the correction and class in the result, (K, K)."""
+    """Count the voxels of a scan by class in the correction and class in the result, (K, K).
+
+    `result` is the path of the label map that was corrected. `mapping` has the meaning of the label
+    numbers of the correction. K is the number of classes of `scheme`.
+    """
     labels = Volume.read(corrected.labels, labels=True)
     found, _ = on_grid_of(Volume.read(result, labels=True), labels)
     truth = scheme.from_freesurfer(

@@ -1,6 +1,7 @@
 """`trinat learn`: the best model that the available corrected label maps allow.
 
-With few participants, only factors of structures are fitted; with more, networks are trained, too.
+With few participants, only factors on the probabilities of structures are fitted; with more,
+networks are trained, too.
 Participants that were held out decide which model is better. A model that is no better than the one
 before is not written.
 """
@@ -64,7 +65,7 @@ from trinat.segmentation.training.odds_fit import (
 _log = logging.getLogger(__name__)
 
 # Fewest participants to train with. Of two, one would be held out and only one left to learn from;
-# factors of structures use both.
+# factors on the probabilities of structures are fitted to both.
 _FEWEST_TO_TRAIN = 3
 _FACTORS = "factors"
 _SEE = "see what is wrong with it"
@@ -121,10 +122,10 @@ class Learnt:
 class _Material:
     """Corrected scans, segmented with the model that is to be improved.
 
-    `corrected`, `pairs` and `scans` have an entry for each usable scan. `scans` are the voxels
-    whose class depends on factors of structures. `reader` has read the label maps. `counted` are
-    the classes (indices) that enter mean Dice scores. `failed` is the number of scans that could
-    not be used.
+    `corrected`, `pairs` and `scans` have an entry for each usable scan. `scans` has the voxels
+    whose class depends on the factors that multiply the probabilities of structures. `reader` has
+    read the label maps. `counted` are the classes (indices) that enter mean Dice scores. `failed`
+    is the number of scans that could not be used.
     """
 
     corrected: Sequence[Corrected]
@@ -149,10 +150,10 @@ def learn(
 ) -> Learnt:
     """Fit a model to corrected scans; write it if the Dice of held-out participants rises.
 
-    The scans are those of `study`; by default of the results in the settings. Scans that cannot be
-    used are logged, and count as failed. EvaluationError is raised if none can be used, or if the
-    new model is no better; then no model is written. With `progress`, the progress of a training is
-    shown on stderr.
+    Corrected scans are taken from `study`; if it is None, from the results that the settings name.
+    Scans that cannot be used are logged, and count as failed. EvaluationError is raised if none can
+    be used, or if the new model is no better; then no model is written. With `progress`, the
+    progress of a training is shown on stderr.
     """
     check_out(settings.out, settings.overwrite)
     if study is None:
@@ -215,9 +216,10 @@ def _prepare_material(study: Study, settings: LearnSettings) -> _Material:
 
 
 def _trains_networks(settings: LearnSettings, participants: int) -> bool:
-    """Return True if networks are trained, False if only factors of structures are fitted.
+    """Return True if networks are trained, False if only factors are fitted.
 
-    `participants` is the number of participants with a corrected scan.
+    The factors multiply the probabilities of structures. `participants` is the number of
+    participants with a corrected scan.
     """
     if settings.method == "auto":
         return participants >= _FEWEST_TO_TRAIN
@@ -251,10 +253,10 @@ def _log_expectation(
 
 
 def _fit_factors(material: _Material, settings: LearnSettings, why: str) -> Learnt:
-    """Fit factors of structures to all scans and write the model if its Dice is better.
+    """Fit a factor on the probability of each structure; write the model if its Dice is better.
 
-    Each scan is scored with factors that were fitted to other participants. `why` is a message on
-    the choice of method.
+    The factors of the model are fitted to all scans. To decide, each scan is scored with factors
+    that were fitted to other participants. `why` is a message on the choice of method.
     """
     found = _factors_of(material)
     before = tuple(found.dice[BEFORE])
@@ -269,7 +271,7 @@ def _fit_factors(material: _Material, settings: LearnSettings, why: str) -> Lear
 
 
 def _factors_of(material: _Material) -> FittedFusion:
-    """Fit factors of structures to all scans."""
+    """Fit the factors that multiply the probabilities of structures to all scans."""
     return find_odds(material.model, material.pairs, material.scans, material.counted)
 
 
@@ -301,9 +303,11 @@ def _choose_training(
     settings: LearnSettings,
     what: str,
 ) -> Learnt:
-    """Choose between the old model, factors of structures and trained networks; write the best.
+    """Score the old model and the candidates for a new one on held-out scans; write the best.
 
-    The held-out scans decide. `what` is a message on the number of scans.
+    The candidates are the old networks with new factors on the probabilities of structures, and
+    the trained networks. EvaluationError is raised if none is better than the old model. `what` is
+    a message on the number of scans.
     """
     left_out = []
     rest = []
@@ -346,7 +350,8 @@ def _scores_of_factors(
 ) -> dict[str, list[float]]:
     """Return the mean Dice of each scan in `left_out`, with the old and with new factors.
 
-    Keys are `BEFORE` and `_FACTORS`. The new factors are fitted to the other scans, `rest`.
+    The factors multiply the probabilities of structures. Keys are `BEFORE` (old) and `_FACTORS`
+    (new). The new factors are fitted to the other scans, `rest`.
     """
     model = material.model
     fixed = classes_without_odds(model, material.scans, material.counted)
@@ -367,7 +372,12 @@ def _scores_of_trained(
     left_out: Sequence[Pair],
     settings: LearnSettings,
 ) -> dict[str, list[float]]:
-    """Return the mean Dice of each held-out scan with each trained model, by the model's name."""
+    """Return the mean Dice of each held-out scan with each trained model.
+
+    `left_out` are the held-out scans with their corrected label maps. Keys are the names of models:
+    "averaged" (missing if only the last layer was trained) and "trained". The Dice is 0 for a scan
+    that hardly agrees with its label map.
+    """
     scheme = material.model.scheme
     fixed = classes_without_odds(material.model, material.scans, material.counted)
     scores = {}
@@ -406,6 +416,9 @@ def _save_trained(
     settings: LearnSettings,
 ) -> None:
     """Write a trained model as the new model, with its scores and the provenance of its training.
+
+    `chosen` is its name among the trained models, "averaged" or "trained". `judged` has the scores
+    of the held-out scans.
 
     If all corrections were painted, structures that nobody changed were not learnt: the old model's
     facts on CSF and on structures that it does not predict still hold.

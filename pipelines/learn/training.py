@@ -133,7 +133,11 @@ def train_on(
 def recipe_changes(
     corrected: Sequence[Corrected], model: Model, settings: LearnSettings
 ) -> dict[str, Any]:
-    """Return the recipe's settings that follow from the model and the corrections, by key."""
+    """Return the settings of the recipe that follow from the model and the corrections, by key.
+
+    `model` is the model to improve. If all corrections were painted in the viewer and no recipe is
+    given, the settings limit the training to the last layer.
+    """
     changed: dict[str, Any] = {
         "start": model.folder.resolve(),
         "contrast": model.info.contrast,
@@ -171,7 +175,8 @@ def save_learnt_classes(
 ) -> None:
     """Write a trained model in which only `classes` (indices) have new weights in the last layer.
 
-    All other classes get their weights in `start`, so that borders between two of them do not move.
+    `start` is the model before training. All other classes get its weights back, so that borders
+    between two of them do not move. The model is written to the folder `out`.
     """
     for view, network in trained.networks.items():
         count = len(trained.classes_of(view))

@@ -174,7 +174,9 @@ def _join_content(
 ) -> dict[str, Any]:
     """Return the fields of the new model's `Description`, except its name and its prior.
 
-    `members` are from `_members_by_view`.
+    `sources` are the models to combine; the scheme and other common facts are those of the first.
+    `members` has the models with a network for each view. `fusion` are the settings by which the
+    views are combined. `licence` is the licence of the weights of sources that state none.
     """
     first = sources[0]
     origins = {view: _join_origin(found, view) for view, found in members.items()}

@@ -41,7 +41,7 @@ FITTED = "fitted"
 def fit_structure_odds(
     model: Model, pairs: Sequence[Pair], reader: Reader, *, device: str
 ) -> tuple[FittedFusion, list[Pair], list[str]]:
-    """Fit the odds of structures to pairs of scan and truth.
+    """Fit the odds of structures, factors on their probabilities, to pairs of scan and truth.
 
     Returns the fitted fusions, the pairs that could be used, and a message for each of the others.
     EvaluationError is raised if none could be used.
@@ -75,7 +75,10 @@ def segment_all(
 def _doubtful_voxels(
     segmenter: Predictor, pair: Pair, reader: Reader
 ) -> DoubtfulVoxels:
-    """Segment the scan of a pair; return the voxels whose class depends on the odds."""
+    """Segment the scan of a pair; return the voxels whose class depends on the odds.
+
+    The "prediction" of the `pair` is the scan itself; `reader` reads the scan and its truth.
+    """
     prepared, classes = reader.read(segmenter, pair)
 
     def work() -> tuple[Tensor, Box]:
@@ -106,8 +109,9 @@ def find_odds(
 ) -> FittedFusion:
     """Fit odds of structures to all scans; score each scan with odds fitted to other participants.
 
-    `scans` are the voxels of each pair from `segment_all`. `counted` are the classes (indices) that
-    get odds and enter the mean Dice; None for all.
+    The odds of a structure are a factor that multiplies its probability in each voxel. `scans` has
+    the voxels of each pair whose class depends on the odds. `counted` are the classes (indices)
+    that get odds and enter the mean Dice; None for all.
     """
     scheme = model.scheme
     own = model.info.fusion
@@ -130,8 +134,9 @@ def classes_without_odds(
 ) -> list[int]:
     """Return the classes (indices) that keep odds of 1 and are left out of the mean Dice.
 
-    These are the classes that `without_odds` returns, the classes that no reference label map
-    contains, and, if `counted` is given, the classes that it does not contain.
+    Odds multiply the probability of a class in each voxel. They are not fitted for background,
+    CSF, structures that the model does not predict, and classes that no reference label map
+    contains. If `counted` is given, all classes that it does not contain are returned, too.
     """
     fixed = {*without_odds(model), *without_truth(scans)}
     if counted is not None:

@@ -47,7 +47,8 @@ def fit_view_weights(
 ) -> tuple[FittedFusion, list[Pair], list[str]]:
     """Fit the weights of the views to pairs of scan and truth, for either kind of mean.
 
-    Returns the fitted fusions, the pairs that could be used, and a message for each of the others.
+    In a pair, the scan takes the place of the prediction; `reader` reads both files. Returns the
+    fitted fusions, the pairs that could be used, and a message for each of the others.
     EvaluationError is raised if none could be used.
     """
     segmenter = Predictor(model, device=device)
@@ -87,7 +88,11 @@ def describe_weights(fusion: Fusion) -> str:
 
 
 def _score(segmenter: Predictor, scan: AmbiguousVoxels, fusion: Fusion) -> float:
-    """Return the mean Dice of a scan with a fusion, over the structures that the model predicts."""
+    """Return the mean Dice of a scan over the structures that the model predicts.
+
+    `fusion` has the weights of the views and the kind of mean. `scan` has the voxels whose class
+    depends on them.
+    """
     model = segmenter.model
     weights = normalised_weights(fusion.weights, segmenter.views, model.folder)
     values = dice(scan.joint(model.scheme, weights, fusion.mean))
@@ -98,7 +103,10 @@ def _score(segmenter: Predictor, scan: AmbiguousVoxels, fusion: Fusion) -> float
 def _ambiguous_voxels(
     segmenter: Predictor, pair: Pair, reader: Reader
 ) -> AmbiguousVoxels:
-    """Run all views over a pair's scan; return the voxels whose class depends on the weights."""
+    """Segment a scan by each view; return the voxels whose class depends on the views' weights.
+
+    The "prediction" of the `pair` is the scan itself; `reader` reads the scan and its truth.
+    """
     model = segmenter.model
     prepared, classes = reader.read(segmenter, pair)
     image = segmenter.image_of(prepared).cpu()
@@ -114,7 +122,8 @@ def _probabilities_of_views(
 ) -> dict[View, torch.Tensor]:
     """Return the probabilities of each view for an image (X, Y, Z), as float16.
 
-    They are (X, Y, Z, K), or (X, Y, Z, merged K) for a view that does not tell left from right.
+    They are (X, Y, Z, K) for K classes. A view that does not tell left from right has fewer
+    classes, because the classes of the two sides are merged.
     """
     probabilities: dict[View, torch.Tensor] = {}
     for view, part in segmenter.each_view(image):
@@ -137,8 +146,9 @@ def _refuse_another_head(
 ) -> None:
     """Raise EvaluationError if the truth does not agree with any view that tells left from right.
 
-    `probabilities` are from `_probabilities_of_views`, `truth` has the classes of the same voxels;
-    `where` is the path of the truth.
+    `probabilities` has the probabilities of each view, (X, Y, Z, K), with fewer classes for a view
+    that does not tell left from right. `truth` (X, Y, Z) has the classes of the same voxels,
+    and `where` is the path of the truth.
     """
     joints = []
     for view, values in probabilities.items():

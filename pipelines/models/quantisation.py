@@ -55,9 +55,10 @@ def calibration_slices(model: Model) -> dict[View, list[Slices]]:
 
 
 def quantise(path: Path, batches: list[Slices]) -> None:
-    """Quantise an exported network in place, with the ranges of activations from `batches`.
+    """Quantise an exported network to 8-bit integers, in place.
 
-    `path` is the ONNX file. Raises ModelError if too many labels change.
+    `path` is the ONNX file. `batches` are slices of scans, on which the ranges of activations are
+    measured. Raises ModelError if too many labels change.
     """
     require_extra("quantise", "nncf", "onnx", "onnxruntime")
     # NNCF reports each use to its makers unless this is set before the import.

@@ -79,7 +79,7 @@ def judge(
     model: Model,
     limits: Limits,
 ) -> tuple[ScanResult, BrainVolumes]:
-    """Return the result of a scan for the ledger, and the volumes of its brain as a whole.
+    """Return the result of a scan for the ledger, and the measures of its whole brain.
 
     The result has grades, volumes in mm³, and notes. `changes` is the fraction of each structure
     that clean-up has changed, by the structure's name; `limits` are the model's limits of quality.
@@ -233,9 +233,10 @@ def _rounded(value: float | None) -> float | None:
 class CaseFiles:
     """Writer of the files of a case, below the folder `staging`.
 
-    `found` is the segmentation of the scan, `volumes` are those of the brain as a whole, and
-    `model` is the name of the model. `sources` are the cases whose scans the segmentation was
-    computed from: several, if the scans of a participant were segmented together.
+    `found` is the segmentation of the scan, `volumes` are the measures of the whole brain, such as
+    the intracranial volume, and `model` is the name of the model. `sources` are the cases whose
+    scans the segmentation was computed from: several, if the scans of a participant were segmented
+    together.
     """
 
     staging: Path
@@ -575,8 +576,9 @@ def format_aseg_stats(
 
     `subject` is the name in its header. `voxels` has the number of voxels of each structure by
     name: a structure with 0 voxels has a row, a structure that is not in `voxels` has none. Rows
-    are sorted by FreeSurfer number and counted from 1. Unknown `volumes` of the brain as a whole
-    have no line; a note gives the reason.
+    are sorted by FreeSurfer number and counted from 1. `voxel_mm3` is the volume of a voxel.
+    `volumes` are the measures of the whole brain; an unknown measure has no line, but a note with
+    the reason.
     """
     lines = [
         "# Title Segmentation Statistics",
@@ -614,9 +616,10 @@ def format_cortex_stats(
 ) -> str:
     """Format the thickness of one side as FreeSurfer's `?h.aparc.stats`.
 
-    `voxels` has the number of voxels of each parcel by name. Columns are in FreeSurfer's order,
-    which its programs rely on. Voxels replace vertices, the surface is the middle surface, and
-    there is no curvature. Parcels without cortex have no row.
+    `subject` is the name in the header, and `found` is the thickness of both sides. `voxels` has
+    the number of voxels of each parcel by name. Columns are in FreeSurfer's order, which its
+    programs rely on. Voxels replace vertices, the surface is the middle surface, and there is no
+    curvature. Parcels without cortex have no row.
     """
     (hemisphere,) = (sheet for sheet in found.hemispheres if sheet.side == side)
     lines = [

@@ -40,7 +40,7 @@ _COLUMNS = (
     "last_mm3",
     *_OF_CHANGE,
 )
-# In tables of further outputs, units are part of the name of a measure.
+# In the tables of thickness, callosum and lesions, units are part of the name of a measure.
 _FURTHER_COLUMNS = (
     *("participant", "group", "measure", "scans", "years", "first", "last"),
     *_OF_CHANGE,
@@ -56,8 +56,10 @@ def renew_changes(
 ) -> None:
     """Write the tables and the page into `folder`, from where the ledger moves them into place.
 
-    `entries`, `excluded` and `results` are as in `write_changes`. Files of an earlier run that are
-    not written again are removed from the output folder, because their results are gone.
+    `entries` are the ledger entries of all scans. No change is computed from scans and structures
+    whose grade is in `excluded`. Paths of scans are relative to the folder `results`. Files of an
+    earlier run that are not written again are removed from the output folder, because their results
+    are gone.
     """
     written = write_changes(folder, entries, excluded, results)
     for name in CHANGES:
@@ -106,9 +108,10 @@ def write_changes(
 def further_courses(
     name: str, scans: Sequence[Entry], excluded: Collection[str]
 ) -> list[Course]:
-    """Return the course of each measure of a further output of one participant.
+    """Return the values over time of each measure of one output, for one participant.
 
-    `name` is the output, such as thickness; `scans` are the entries of the participant's scans.
+    `name` is the output: thickness, callosum or lesions. `scans` are the entries of the
+    participant's scans.
     Scans and structures whose grade is in `excluded` are left out. A measure with fewer than two
     values has no course.
     """
@@ -335,8 +338,9 @@ def _course(
     """Return the course of a measure over scans in chronological order.
 
     `values` has one value for each scan, `name` is the structure or column. `participant` is any
-    time point of the participant, for name and group. `retest_percent` is as for `change_of`. None
-    for fewer than two scans, and if all values are 0.
+    time point of the participant, for name and group. `retest_percent` is the limit within which
+    the difference between two scans of an unchanged participant lies in 95 of 100 cases; None if it
+    is not known. Returns None for fewer than two scans, and if all values are 0.
     """
     if len(scans) < 2:
         return None
@@ -401,10 +405,11 @@ def _rounded(value: float | None, digits: int) -> float | None:
 def _write_time_points(
     path: Path, participants: Mapping[str, Sequence[Entry]], excluded: Collection[str]
 ) -> None:
-    """Write a row for each scan: participant, time, and the volumes that changes are computed from.
+    """Write a row for each scan, with the volumes that changes are computed from.
 
-    `participants` has the entries of each participant's scans. The column `left_out` lists the
-    excluded structures, or the scan as a whole, with the reasons.
+    Columns: `participant`, `group`, `case`, `year`, `left_out`, and the volume in mm³ of each
+    structure (`NAME_mm3`). `participants` has the entries of each participant's scans. The column
+    `left_out` lists the excluded structures, or the scan as a whole, with the reasons.
     """
     names: dict[str, None] = {}
     for scans in participants.values():

@@ -59,7 +59,8 @@ class SerialEngine:
     """Engine that processes one scan after another in this process.
 
     No worker has to start, but a crash ends the run. A scan is written while the next scan is in
-    the networks. `on_stage` is called as by `local_engine`; the only stage of a scan is "networks".
+    the networks. `on_stage` is called with the id of a case and the stage that it enters; the only
+    stage is "networks".
     """
 
     def __init__(
@@ -75,9 +76,10 @@ class SerialEngine:
     def run(
         self, cases: Iterable[Work | None], stop: Callable[[], bool]
     ) -> Iterator[Entry]:
-        """Process the cases; see `Engine.run`.
+        """Process cases until they are exhausted or `stop` returns True.
 
-        One thread writes the results of a scan while the next scan is segmented.
+        A None among the cases means that no case is ready yet. One thread writes the results of a
+        scan while the next scan is segmented.
         """
         from trinat.pipelines.predict.case import CaseWorker
 
@@ -300,7 +302,7 @@ def local_engine(
     on_stage: Callable[[str, str], None] = ignore_stage,
     target: Callable[..., None] = do_cases,
 ) -> Engine:
-    """Return an engine with a process for each of `devices`; see `Pool`.
+    """Return an engine with a worker process for each of `devices`.
 
     A device can be repeated: cpu twice gives two processes on the CPU. `timeout_s` is the limit for
     one scan; 0 or None: no limit. `on_stage` is called with a case and the stage that it enters,
@@ -319,7 +321,11 @@ def local_engine(
 
 
 class DaskEngine:
-    """Engine that runs each scan as a task of a cluster; for `where` and `config` see `Cluster`."""
+    """Engine that runs each scan as a Dask task of a cluster.
+
+    `where` is local:N, tcp://scheduler:8786, or slurm, pbs, sge, lsf with a `config` file: a YAML
+    file with the number of workers to request (`jobs`) and the arguments of dask-jobqueue's class.
+    """
 
     def __init__(
         self,

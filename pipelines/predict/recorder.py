@@ -36,8 +36,8 @@ _NO_SERIES = (
 class Outcome:
     """Counts of a run's inputs: done, skipped and failed.
 
-    Inputs that were not begun when the run was stopped are in none of these counts; then
-    `interrupted` is True.
+    If the run was stopped, `interrupted` is True. The counts then leave out the inputs that were
+    not begun.
 
     - `is_part`: the run was a part of the work, and `trinat merge` joins it with the others.
     - `grades` counts the done scans by grade.
@@ -344,7 +344,10 @@ class Recorder:
 
 
 def _failed_placement(entry: Entry, error: Exception) -> Entry:
-    """Return the failed entry of a scan whose outputs cannot be put in place."""
+    """Return a failed entry for a scan whose outputs cannot be moved to the output folder.
+
+    `entry` is the entry of the finished scan, and `error` the reason for the failure.
+    """
     return replace(
         entry,
         status="failed",

@@ -89,8 +89,8 @@ class Listener:
 
     - `on_start` gets the number of inputs, `on_entry` the entry of each input, and `on_end` the
       outcome and the output folder.
-    - `on_stage` gets a case and the stage that it enters, as in `local_engine`. It is called with
-      ("", "starting") before the engine starts.
+    - `on_stage` gets a case and the stage that it enters. It is called with ("", "starting") before
+      the engine starts, and with ("", "ready") when a worker process is ready.
     - `on_stop` is called when a signal asks the run to stop; the cases that were begun are still
       finished.
     """
@@ -344,7 +344,7 @@ def _segment(
     """Segment the cases that have no current result; start no engine if there are none.
 
     `cases` are scans or participants. Each result is recorded by `recorder`. Nothing more is begun
-    once `stop` returns True. `on_stage` is as for `Listener`.
+    once `stop` returns True. `on_stage` is called with a case and the stage that it enters.
     """
     to_do = recorder.cases_to_do(cases, stop)
     first = next(to_do, None)

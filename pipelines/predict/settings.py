@@ -52,7 +52,7 @@ TABLES = (
 
 
 def changes_table(name: str) -> str:
-    """Return the name of the table of changes of a further output."""
+    """Return the name of the table of changes of an output: thickness, callosum or lesions."""
     return f"{name}_changes.tsv"
 
 
@@ -400,7 +400,7 @@ class Shard:
 
     @classmethod
     def of_part(cls, text: str) -> Shard | None:
-        """Return the shard whose suffix, as from `str`, is `text`; None for any other text."""
+        """Parse the suffix of a shard's files, such as .shard-1-of-10; None for any other text."""
         match = re.fullmatch(r"\.shard-(\d+)-of-(\d+)", text)
         if match is None:
             return None

@@ -97,7 +97,8 @@ def write_tables(
 ) -> None:
     """Write summary.tsv, volumes.tsv, qc.tsv and report.html to `out`, in natural order of cases.
 
-    parcels.tsv and the tables of further outputs are written if results have these measures.
+    parcels.tsv, thickness.tsv, callosum.tsv and lesions.tsv are written if results have these
+    measures.
     `results` is the folder that has, or will have, the scans' own files; by default `out`.
     """
     ordered = _in_order(entries)
@@ -118,9 +119,10 @@ def _in_order(entries: Iterable[Entry]) -> list[Entry]:
 
 
 def write_measures(out: Path, entries: Iterable[Entry]) -> None:
-    """Write volumes.tsv, qc.tsv and, if there are rows for them, the tables of further measures.
+    """Write volumes.tsv, qc.tsv and the tables of optional measures for all scans that are done.
 
-    These are parcels.tsv and the tables of further outputs.
+    Optional tables are parcels.tsv, thickness.tsv, callosum.tsv and lesions.tsv. Each is written if
+    at least one scan has such measures.
     """
     measured = [entry for entry in _in_order(entries) if entry.status == "done"]
     write_volumes(out / "volumes.tsv", measured)
@@ -133,10 +135,10 @@ def write_measures(out: Path, entries: Iterable[Entry]) -> None:
 
 
 def _write_summary(path: Path, entries: Sequence[Entry], folder: Path) -> None:
-    """Write a row for each scan: its status, the reason and the time it took.
+    """Write a row for each scan: case, status, grade, input, reason and duration in seconds.
 
     If the scan of a result has since disappeared, the reason says so. `folder` is the output
-    folder, which the paths of scans are relative to.
+    folder; paths of scans are relative to it.
     """
     rows = []
     for entry in entries:
@@ -152,10 +154,12 @@ def _write_summary(path: Path, entries: Sequence[Entry], folder: Path) -> None:
 
 
 def write_volumes(path: Path, entries: Sequence[Entry]) -> None:
-    """Write a row for each scan: volumes in mm³, then each structure's share of the total brain.
+    """Write volumes.tsv, with a row for each scan in the order of `entries`.
 
-    Cells for structures or measures that a scan does not have, such as those of a failed scan, are
-    empty (n/a). Rows are in the order of `entries`.
+    Columns: case (in BIDS after participant_id and session_id), the volume of the brain
+    (total_brain_mm3), the other measures of the whole head (NAME_mm3), each structure's volume
+    (NAME_mm3), and each structure's share of the brain (NAME_share). Cells for structures or
+    measures that a scan does not have are empty (n/a).
     """
     measures = _unique_keys(entry.result.measures_mm3 for entry in entries)
     names = _unique_keys(entry.result.volumes_mm3 for entry in entries)
@@ -181,9 +185,11 @@ def write_volumes(path: Path, entries: Sequence[Entry]) -> None:
 
 
 def _write_quality(path: Path, entries: Sequence[Entry]) -> None:
-    """Write a row for each scan: grade, reasons, notes, and the measures that grades are based on.
+    """Write qc.tsv, with a row for each scan: grades, and the measures that they are based on.
 
-    Grades and measures of structures have a column for each structure.
+    Columns: case (in BIDS after participant_id and session_id), grade, mean_agreement,
+    tissue_contrast, total_brain_mm3, reasons, notes, the grade of each structure (NAME), and each
+    measure of each structure (NAME_MEASURE).
     """
     names = _unique_keys(entry.result.structure_grades for entry in entries)
     # Used as an ordered set of the measures of structures.
@@ -209,7 +215,11 @@ def _write_quality(path: Path, entries: Sequence[Entry]) -> None:
 
 
 def write_parcels(path: Path, entries: Sequence[Entry]) -> None:
-    """Write a row for each scan and parcel; scans without parcels have no rows."""
+    """Write parcels.tsv, with a row for each scan and parcel; scans without parcels have no rows.
+
+    Columns: case (in BIDS after participant_id and session_id), parcel, and the fields of
+    `ParcelResult`: freesurfer, side, lobe, mm3, share, asymmetry, agreement, grade.
+    """
     key_names, keys = _key_columns(entries)
     rows = []
     for key, entry in zip(keys, entries, strict=True):
@@ -221,7 +231,9 @@ def write_parcels(path: Path, entries: Sequence[Entry]) -> None:
 def write_further(path: Path, name: str, entries: Sequence[Entry]) -> None:
     """Write the table of one optional output, such as `lesions`, with a row for each scan.
 
-    Its columns are grade, reasons and measures. Scans without this output have empty cells.
+    `name` is thickness, callosum or lesions. Columns: case (in BIDS after participant_id and
+    session_id), grade, reasons, and the measures of the output. Scans without this output have
+    empty cells.
     """
     key_names, keys = _key_columns(entries)
     found = []

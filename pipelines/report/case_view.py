@@ -162,7 +162,11 @@ def _resample(
     *,
     order: int,
 ) -> NDArray[Any]:
-    """Resample an array by the factors `zoom` (3,); `order` is 0 for classes, 1 for grey values."""
+    """Resample an array (X, Y, Z) to a finer or coarser grid.
+
+    `zoom` (3,) is the new number of voxels along each axis, divided by the old number. `order` is 0
+    for classes (nearest neighbour) and 1 for grey values (linear interpolation).
+    """
     scaled: NDArray[Any] = ndimage.zoom(
         data,
         zoom,
@@ -256,7 +260,9 @@ def _draw_still(
 ) -> NDArray[np.uint8]:
     """Draw truth, prediction and errors (rows) in three planes (columns), for print and files.
 
-    `errors` is from `_error_map`; the planes pass through the voxel `start`.
+    `shades` are the grey values, `true` and `predicted` the class indices, all (X, Y, Z). `errors`
+    is 0 where there is no error, else the index in `ERROR_COLORS` plus 1. The planes pass through
+    the voxel `start`.
     """
     colors = label_colors(scheme)
     error_colors = np.array([(0, 0, 0), *ERROR_COLORS], np.float32)
@@ -278,8 +284,9 @@ def _planes_side_by_side(
 ) -> NDArray[np.uint8]:
     """Overlay classes on grey values in the three planes through a voxel.
 
-    The planes are side by side, padded to equal height. `colors` (K, 3) has the colour of each
-    class from 0 to 1; `place` is the voxel.
+    The planes are side by side, padded to equal height. `shades` are the grey values and `classes`
+    the class indices, both (X, Y, Z). `colors` (K, 3) has the colour of each class from 0 to 1;
+    `place` is the voxel.
     """
     planes = []
     views = (View.SAGITTAL, View.CORONAL, View.AXIAL)

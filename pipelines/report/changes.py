@@ -183,8 +183,9 @@ class Course:
     """Volumes of a participant's structure, or values of another measure, in chronological order.
 
     `cases`, `years` and `values` have an item for each scan. `years` are None if times are not
-    known. `structure` is the name of the structure or measure; `retest_percent` is as for
-    `change_of`.
+    known. `structure` is the name of the structure or measure. `retest_percent` is the limit within
+    which the difference between two scans of an unchanged participant lies in 95 of 100 cases; None
+    if it is not known.
     """
 
     participant: str
@@ -237,8 +238,12 @@ def compare_changes(
 
     A participant's slope is one value of the model. Its weight grows with the number of sessions
     and the time between them, because slopes over a few weeks are mostly noise. Robust standard
-    errors hold whatever the weights. `participants` is a table as from `cohort.participants_of`,
-    with all participants, even those with one scan. `covariates` is as in `fit_groups`.
+    errors hold whatever the weights.
+
+    `participants` has a row for each participant and structure, with the columns that
+    `cohort.participants_of` returns. It has all participants, even those with one scan.
+    `covariates` are the terms to include besides group and site: age, sex or icv (the intracranial
+    volume). If None, each covariate is included that is known for most participants.
     """
     slopes = pd.DataFrame(
         {
@@ -319,7 +324,11 @@ def changes_page(
 def _notices(
     courses: Sequence[Course], left_out: Sequence[tuple[str, str, str]]
 ) -> list[str]:
-    """Return warnings to show above the numbers; `left_out` is as in `changes_page`."""
+    """Return warnings to show above the numbers.
+
+    `left_out` has the scan, the structure ("" for the whole scan) and the reason of each exclusion
+    from changes.
+    """
     notices = []
     scans = [scan for scan, structure, _ in left_out if not structure]
     if scans:
@@ -401,8 +410,8 @@ def _draw_panel(
 ) -> list[str]:
     """Draw the courses of one structure; return a label for each dot.
 
-    `gid` is the id of the dots in the SVG. A course has the colour of its group's place in
-    `groups`.
+    `gid` is the id of the dots in the SVG. `groups` are all groups of the figure: the index of a
+    group in them decides the colour of its courses.
     """
     retest = courses[0].retest_percent
     half = 0.0

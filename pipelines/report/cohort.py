@@ -154,14 +154,17 @@ class Cohort:
     """Tables of the report, all computed from the scans' volumes.
 
     - `scans` are the scans in these tables, `left_out` all others.
-    - `frame` has a row for each scan, structure and metric. Its column `scan` is the index in
-      `scans`.
+    - `frame` has a row for each scan, structure and metric, with these columns: scan (the index in
+      `scans`), subject, session, sex, age, age_band, group, site, intracranial_mm3, structure,
+      fs_id, metric, value, unit, z (robust z over the group) and note. With norms it also has
+      norm_z, percentile and norm_participants.
     - `structures` are in the order of the label scheme.
     - `adjustment` describes how volumes were adjusted, `harmonisation` how effects of sites were
       removed; None if they were not.
     - `covariates` are the terms that the user named for the linear model; None leaves the choice to
       the model.
-    - `metric` is what was measured: the volume, or the name of a further output.
+    - `metric` is what was measured: the volume, or the name of a further output (thickness,
+      callosum or lesions).
     """
 
     scans: tuple[Scan, ...]
@@ -203,12 +206,16 @@ class Cohort:
 
     @cached_property
     def participants(self) -> pd.DataFrame:
-        """Participants with their means of the compared metric; see `participants_of`."""
+        """Means of the compared metric over the scans of each participant.
+
+        A row for each participant and structure, with the mean (`value`), age, intracranial volume
+        (`icv`), group, site and sex.
+        """
         return participants_of(self.frame, self.compared)
 
     @cached_property
     def model(self) -> GroupModel | None:
-        """The linear model of measured values; see `fit_groups`.
+        """The linear model of measured values; None if all have the same group, site, sex and age.
 
         Volumes that were harmonised, or adjusted by a regression, have lost degrees of freedom that
         a test would not account for. Therefore site and head size are terms of the model instead.
@@ -246,7 +253,7 @@ class Cohort:
 
 @dataclass(frozen=True)
 class Section:
-    """Parcels or a further output of a group, shown like the volumes in a section of the page.
+    """Section of the page for parcels, thickness, callosum or lesions, laid out like the volumes.
 
     `name` is the stem of its table files, such as thickness.csv. `notices` are warnings to show
     above the numbers.
@@ -273,8 +280,9 @@ def cohort_of(
 ) -> Cohort:
     """Compute the tables of a group from its scans' volumes.
 
-    Scans that are left out are in none of the tables. The frame has a row for each volume and for
-    each asymmetry of a pair, for those structures of the scheme that any scan has.
+    The tables do not contain scans that have a reason in `left_out`. The frame has a row for each
+    volume, and for the asymmetry of each pair of left and right, of all structures of `scheme` that
+    any scan has.
 
     - With `adjusting`, each volume has another row, adjusted for the intracranial volume.
     - With `harmonising`, it has another row, without the effects of sites.
@@ -284,7 +292,9 @@ def cohort_of(
     - With `norms`, measured volumes have a percentile and `norm_z`; an unusual percentile is the
       note.
 
-    For another `metric` than the volume, `unit_of` returns the unit of a structure's values.
+    `covariates` are the terms that the user named for the linear model; None for an automatic
+    choice. For another `metric` than the volume, `unit_of` returns the unit of a structure's
+    values.
     """
     left_out = tuple(scan for scan in scans if scan.left_out)
     scans = tuple(scan for scan in scans if not scan.left_out)
@@ -344,8 +354,8 @@ def _insert_rows(
 ) -> pd.DataFrame:
     """Insert a row of another metric after each row of one metric; return the new frame.
 
-    `made` has the values of the new metric, `made_metric`, by structure and number of the scan;
-    `unit` is their unit.
+    `metric` is the metric of the existing rows, and `made_metric` that of the new rows. `made` maps
+    each structure to the new values, (N,), one for each of the N scans; `unit` is their unit.
     """
     rows = frame[frame["metric"] == metric]
     values = [
@@ -374,9 +384,12 @@ def _volume_frame(
 ) -> pd.DataFrame:
     """Return the frame of measured values: a row for each scan and each of `structures`.
 
-    Each pair has a row for its asymmetry index in percent, too. Values that a scan does not have
-    are NaN. `metric` is the name of what was measured, and `unit_of` returns its unit for a
-    structure.
+    Each pair of left and right has a row for its asymmetry index in percent, too. Values that a
+    scan does not have are NaN. `metric` is the name of what was measured, and `unit_of` returns its
+    unit for a structure.
+
+    Columns: scan (index in `scans`), subject, session, sex, age, age_band, group, site,
+    intracranial_mm3, structure, fs_id, metric, value, unit.
     """
     rows = []
     for number_of_scan, scan in enumerate(scans):
@@ -505,10 +518,10 @@ def adjust(
 
 
 def _fit_line(x: _Values, y: _Values) -> dict[str, float]:
-    """Fit a line of y over x by least squares; return its coefficients and number of `scans`.
+    """Fit a line of y over x by least squares; return its `slope`, `intercept`, `r2` and `scans`.
 
-    Pairs with an unknown value (NaN) are ignored. Coefficients are NaN if fewer than four pairs are
-    known or all x are equal.
+    `scans` is the number of pairs of x and y without an unknown value (NaN); other pairs are
+    ignored. The coefficients are NaN if fewer than four pairs are known or all x are equal.
     """
     known = np.isfinite(x) & np.isfinite(y)
     x = x[known]
@@ -530,7 +543,8 @@ def _fit_line(x: _Values, y: _Values) -> dict[str, float]:
 def groups_of(participants: pd.DataFrame, fact: str) -> list[str]:
     """Return the groups of participants by one fact, such as the sex, sorted.
 
-    Participants of whom it is unknown ("") are in no group.
+    `participants` has a row for each participant and structure, and a column for the fact.
+    Participants whose fact is unknown ("") belong to none of the groups.
     """
     return sorted(set(participants[fact]) - {""})
 

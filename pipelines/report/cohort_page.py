@@ -112,7 +112,7 @@ def cohort_page(
     """Return the HTML page, one file with figures and pictures inside.
 
     - `pictures` are titles, texts and PNG files.
-    - `provenance` is shown at the end, as `page.provenance` returns it.
+    - `provenance` is shown at the end: facts such as program version, date and command, by title.
     - `failures` are scans without volumes, with the reasons.
     - `remarks` are participants tables, with remarks on how they were read.
     - `sections` are other measures of the same scans, each shown in a section of the page.

@@ -228,8 +228,8 @@ def draw_boxes(
     """Draw a horizontal box of the median and quartiles for each (height, values) in `rows`.
 
     `band` is the height available for a box, in the axis's units. Whiskers end at the last value
-    within 1.5 quartile ranges. All boxes together are a few artists, because each artist costs time
-    in every layout.
+    within 1.5 quartile ranges. All boxes together are a few Matplotlib artists, because each artist
+    costs time in every layout.
     """
     from matplotlib.cbook import boxplot_stats
     from matplotlib.collections import PolyCollection
@@ -324,7 +324,8 @@ def model_color(number: int) -> str:
 def add_legend(figure: Figure, models: Sequence[str], columns: int = 4) -> None:
     """Draw a legend of the models' colours above the figure; nothing for a single model.
 
-    The legend has `columns` names in a row. A model has the colour of its place in `models`.
+    The legend has `columns` names in a row. `models` are all models of the figure: the index of a
+    model in them decides its colour.
     """
     if len(models) < 2:
         return
@@ -345,8 +346,8 @@ def add_legend(figure: Figure, models: Sequence[str], columns: int = 4) -> None:
 def plain_svg(figure: Figure) -> bytes:
     """Return the figure as an SVG file.
 
-    The same figure gives the same bytes: no date is written. Fonts are those of the reader's
-    machine.
+    The same figure gives the same bytes: no date is written. Text is not converted to curves, so it
+    is shown in the fonts of the reader's machine.
     """
     import matplotlib as mpl
     from matplotlib.backends.backend_svg import FigureCanvasSVG

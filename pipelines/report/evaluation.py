@@ -125,9 +125,9 @@ def evaluation_page(
 ) -> str:
     """Return the HTML page.
 
-    - `plots` are the figures by section, from `drawings`.
+    - `plots` maps each section of the page to its figures, as `drawings` returns them.
     - `worst` are the scans for the slice viewer.
-    - `provenance` is shown at the end, as `page.provenance` returns it.
+    - `provenance` is shown at the end: facts such as program version, date and command, by title.
     - `faces` is a sentence on whether the pictures show faces.
     - `notices` are shown before the warnings that the page derives from the numbers.
     """

@@ -179,9 +179,10 @@ def comparison_plot(
 ) -> Drawing:
     """Draw the mean paired difference of two models in one metric, with its 95 % interval.
 
-    `table` is from `summary.comparisons`. The difference is `second` minus `first`, in the unit of
-    the metric. Dots are filled if it is significant after Holm's correction. Structures without a
-    difference are left out; those without an interval have only a dot.
+    `table` has the comparisons of all pairs of models, as `summary.comparisons` returns them;
+    `first` and `second` are the names of two models. The difference is `second` minus `first`, in
+    the unit of the metric. Dots are filled if it is significant after Holm's correction. Structures
+    without a difference are left out; structures without an interval have only a dot.
     """
     rows = where(table, metric=metric, first=first, second=second)
     rows = rows.dropna(subset="mean_difference")

@@ -54,8 +54,9 @@ _UNEVEN_AGES = 0.5
 class GroupModel:
     """Results of one linear model for each structure.
 
-    - `formula` is the model that was fitted, `terms` are its terms.
-    - `participants` are those in the model, a row each with their facts.
+    - `formula` is the model that was fitted, `terms` are its terms. A factor is a term with
+      categories, its levels: group, site or sex.
+    - `participants` has a row for each participant in the model, with the terms.
     - `effects` has a row for each pair of levels of a factor and each structure: the difference of
       the levels.
     - `slopes` has a row for each structure: its change per year of age. It is empty if age is not a
@@ -77,7 +78,7 @@ class GroupModel:
 
     @property
     def fact(self) -> str:
-        """The factor that figures show: group, else sex, else site; "" if no factor is a term."""
+        """Factor whose levels figures compare: group, else sex, else site; "" if none is a term."""
         for fact in ("group", "sex", "site"):
             if fact in self.terms:
                 return fact
@@ -153,7 +154,8 @@ def _choose_terms(
 
     `participants` has a row for each participant and a column for each term. `asked` are the
     covariates that the user named, None if the choice is free; `needed` are further terms that must
-    be in. EvaluationError as for `fit_groups`.
+    be in. EvaluationError is raised if such a term is unknown or the same for all, or if there are
+    too few participants for it.
     """
     terms: list[str] = []
     left_out: dict[str, list[str]] = {}
@@ -382,7 +384,11 @@ class Coding:
 
 @dataclass(frozen=True)
 class _Fit:
-    """The fitted model of one structure; `rows` are the values and facts of its participants."""
+    """The fitted model of one structure.
+
+    `rows` has the value and the terms of each participant. `coding` is the design matrix with its
+    contrasts, and `model` has the fitted coefficients.
+    """
 
     structure: str
     rows: pd.DataFrame
@@ -404,7 +410,8 @@ def _fit_structures(
 ) -> list[_Fit]:
     """Fit the model of each structure to the participants who have a value of this structure.
 
-    `rows` has a row for each participant and structure.
+    `rows` has a row for each participant and structure. `terms` are the terms of the model, and
+    `levels` maps each factor (group, site or sex) to its levels.
     """
     fits = []
     codings: dict[tuple[str, ...], Coding] = {}
@@ -423,7 +430,11 @@ def _fit_structures(
 
 
 def _estimate_columns(estimate: Estimate, name: str) -> dict[str, float]:
-    """Return an estimate as columns of a table; the column of its value gets the name `name`."""
+    """Return an estimate as columns of a table, by name.
+
+    The column of its value is called `name`. The others are its interval (`low`, `high`), effect
+    size (`g`, `g_low`, `g_high`), `p`, `standard_error` and degrees of freedom (`df`).
+    """
     columns = dict(vars(estimate))
     value = columns.pop("value")
     error = columns.pop("error")
@@ -434,7 +445,10 @@ def _estimate_columns(estimate: Estimate, name: str) -> dict[str, float]:
 def _effects(fits: Sequence[_Fit], levels: Mapping[str, Sequence[str]]) -> pd.DataFrame:
     """Return the differences of the levels of each factor in pairs, a row for each structure.
 
-    `levels` has the levels by factor. p is corrected over structures.
+    `levels` maps each factor (group, site or sex) to its levels. Columns: the factor (`fact`), its
+    two levels (`first_group`, `second_group`) and their numbers of participants (`first`,
+    `second`), `structure`, the estimate of the difference with its interval, effect size and p,
+    facts about the fit, and the variance inflation factor (`vif`). p is corrected over structures.
     """
     tables = []
     for fact, names in levels.items():
@@ -468,7 +482,9 @@ def _effects(fits: Sequence[_Fit], levels: Mapping[str, Sequence[str]]) -> pd.Da
 def _slopes(fits: Sequence[_Fit]) -> pd.DataFrame:
     """Return the slope of each structure over age, in its unit per year.
 
-    p is corrected over structures. The table is empty if no slope is determined.
+    Columns: `structure`, `mean`, the estimate of the slope with its interval, effect size and p,
+    facts about the fit, and the variance inflation factor (`vif`). p is corrected over structures.
+    The table is empty if no slope is determined.
     """
     rows = []
     for fit in fits:
@@ -489,7 +505,11 @@ def _slopes(fits: Sequence[_Fit]) -> pd.DataFrame:
 
 
 def _means(fits: Sequence[_Fit], levels: Mapping[str, Sequence[str]]) -> pd.DataFrame:
-    """Return the expected value of each structure and group at the mean of the other terms."""
+    """Return the expected value of each structure and group at the mean of the other terms.
+
+    Columns: `structure`, `group`, `participants` (their number), `mean`, and its 95 % interval
+    (`low`, `high`). `levels` maps each factor to its levels.
+    """
     rows = []
     for fit in fits:
         for level in levels.get("group", ()):

@@ -60,7 +60,8 @@ def forest_plots(model: GroupModel, name: str = FOREST) -> list[Drawing]:
 def _forest(rows: pd.DataFrame, first: str, second: str, name: str) -> Drawing:
     """Draw the standardised differences of one pair of groups.
 
-    `rows` has a row for each structure; `name` is the name of the figure.
+    `rows` are the rows of `GroupModel.effects` for this pair, one for each structure. `first` and
+    `second` are the names of the groups, and `name` is the name of the figure.
     """
     shown = rows["structure"].map(short_name)
     sides = shown.str[:2].map(_SIDES).fillna("midline")

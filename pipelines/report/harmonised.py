@@ -135,9 +135,9 @@ def harmonise(
 class _Design:
     """Covariates to keep, as matrices for scans (N, P) and for participants at a site (M, P).
 
-    `kept` are the names of the covariates. `is_known` marks the scans that have a site and all
-    covariates. `names` are the sites; `sites` (M,) are the indices in `names` of the participants'
-    sites.
+    `kept` are the names of the covariates, and `of_scans` and `of_participants` the two matrices.
+    `is_known` marks the scans that have a site and all covariates. `names` are the sites, and
+    `sites` (M,) has the site of each participant, as an index in `names`.
     """
 
     kept: tuple[str, ...]

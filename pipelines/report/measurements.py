@@ -114,7 +114,7 @@ def where(table: pd.DataFrame, **values: str) -> pd.DataFrame:
 
 
 def _in_order(table: pd.DataFrame, frame: pd.DataFrame) -> pd.DataFrame:
-    """Return `table` with its columns sorted: structures as in `structures_of`, then groups.
+    """Return `table` with its columns sorted: structures in the order of reports, then groups.
 
     `frame` is the table of metrics.csv.
     """

@@ -128,7 +128,7 @@ def table(
     """Return a table of plain values, formatted by their columns.
 
     `id` is the id of the element in the page. A row has a value for each column, in order. `note`
-    is shown below the table; `kind` is as for `Table`.
+    is shown below the table. `kind` is a class of the style sheet: "heat" or "intervals".
     """
     known = [
         Column(column) if isinstance(column, str) else column for column in columns
@@ -172,7 +172,7 @@ def interval(low: float, high: float, digits: int) -> Cell:
 
 
 def short_name(structure: str) -> str:
-    """Return the short name of a structure, group, parcel or column of a further output.
+    """Return the short name of a structure, group, parcel or measure, such as CC_area_mm2.
 
     | name | short name |
     |---|---|
@@ -198,7 +198,10 @@ def short_name(structure: str) -> str:
 
 
 def _short_column(column: str) -> str:
-    """Return the short name of a column of a further output; see `short_name`."""
+    """Return the short name of a measure of thickness, callosum or lesions, such as CC area (mm²).
+
+    `column` is the name of its column in tables, such as CC_area_mm2.
+    """
     for hemisphere, letter in (("lh_", "L "), ("rh_", "R ")):
         if column.startswith(hemisphere):
             parcel = column.removeprefix(hemisphere).removesuffix("_thickness")
@@ -211,8 +214,8 @@ def _short_column(column: str) -> str:
 def provenance(started: datetime, command: str, labels: str) -> dict[str, str]:
     """Return the facts on how a page was made, which it shows at its end.
 
-    `started` is the time of the run, shown to the second; `command` is the command line, `labels`
-    the name of the label scheme.
+    Keys are trinat (its version), date, command and labels. `started` is the time of the run, shown
+    to the second; `command` is the command line, `labels` the name of the label scheme.
     """
     return {
         "trinat": version("trinat"),

@@ -55,7 +55,9 @@ Kind = tuple[str, str]
 def over_participants(frame: pd.DataFrame, scheme: LabelScheme) -> pd.DataFrame:
     """Return the mean over participants of each structure in each comparison.
 
-    `frame` is the table of repeat.csv. Pairs of scans of one participant are averaged first.
+    `frame` is the table of repeat.csv. Columns of the result: structure, fs_id, model, comparison,
+    participants (their number), dice, absolute_difference_percent. Pairs of scans of one
+    participant are averaged first.
     Further rows are the means over all structures (`group:structures`) and over all parcels
     (`group:parcels`). To be comparable, they only include structures that have a value in every
     comparison for that participant, and no CSF.
@@ -101,8 +103,9 @@ def repeat_page(
 ) -> str:
     """Return the HTML page: agreement of labels with labels as the limit, next to that of models.
 
-    `means` are from `over_participants`, `frame` is the table of repeat.csv, `pairs` that of
-    pairs.csv. `provenance` is shown at the end, as `page.provenance` returns it.
+    `frame` is the table of repeat.csv, and `means` its means over participants, as
+    `over_participants` returns them. `pairs` is the table of pairs.csv. `provenance` is shown at
+    the end of the page: the values of facts about the evaluation, by their titles.
     """
     kinds = _comparisons(means)
     participants = frame["participant"].nunique()
@@ -174,7 +177,8 @@ def _notices(kinds: list[Kind], pairs: pd.DataFrame, participants: int) -> list[
 def _cards(means: pd.DataFrame, kinds: list[Kind]) -> list[tuple[str, str, str]]:
     """Return the cards of the mean Dice: title, value and detail.
 
-    They are the comparison, the mean, and the structures and number of participants.
+    The title is the comparison, the value is the mean Dice, and the detail says which structures
+    and how many participants were averaged. `kinds` are pairs of comparison and model.
     """
     cards = []
     for group, title in _GROUP_TITLES.items():
@@ -187,9 +191,9 @@ def _cards(means: pd.DataFrame, kinds: list[Kind]) -> list[tuple[str, str, str]]
 
 
 def _means_row(means: pd.DataFrame, structure: str, kind: Kind) -> pd.Series | None:
-    """Return the row of `means` of a structure or group in one comparison.
+    """Return the row of `means` for a structure or group in one comparison; None if it is missing.
 
-    None if there is none.
+    `kind` is the comparison and the model ("" if labels are compared with labels).
     """
     comparison, model = kind
     rows = means[
@@ -203,7 +207,10 @@ def _means_row(means: pd.DataFrame, structure: str, kind: Kind) -> pd.Series | N
 def _structure_cells(
     means: pd.DataFrame, structure: str, kinds: list[Kind]
 ) -> list[Any]:
-    """Return the cells of a structure or group: Dice by comparison, then volume differences."""
+    """Return the cells of a structure or group: Dice by kind, then volume difference by kind.
+
+    `kinds` are pairs of comparison and model. A cell is None if `means` has no such row.
+    """
     rows = [_means_row(means, structure, kind) for kind in kinds]
     cells: list[Any] = []
     for value in ("dice", "absolute_difference_percent"):
@@ -212,7 +219,11 @@ def _structure_cells(
 
 
 def _columns(first: str, kinds: list[Kind]) -> Columns:
-    """Return the columns of a table: the title `first`, then those of `_structure_cells`."""
+    """Return the columns of a table: `first`, the Dice of each kind, the volume difference of each.
+
+    `first` is the title of the first column, which names the row. `kinds` are pairs of comparison
+    and model ("" if labels are compared with labels).
+    """
     columns: Columns = [first]
     columns += [Column(f"Dice: {_title(kind)}", 3) for kind in kinds]
     hint = "Mean of |second − first| / mean of both"

@@ -60,7 +60,9 @@ def scan_page(
     reference: Sequence[NormalRange] | Norms = (),
     participant: Facts | None = None,
 ) -> str:
-    """Return the page as HTML; without further outputs it prints on two A4 pages.
+    """Return the page as HTML.
+
+    Without thickness, callosum and lesions (the further outputs) it prints on two A4 pages.
 
     `result` is the scan's result in the ledger. `facts` describe how it was made, by their titles.
     `reference` are normal ranges or norms to compare volumes with; if empty, volumes are shown
@@ -278,7 +280,7 @@ def _volume_table(
 
 
 def _further_sections(result: ScanResult) -> list[tuple[FurtherResult, Table]]:
-    """Return each further output, such as the corpus callosum, with the table of its measures."""
+    """Return the result of each further output (thickness, callosum, lesions) and its table."""
     sections = []
     for name, further in result.further().items():
         rows = []

@@ -72,9 +72,12 @@ def _statistics(
     metric: str,
     members: Members,
 ) -> pd.DataFrame:
-    """Return the rows of one model and metric, a row for each structure or group.
+    """Return the statistics of one model and metric, a row for each structure or group.
 
-    Intervals are clipped to the possible range of the metric.
+    `frame` is the table of metrics.csv, and `members` has the structures of each group. Columns:
+    model, metric, structure, participants and undefined (numbers of participants and of undefined
+    values), mean, median, sd, and the 95 % interval of the mean (low, high), which is clipped to
+    the possible range of the metric.
     """
     participants = by_participant(frame, model, metric)
     definition = METRICS[metric]
@@ -140,7 +143,11 @@ def _comparison(
     metric: str,
     members: Members,
 ) -> pd.DataFrame:
-    """Compare two models by one metric: a row for each structure that both have, and each group."""
+    """Compare two models by one metric: a row for each structure that both have, and each group.
+
+    `frame` is the table of metrics.csv, and `members` has the structures of each group. The means
+    of groups are computed over the values that both models have.
+    """
     of_first = by_scan(frame, first, metric)
     of_second = by_scan(frame, second, metric)
     known_to_both = set(of_first.columns) & set(of_second.columns)
@@ -175,8 +182,9 @@ def _test_each(
     """Test the difference of two models in each column of their tables.
 
     `first` and `second` are tables of participants x structures. The result has a row for each
-    column, with the fields of `PairedTest`, the value of `left_out` for the column, and the 95 %
-    interval of the mean difference (`low`, `high`).
+    column: `structure`, the fields of `PairedTest` (`participants`, `mean_difference`, `p`,
+    `effect`, `note`), the value of `left_out` for the column, and the 95 % interval of the mean
+    difference (`low`, `high`).
     """
     low, high = mean_interval((second - first).to_numpy(float))
     rows = []
@@ -325,8 +333,11 @@ class Evaluation:
 
     `frame` is that table, `pairs` the table of compared files. `not_predicted` and `other_csf` have
     a model and a structure in each row. These are not in `frame`: the model does not predict the
-    structure, or its CSF has another definition than the CSF of the truth. `statistics` is from
-    `structure_statistics`; the other tables are from the functions with their names.
+    structure, or its CSF has another definition than the CSF of the truth.
+
+    `statistics` has the statistics of each model, metric and structure, and `comparisons` the tests
+    of every two models. `agreement` compares predicted with true volumes, and `retest` the volumes
+    of two scans of a participant.
     """
 
     frame: pd.DataFrame
@@ -405,9 +416,9 @@ def evaluate_frame(
 ) -> Evaluation:
     """Compute all statistics of an evaluation from the table of metrics.csv.
 
-    `pairs` is the table of pairs.csv; structures are those of `scheme`. Structures that a model
-    does not predict, and CSF that is not compared, are removed first, so they are in no mean and no
-    test.
+    `pairs` is the table of pairs.csv, and `scheme` the label scheme of both tables. Structures that
+    a model does not predict, and CSF that is not compared, are removed first, so that no mean or
+    test includes them.
     """
     members: dict[str, list[str]] = {}
     for group, labels in members_of_groups(scheme).items():

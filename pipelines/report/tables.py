@@ -137,7 +137,7 @@ def structures(evaluation: Evaluation) -> Table:
 
 
 def _places_of_structures(evaluation: Evaluation) -> dict[str, int]:
-    """Return the place of each structure in tables: single structures first, then groups."""
+    """Return the index of each structure in the order of tables: single structures, then groups."""
     names = [
         *measurements.structures_of(evaluation.frame),
         *evaluation.frame["structure"].unique(),

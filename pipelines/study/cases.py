@@ -66,7 +66,7 @@ class Case:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """Files that the scan consists of, a header before its image; a zip as a whole.
+        """Files of the scan: a header before its image, or the zip that contains the scan.
 
         The paths need not exist. A ledger hashes the files to detect whether a scan has changed.
         """

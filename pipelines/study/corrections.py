@@ -280,7 +280,8 @@ def _label_map(beside: Path, stem: str) -> Path | None:
 def correction_of(result: Path) -> Correction | None:
     """Return the correction of a label map; None if there is none.
 
-    IntegrityError is raised if its JSON is not in the format of `save_correction`.
+    `result` is the path of the label map as it was predicted. IntegrityError is raised if the JSON
+    sidecar of the correction is invalid.
     """
     path = corrected_path(result)
     if not path.is_file():
@@ -540,7 +541,10 @@ def _path_next_to(result: Path, suffix: str, ending: str) -> Path:
 
 
 def _endings(path: Path) -> tuple[str, ...]:
-    """Return the endings to try for a label map: that of `path`, followed by the other formats."""
+    """Return the file endings to try for a label map: that of `path`, then other formats.
+
+    `path` is a file beside the label map. Other formats are .nii.gz, .nii and .mgz.
+    """
     own = _ending(path)
     return (own, *(ending for ending in (".nii.gz", ".nii", ".mgz") if ending != own))
 

@@ -74,9 +74,10 @@ _AGAIN = "put it back, or run `trinat prepare` again with its new place"
 class ScanFile:
     """A label map or image, with the subject and scan that its name says.
 
-    `name` is the file name without its suffix. `subject` and `session` are used to find pairs of
-    files. `participant` is the participant that the file counts for in tables; `table_session`
-    distinguishes several scans of that participant.
+    `name` is the file name without its suffix. `subject` and `session`, as the name says them, are
+    used to find pairs of files. In tables, files are identified by `participant` (with the name of
+    a folder in front if participants in several folders have the same name) and by `table_session`,
+    which distinguishes several scans of a participant.
     """
 
     name: str
@@ -91,9 +92,9 @@ class ScanFile:
     is_given: bool = False  # named by itself, not found in a folder
     # For a correction: the path of the label map that it corrects, whose name it has here.
     corrects: Path | None = None
-    # Only for files of a store: axes and hash as in `Case`, the mapping from the dataset's own
-    # label numbers to FreeSurfer numbers, and the folding table, which is applied after the
-    # mapping.
+    # Only for files of a store: the voxel axes (such as LAS) if the header lacks them, the SHA-256
+    # when the store was made, the mapping from the dataset's own label numbers to FreeSurfer
+    # numbers, and the folding table, which is applied after the mapping.
     axes: str | None = None
     sha256: str = ""
     numbers: Mapping[int, int] = field(default_factory=dict)

@@ -64,7 +64,7 @@ _MOST_NAMED = 5
 class _ScanRow:
     """Data about a scan from a table.
 
-    `year` is the time of the scan in years (see `_year_of_date`), None if unknown. `group` is the
+    `year` is the time of the scan in years from an arbitrary start, None if unknown. `group` is the
     group of the participant, "" if unknown.
     """
 
@@ -82,11 +82,11 @@ def participants_of(
 ) -> list[Participant]:
     """Group cases by participant; return the participants in the order of their first scans.
 
-    A `table` with the columns scan, participant, date and group assigns scans to participants.
-    Without a table they are assigned by the BIDS dataset in `bids_root`, or else by name:
-    OAS1_0001_MR1 and OAS1_0001_MR2 are two scans of OAS1_0001. Any other scan belongs to a
-    participant of its own. Anything in a table that is not understood is logged; with `strict` it
-    raises a DatasetError.
+    A `table` assigns scans to participants by the columns scan and participant. It may also have
+    the column group, and one column of times: date, years or days. Without a table they are
+    assigned by the BIDS dataset in `bids_root`, or else by name: OAS1_0001_MR1 and OAS1_0001_MR2
+    are two scans of OAS1_0001. Any other scan belongs to a participant of its own. Anything in a
+    table that is not understood is logged; with `strict` it raises a DatasetError.
     """
     known: dict[str, _ScanRow] = {}
     if table is not None:
@@ -203,7 +203,7 @@ def _from_bids(
 
 
 def _in_several_groups(rows: Iterable[_ScanRow]) -> dict[str, list[str]]:
-    """Return the groups of each participant whose scans are in more than one group.
+    """Return the groups of each participant whose scans are in more than one group, by participant.
 
     Groups are in the order of their first scans.
     """
@@ -254,8 +254,10 @@ def _from_table(
 ) -> dict[str, _ScanRow]:
     """Return participant, time and group of each case that a table lists, by case id.
 
-    ConfigError is raised if a column is missing, if a row names no scan of the run or a scan twice,
-    or if times or groups contradict each other; DatasetError for a file that is not a table.
+    The table `path` must have the columns scan and participant. It may also have the column group,
+    and one column of times: date, years or days. ConfigError is raised if a needed column is
+    missing, if a row names no scan of the run or a scan twice, or if times or groups contradict
+    each other; DatasetError for a file that is not a table.
     """
     table = read_table(path)
     titles = [title.lower() for title in table.titles]

@@ -163,10 +163,10 @@ def propose(
 ) -> list[Proposal]:
     """Return the scans to correct next by priority: at most `most`, and one per participant.
 
-    `alike` (N, N) are the similarities from `likeness`, `doubts` (N,) the doubt about each scan, 0
-    or more. `participants` has the participant of each scan, `corrected` the indices of corrected
-    scans. Participants with a corrected scan are skipped. A correction covers the doubt of similar
-    scans in proportion to the similarity.
+    `alike` (N, N) are the similarities of the scans, 0 to 1. `doubts` (N,) is the doubt about each
+    scan, 0 or more. `participants` has the participant of each scan, `corrected` the indices of
+    corrected scans. Participants with a corrected scan are skipped. A correction covers the doubt
+    of similar scans in proportion to the similarity.
     """
     total = float(doubts.sum())
     done = {participants[scan] for scan in corrected}

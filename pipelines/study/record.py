@@ -117,9 +117,9 @@ class FurtherResult(_Record):
 
 
 def unit_of(column: str) -> str:
-    """Return the unit (mm, mm2 or mm3) of a column of a further output, by the column's name.
+    """Return the unit (mm, mm2 or mm3) of a measure, from the name of its column.
 
-    "" if the name has none.
+    `column` is a column of thickness.tsv, callosum.tsv or lesions.tsv. "" if it has no unit.
     """
     if column.endswith("_thickness"):
         return "mm"
@@ -274,7 +274,8 @@ class LesionsResult(FurtherResult):
         return counts
 
 
-# The further outputs: names of tables and of fields of `ScanResult`, in the order of reports.
+# Further outputs are optional results with a table of their own. Keys are the names of the tables
+# and of the fields of `ScanResult`, in the order of reports.
 FURTHER: dict[str, type[FurtherResult]] = {
     "thickness": ThicknessResult,
     "callosum": CallosumResult,
@@ -364,9 +365,9 @@ class ScanResult(_Record):
         }
 
     def further(self) -> dict[str, FurtherResult]:
-        """Return the results of further outputs by name, in the order of `FURTHER` and of reports.
+        """Return the results of the further outputs (thickness, callosum, lesions) by name.
 
-        Outputs without a result are omitted.
+        They are in the order of reports; outputs without a result are omitted.
         """
         found = {}
         for name in FURTHER:
@@ -376,10 +377,10 @@ class ScanResult(_Record):
         return found
 
     def counted_columns(self, name: str, excluded: Collection[str]) -> dict[str, float]:
-        """Return the measured columns of a further output that group statistics may use.
+        """Return the measures of one output that group statistics may use, by name of their column.
 
-        `name` is a key of `FURTHER`. Outputs and structures whose grade is in `excluded` are
-        omitted, and so are columns without a value.
+        `name` is the output: thickness, callosum or lesions. Outputs and structures whose grade is
+        in `excluded` are omitted, and so are columns without a value.
         """
         result = self.further().get(name)
         if result is None or result.grade in excluded:

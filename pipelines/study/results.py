@@ -126,7 +126,7 @@ class Results:
         }
 
     def _why_unfit(self, file: ScanFile) -> str:
-        """Return why a label map is unfit (see `unfit`); "" if it is not."""
+        """Return why a label map is no longer a valid result of its scan; "" if it is valid."""
         scan = ""
         for folder, contents in self._ledgers.items():
             name = os.path.relpath(file.result, folder)

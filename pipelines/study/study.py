@@ -409,8 +409,9 @@ def _files_of_items(
 ) -> dict[str, Path]:
     """Map the names of items to the paths of the files that belong to them.
 
-    Files are paired with the items' label maps as `trinat evaluate` pairs predictions with truths.
-    Items without a file are omitted.
+    A file belongs to an item if its name and folders match those of the item's label map, by the
+    rules by which `trinat evaluate` pairs predictions with truths. Items without a file are
+    omitted.
     """
     label_maps: list[ScanFile] = []
     # Maps the id() of a label map's ScanFile to the name of its item.

@@ -56,8 +56,8 @@ class SlabLocation(NamedTuple):
 class StoredSlice(NamedTuple):
     """Stored data of a slab: image codes (C, H, W) and the labels (H, W) of its middle slice.
 
-    C is the number of slices in the slab. `counted` (H, W) is True where the labels are used in
-    training; None if all labels are used.
+    A slab is a slice and its neighbours; C is their number. `counted` (H, W) is True where the
+    labels are used in training; None if all labels are used.
     """
 
     image: Quantised
@@ -304,7 +304,7 @@ def open_slices(
     """Open the slices of one part of a split, after checking that the split fits the store.
 
     `store` is the folder of the store, `split` the file of the split. `thick` is the number of
-    slices in an item, as in `SliceDataset`.
+    slices in an item: the middle slice and its neighbours.
     """
     opened = Store(store)
     return SliceDataset(opened, opened.part(part, split), view, thick=thick)

@@ -201,7 +201,8 @@ def fingerprint(
 ) -> str:
     """Return the SHA-256 of all settings and inputs that affect a subject's slices.
 
-    `image`, `labels`, `csf` and `mask` are the hashes of the input files, from `digest_of`.
+    `image`, `labels`, `csf` and `mask` are the SHA-256 hashes of the input files, None for a file
+    that the subject does not have.
     """
     settings: dict[str, Any] = {
         "format": FORMAT,
@@ -293,7 +294,11 @@ def _box_index(
     high: NDArray[np.integer],
     shift: tuple[int, ...] | list[int],
 ) -> tuple[slice, ...]:
-    """Return the index of every second voxel of a box from `low` to `high`, moved by `shift`."""
+    """Return slices that select every second voxel along each axis of a box, moved by `shift`.
+
+    `low` and `high` (3,) are the first voxel of the box and the voxel after its last one; `shift`
+    is in voxels.
+    """
     return tuple(
         slice(int(first) + step, int(last) + step, _STRIDE)
         for first, last, step in zip(low, high, shift, strict=True)

@@ -238,7 +238,7 @@ class SubjectFile:
     def class_counts(self, view: View) -> NDArray[np.uint32]:
         """Return the number of voxels of each class in each slice, (N, K).
 
-        Voxels whose labels are not used in training (see `counted`) are left out.
+        Voxels whose labels are not used in training are left out.
         """
         counts: NDArray[np.uint32] = self._dataset(view, "class_counts")[:]
         return counts

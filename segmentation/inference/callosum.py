@@ -393,7 +393,7 @@ def find_callosum(
 def fit_midplane(
     left: NDArray[np.floating], right: NDArray[np.floating]
 ) -> Midplane | None:
-    """Fit a plane to the places at which left and right white matter are equally probable.
+    """Fit a plane to the points at which left and right white matter are equally probable.
 
     `left` and `right` are the probabilities of white matter of each side, (X, Y, Z); left lies at
     low indices of the first axis. Returns None if the two sides touch in too few voxels.

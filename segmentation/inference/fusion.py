@@ -140,9 +140,10 @@ class ViewAggregator:
     ) -> None:
         """Add probabilities of consecutive slices of one view to the volume.
 
-        `probabilities` (N, H, W, K or merged K) sum to 1 in each pixel. They belong to the slices
-        `start`, `start` + 1, ... and, within these slices, to the given `rows` and `columns`. All
-        other pixels of these slices count as certain background.
+        `probabilities` (N, H, W, K) sum to 1 in each pixel; a sagittal view may have merged
+        classes, fewer than K. They belong to the slices `start`, `start` + 1, ... and, within these
+        slices, to the given `rows` and `columns`. All other pixels of these slices count as certain
+        background.
         """
         if view is not View.SAGITTAL and View.SAGITTAL in self._added:
             raise ValueError(
@@ -169,9 +170,9 @@ class ViewAggregator:
     def weighted(self, view: View, before: Tensor, probabilities: Tensor) -> Tensor:
         """Compute the weighted contribution of a view to the volume, (N, H, W, K) float32.
 
-        `probabilities` (N, H, W, K or merged K) are the view's. `before` (N, H, W, K) is the sum of
-        the views that were added before, at the same voxels. No tensor is changed in place, so that
-        `graphs.py` can export this function.
+        `probabilities` (N, H, W, K) are the view's; a sagittal view may have merged classes, fewer
+        than K. `before` (N, H, W, K) is the sum of the views that were added before, at the same
+        voxels. No tensor is changed in place, so that `graphs.py` can export this function.
         """
         weight = self._weights[view]
         if view is View.SAGITTAL and self._is_divided:

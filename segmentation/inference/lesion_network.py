@@ -71,8 +71,9 @@ _SD_OF_MAD = 1.4826
 class LesionNetwork(nn.Module):
     """Network that classifies single voxels by their features (`FEATURES`).
 
-    `prior` is a map of how often lesions lie at each position in the white matter (see `prior_of`);
-    `mean` and `deviation` (F,) normalise the features. All three are saved with the weights.
+    `prior` is a map (X, Y, Z) of the logarithm of how often lesions lie at each position, relative
+    to the extent of the white matter. `mean` and `deviation` (F,) normalise the F features. All
+    three are saved with the weights.
     """
 
     def __init__(self, prior_shape: tuple[int, ...], hidden: int = 32) -> None:
@@ -106,9 +107,9 @@ class LesionNetwork(nn.Module):
 class VoxelFeatures:
     """Features of all voxels of the brain.
 
-    `places` (X, Y, Z) marks the N voxels of the brain. `values` (N, F) has the features of these
-    voxels, in C order; the columns are `FEATURES`. `is_flair` is True if cortex is brighter than
-    white matter, or hardly darker, unlike in T1.
+    `places` (X, Y, Z) is the mask of the N voxels of the brain. `values` (N, F) has the features of
+    these voxels, in C order; the columns are `FEATURES`. `is_flair` is True if cortex is brighter
+    than white matter, or hardly darker, unlike in T1.
     """
 
     places: NDArray[np.bool_]
@@ -170,8 +171,9 @@ def find_lesion_map(
 def groups_of(probabilities: Tensor, scheme: LabelScheme) -> dict[str, Image]:
     """Return the probability of each group of structures, (X, Y, Z), by name of the group.
 
-    `probabilities` (X, Y, Z, K) are those of the K classes of `scheme`. The groups are those of
-    `_GROUPS`, and "outside", which is background and the fluid around the brain.
+    `probabilities` (X, Y, Z, K) has the probability of each class of `scheme`. The groups are
+    "white", "cortex", "deep" (subcortical grey matter), "ventricle", "below" (cerebellum and brain
+    stem), and "outside" (background and the fluid around the brain).
     """
     groups = {}
     for name, numbers in {**_GROUPS, _OUTSIDE: _NO_BRAIN}.items():
@@ -194,7 +196,8 @@ def features_of(
     groups : mapping
         Probabilities of the groups of structures, as `groups_of` returns them.
     prior : array
-        Map of how often lesions lie at each position in the white matter: see `prior_of`.
+        Map of the logarithm of how often lesions lie at each position, relative to the extent of
+        the white matter.
     thick_mm : float
         Largest side of the scan's voxels.
     """

@@ -237,10 +237,11 @@ def grade_thickness(
 class ParcelMeasure:
     """Measurements of one parcel on one side.
 
-    `voxels` and `mm3` are counted in the scan's own space. `share` is the volume divided by the
-    volume of all parcels of the same side. `asymmetry` is left minus right, divided by their mean:
-    0 if both sides are equal, 2 if only the left one exists. `agreement` is the mean Dice between
-    views, None with one view. Values that are unknown are None.
+    `freesurfer` is the parcel's FreeSurfer number. `voxels` and `mm3` are counted in the scan's own
+    space. `share` is the volume divided by the volume of all parcels of the same side. `asymmetry`
+    is left minus right, divided by their mean: 0 if both sides are equal, 2 if only the left one
+    exists. `agreement` is the mean Dice between views, None with one view. Values that are unknown
+    are None.
     """
 
     name: str

@@ -80,7 +80,9 @@ class ViewNetwork:
 
         With `mirror`, each result is the mean of the predictions for the slice and for its mirror
         image. `mirror` has the axis of the volume from left to right, and the index of each class's
-        partner on the other side, (K,). The other arguments are those of `batches`.
+        partner on the other side, (K,). With `every`, only every n-th slice is computed. `within`
+        is a mask (X, Y, Z) in host memory: only rows and columns around its set voxels are
+        computed.
         """
         for start, rows, columns, batch in self.batches(volume, axes, every, within):
             found = self._batch_probabilities(batch, axes, mirror)
@@ -130,7 +132,9 @@ class ViewNetwork:
     ) -> Tensor:
         """Return the probabilities (N, H, W, K) of slices (N, C, H, W), which may have no pixel.
 
-        `mirror` is as in `probabilities`.
+        With `mirror`, predictions for the slices and for their mirror images are averaged. It has
+        the axis of the volume from left to right, and the index of each class's partner on the
+        other side, (K,).
         """
         if not batch.numel():
             return torch.zeros(len(batch), 0, 0, self.classes, device=self.device)

@@ -35,9 +35,9 @@ _TIMES = 2
 class Parcels:
     """The parcel of each voxel of the working grid that may be cortex.
 
-    `places` (X, Y, Z) marks these N voxels. `classes` (N,) has the parcel of each of them, in C
-    order, as a class of `parcellation.parcels`. `by_view` has the parcels that each view alone
-    predicts, in the same form.
+    `places` (X, Y, Z) is the mask of these N voxels. `classes` (N,) has the parcel of each of them,
+    in C order, as a class of `parcellation.parcels`. `by_view` has the parcels that each view alone
+    predicts, (N,) as well.
     """
 
     parcellation: Parcellation
@@ -106,8 +106,18 @@ def join_views(
 ) -> Parcels:
     """Combine the views' predictions to the parcel of each voxel that may be cortex.
 
-    `odds` (K,) are factors on the probabilities of the classes of `parcellation.parcels`. The other
-    arguments are those of `mean_of_views`.
+    Parameters
+    ----------
+    parts : iterable
+        Predictions of the networks for parcels, each with its view; on the device of `cortex`.
+    cortex : Tensor (X, Y, Z)
+        Probability of cortex of each voxel.
+    axes, weights : mapping
+        Axes along which the slices of each view are cut, and the weight of each view.
+    odds : Tensor (K,)
+        Factor that multiplies the probability of each class of `parcellation.parcels`.
+    parcellation : Parcellation
+        Its `parcels` are the K classes of the predictions.
     """
     logarithms, by_view = mean_of_views(parts, cortex, axes, weights, parcellation)
     logarithms += odds[1:].log()

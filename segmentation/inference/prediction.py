@@ -163,8 +163,8 @@ class Prediction:
     def parcel_indices(self) -> Volume:
         """Class of each voxel in the scan's own space, uint8, with parcels in place of the cortex.
 
-        The classes are those of `parcel_map.parcellation.whole`. Raises LabelError if parcels were
-        not requested.
+        The label scheme of these classes is `parcel_map.parcellation.whole`. Raises LabelError if
+        parcels were not requested.
         """
         return self._required_parcels.restored(self.indices, self.plan)
 
@@ -293,7 +293,7 @@ class Prediction:
 
     @cached_property
     def inside(self) -> NDArray[np.bool_]:
-        """Inside of the skull on the working grid, (X, Y, Z): see `find_inside`."""
+        """Mask of the inside of the skull on the working grid, (X, Y, Z), with brain and fluid."""
         return find_inside(self.working, self.scheme)
 
     @cached_property
@@ -370,10 +370,11 @@ class Prediction:
         return restore(volume, self.plan, labels=False)
 
     def cleaned(self) -> tuple[Self, dict[str, float]]:
-        """Return the prediction after `clean_up`, and the share of voxels that changed.
+        """Keep the largest component of each structure and fill its holes; return the prediction.
 
-        The shares are those of the changed structures, by their names. The probabilities change,
-        too, so that labels, pictures and volumes agree.
+        Also returns a mapping from the name of each structure that changed to its number of lost
+        and gained voxels, divided by its number of voxels before. The probabilities change, too, so
+        that labels, pictures and volumes agree.
         """
         before = np.asarray(self.working.data)
         after, changed = clean_up(before, len(self.scheme))

@@ -229,8 +229,10 @@ class Predictor:
     ) -> Prediction:
         """Run networks and fusion on a prepared scan; label maps are computed on first access.
 
-        `conformed` is the result of `prepare`; the other arguments are those of `segment`. If the
-        GPU runs out of memory, smaller batches are tried, and then the CPU if that is allowed.
+        `conformed` is the result of `prepare`. With `mirror`, predictions are averaged with those
+        for the mirrored scan. `samples` is the number of additional predictions from which the
+        uncertainty is computed, and `seed` makes their dropout reproducible. If the GPU runs out of
+        memory, smaller batches are tried, and then the CPU if that is allowed.
         """
         refuse_forked_gpu(self.device)
 
@@ -347,7 +349,7 @@ class Predictor:
         remarks : sequence of str
             Notes on how the results were made; empty ones are dropped.
         uncertainty, parcels, lesions
-            Further results, or None.
+            Results of optional computations; None for each that was not requested.
         """
         plan = conformed.plan.cropped(region.box)
         _set_background_outside_scan(probabilities, plan)
@@ -489,9 +491,10 @@ class Predictor:
     ) -> Iterator[tuple[View, SliceProbabilities]]:
         """Yield each view and its probabilities, batch by batch; the sagittal view comes last.
 
-        `image` is (X, Y, Z); `views` are as for `fuse`. A view has K classes or, if it does not
-        tell left from right, the merged classes. Only the rows and columns around the mask `within`
-        (X, Y, Z) are computed; all other voxels count as background.
+        `image` is (X, Y, Z). `views` are the views to compute, by default all. With `mirror`,
+        predictions are averaged with those for the mirrored image. A view has K classes or, if it
+        does not tell left from right, the merged classes. Only the rows and columns around the mask
+        `within` (X, Y, Z) are computed; all other voxels count as background.
         """
         preprocessing = self.model.info.preprocessing
         left_right, _, _ = source_axes(preprocessing.axes, "RAS")
@@ -530,20 +533,24 @@ class Predictor:
     def image_of(self, conformed: Conformed) -> Tensor:
         """Return a prepared scan as the networks receive it, (X, Y, Z) on their device.
 
-        Its contrast is reversed and the head stripped if the model needs that: see `find_sight`.
+        Its contrast is reversed and the skull is removed from it if the model needs that.
         """
         image = self.on_device(conformed)
         return self.find_sight(image).of(image)
 
     def find_sight(self, image: Tensor) -> Sight:
-        """Determine the changes of an image (X, Y, Z) that the model needs: see `Sight`."""
+        """Determine how to change an image (X, Y, Z) for the networks.
+
+        The result has the reversal of its contrast and the mask of the voxels to keep; each is None
+        if the model or the image does not need it.
+        """
         return Sight(self.find_reversal(image), self.find_kept(image))
 
     def find_kept(self, image: Tensor) -> Tensor | None:
-        """Return the mask of the voxels that stay when a whole head is stripped, bool (X, Y, Z).
+        """Return the mask of the voxels to keep when skull and face are removed, bool (X, Y, Z).
 
-        None if the image (X, Y, Z) is not stripped: only models with `stripped_by` need that, and
-        only for scans of whole heads.
+        None if nothing is removed from the image (X, Y, Z): only models with `stripped_by` need
+        that, and only for scans of whole heads.
         """
         stripper = self._stripper
         if stripper is None:
@@ -695,8 +702,8 @@ class Predictor:
 def _set_background_outside_scan(probabilities: Tensor, plan: ConformPlan) -> None:
     """Set voxels of the working grid that lie outside of the scan to background, in place.
 
-    Labels there would be in no label map of the scan, so they must not appear in pictures or affect
-    grades either.
+    Label maps of the scan cannot show labels there, so pictures and grades must not use such labels
+    either.
     """
     beyond = plan.working.beyond(plan.scan)
     if not beyond.any():

@@ -111,9 +111,9 @@ def build_template(
 ) -> Template:
     """Build a template: the average of label maps, registered to a common space by centroids.
 
-    `maps` have voxels of 1 mm. `scheme` has the classes of the template. `learn_fluid` must have
-    the same value as in the training of the networks: see `segmentation.synthetic.targets.aim`.
-    With the same `seed` the result is the same.
+    `maps` have voxels of 1 mm. `scheme` has the classes of the template. With `learn_fluid`,
+    everything between brain and skull is CSF, otherwise background; it must have the same value as
+    in the training of the networks. With the same `seed` the result is the same.
     """
     # Use only the changed copies, which come after the original heads: their structures are as
     # large as FreeSurfer's.

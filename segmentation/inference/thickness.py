@@ -152,11 +152,12 @@ class _SurfacePoints:
     normals: _Points
 
     def distances_mm(self, places: _Points, gap_mm: float) -> tuple[_Points, _Points]:
-        """Return the distances (M,) of places (M, 3) from the surface, and unit vectors towards it.
+        """Return the distances (M,) in mm of positions from the surface, and unit vectors to it.
 
-        Both are measured to the nearest of the points. This point usually lies somewhat beside the
-        nearest place of the surface itself, so the part of the way that is parallel to the surface,
-        at most `gap_mm` of it, is left out of the distance. The unit vectors are (M, 3).
+        `places` (M, 3) are the positions in mm. Distances and unit vectors (M, 3) are measured to
+        the nearest of the surface's stored points. This point usually lies somewhat beside the
+        nearest position on the surface itself. Therefore the part of the way that is parallel to
+        the surface, at most `gap_mm` of it, is left out of the distance.
         """
         reach, nearest = cKDTree(self.points).query(places)
         way = self.points[nearest] - places
@@ -197,8 +198,8 @@ def _write_thickness(
 ) -> None:
     """Write the thickness in mm of the voxels that can be measured into `thickness`, (X, Y, Z).
 
-    `inside` and `cortex` (X, Y, Z) are probabilities as in `sheet_thickness`; `affine` maps voxels
-    to mm.
+    `cortex` (X, Y, Z) is the probability of cortex, and `inside` (X, Y, Z) that of everything that
+    the cortex surrounds. `affine` maps voxels to mm.
     """
     spacing_mm = np.linalg.norm(affine[:3, :3], axis=0)
     gap_mm = float(spacing_mm.max()) * 0.6
