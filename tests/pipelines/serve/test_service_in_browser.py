@@ -154,7 +154,7 @@ def test_age_and_sex_are_asked_for_where_a_page_is_compared_with_norms(
 
             send(2)
             refused = "document.getElementById('refused').innerText"
-            page.wait(f"{refused}.includes('of one participant')")
+            page.wait(f"{refused}.includes('one participant')")
             send(1)
             files = "[...document.querySelectorAll('#files a')].map((a) => a.download)"
             page.wait(f"{files}.includes('page.html')", 120)
