@@ -12,6 +12,7 @@ columns.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, ClassVar
 
@@ -94,13 +95,13 @@ class FurtherResult(_Record):
     grade: str
     reasons: list[str]
 
+    @abstractmethod
     def columns(self, left_out: Collection[str] = ()) -> dict[str, float | None]:
         """Return the measures by the names of their columns; None if not measured.
 
         Names end with the unit, or with "_thickness" (mm), as FreeSurfer names thickness. Measures
         of the structures or parcels named in `left_out` are omitted.
         """
-        raise NotImplementedError
 
     def profile(self) -> dict[str, float]:
         """Return columns of the run's table that group comparisons do not use; empty by default."""
