@@ -107,20 +107,28 @@ def test_what_is_not_known_is_empty_and_spaces_do_not_count(tmp_path: Path) -> N
     assert participant.group == ""
 
 
-def write_two_sessions(folder: Path, people: str) -> None:
-    """Write a BIDS dataset of one participant with the sessions a and b."""
+def write_two_sessions(folder: Path, rows: str = "", sessions: str = "") -> None:
+    """Write a BIDS dataset of participant 1 with the sessions a and b.
+
+    `rows` is its participants table, and `sessions` are the rows of the table of its sessions.
+    """
     for session in ("a", "b"):
         anat = folder / "sub-1" / f"ses-{session}" / "anat"
         anat.mkdir(parents=True)
         (anat / f"sub-1_ses-{session}_T1w.nii.gz").touch()
     (folder / "dataset_description.json").write_text("{}")
-    (folder / "participants.tsv").write_text(people)
+    if rows:
+        (folder / "participants.tsv").write_text(rows)
+    if sessions:
+        table = folder / "sub-1" / "sub-1_sessions.tsv"
+        table.write_text(f"session_id\tacq_time\n{sessions}")
 
 
 def test_a_bids_dataset_says_participant_time_and_group(tmp_path: Path) -> None:
-    write_two_sessions(tmp_path, "participant_id\tgroup\nsub-1\told\n")
-    (tmp_path / "sub-1" / "sub-1_sessions.tsv").write_text(
-        "session_id\tacq_time\nses-a\t2020-01-01T12:00:00\nses-b\tn/a\n"
+    write_two_sessions(
+        tmp_path,
+        "participant_id\tgroup\nsub-1\told\n",
+        "ses-a\t2020-01-01T12:00:00\nses-b\tn/a\n",
     )
     found = find_cases([tmp_path])
     (participant,) = participants_of(found.cases, found.bids_root, None)
@@ -133,8 +141,8 @@ def test_a_bids_dataset_says_participant_time_and_group(tmp_path: Path) -> None:
 def test_a_participant_whose_sessions_are_of_two_groups_is_in_none(
     tmp_path: Path, logged: pytest.LogCaptureFixture
 ) -> None:
-    people = "participant_id\tgroup\nsub-1_ses-a\tMCI\nsub-1_ses-b\tAD\n"
-    write_two_sessions(tmp_path, people)
+    rows = "participant_id\tgroup\nsub-1_ses-a\tMCI\nsub-1_ses-b\tAD\n"
+    write_two_sessions(tmp_path, rows)
     found = find_cases([tmp_path])
     (participant,) = participants_of(found.cases, found.bids_root, None)
     assert participant.group == ""
@@ -245,14 +253,7 @@ def test_participants_of_two_sites_stay_apart() -> None:
 def test_a_time_of_bids_may_have_no_dashes_and_what_is_none_is_named(
     tmp_path: Path, logged: pytest.LogCaptureFixture
 ) -> None:
-    for session in ("a", "b"):
-        folder = tmp_path / "sub-1" / f"ses-{session}" / "anat"
-        folder.mkdir(parents=True)
-        (folder / f"sub-1_ses-{session}_T1w.nii.gz").touch()
-    (tmp_path / "dataset_description.json").write_text("{}")
-    (tmp_path / "sub-1" / "sub-1_sessions.tsv").write_text(
-        "session_id\tacq_time\nses-a\t20210301\nses-b\t34.5\n"
-    )
+    write_two_sessions(tmp_path, sessions="ses-a\t20210301\nses-b\t34.5\n")
     found = find_cases([tmp_path])
     (participant,) = participants_of(found.cases, found.bids_root, None)
     # 2021-03-01 is 7730 days after 2000-01-01.
@@ -263,19 +264,12 @@ def test_a_time_of_bids_may_have_no_dashes_and_what_is_none_is_named(
 def test_a_session_that_its_table_does_not_have_is_named(
     tmp_path: Path, logged: pytest.LogCaptureFixture
 ) -> None:
-    for session in ("1", "2"):
-        folder = tmp_path / "sub-1" / f"ses-{session}" / "anat"
-        folder.mkdir(parents=True)
-        (folder / f"sub-1_ses-{session}_T1w.nii.gz").touch()
-    (tmp_path / "dataset_description.json").write_text("{}")
-    # A table may lack a time, but a wrong name, such as 2 for ses-2, is an error.
-    (tmp_path / "sub-1" / "sub-1_sessions.tsv").write_text(
-        "session_id\tacq_time\nses-1\tn/a\n2\t2021-03-01\n"
-    )
+    # A table may lack a time, but a wrong name, such as b for ses-b, is an error.
+    write_two_sessions(tmp_path, sessions="ses-a\tn/a\nb\t2021-03-01\n")
     found = find_cases([tmp_path])
     (participant,) = participants_of(found.cases, found.bids_root, None)
     assert participant.years == (None, None)
-    assert logged.messages == ["acq_time: sub-1_sessions.tsv has no row ses-2"]
+    assert logged.messages == ["acq_time: sub-1_sessions.tsv has no row ses-b"]
 
 
 def test_participants_of_one_name_in_two_folders_have_their_own_facts(
