@@ -301,7 +301,7 @@ def _notices(cohort: Cohort, failures: Sequence[tuple[str, str]]) -> list[str]:
     grades = [scan.grade for scan in cohort.scans]
     texts = {
         "reject": "rejected by quality control, but included in the numbers",
-        "look": "should be looked at by a participant",
+        "look": "should be looked at by a person",
     }
     for grade, text in texts.items():
         if grade in grades:

@@ -55,7 +55,7 @@ class _State:
     """What was done to one scan's result and its correction.
 
     `data` is the corrected map, None if there is none, and `changed` are the voxels that a
-    participant has changed, None if only the comparison with the result says it. A saving that was
+    person has changed, None if only the comparison with the result says it. A saving that was
     killed has left the pair before or the pair `instead`, or something that is refused.
     """
 

@@ -143,7 +143,7 @@ def identities(attempt: Try) -> None:
         )
         if several and not clash_among(file.participant for file in files):
             raise wrong("participants of one name are several without a word")
-        _compare_rows(attempt.folder / "people.tsv", scans, by_path, chance)
+        _compare_rows(attempt.folder / "participants.tsv", scans, by_path, chance)
 
 
 def _study(scheme: _Scheme, chance: random.Random) -> list[_Scan]:
@@ -289,20 +289,20 @@ def _compare_rows(
     ]
     chance.shuffle(lines)
     table.write_text("\n".join(("participant_id\tage\tsex\tgroup", *lines, "")))
-    people = read_participants(table)
+    participants_table = read_participants(table)
     named = {scan.path: (files[scan.path].name, scan.participant) for scan in scans}
     if happens(chance, 0.5):
         # As `predict --participants` asks, which sees scans.
         named = {scan.path: (Path(scan.path).name, scan.participant) for scan in scans}
-    matched = people.match(named.values())
-    refuse_merged_participants(table, people, matched)
+    matched = participants_table.match(named.values())
+    refuse_merged_participants(table, participants_table, matched)
     for scan in scans:
         found = matched.of(*named[scan.path]).age
         if scan.row in absent:
             if found is not None:
                 raise wrong(f"{scan.path} has a row, and its participant has none")
             # An empty table that the user names is refused; another one misses no scan.
-            if people.facts and not matched.remarks:
+            if participants_table.facts and not matched.remarks:
                 raise wrong(f"{scan.path} has no row, and nothing is said")
         elif found != ages[scan.row] and (found is not None or not matched.remarks):
             raise wrong(f"{scan.path} is {found}, not {ages[scan.row]}")

@@ -92,7 +92,7 @@ REPLACED = (
         r"^trinat train real\b",
         "trinat train real --view coronal --set 'schedule={steps: 2}' --set batch=2",
     ),
-    # Stands in for what a participant does in the browser.
+    # Stands in for what a person does in the browser.
     (
         r"^trinat view results$",
         "for name in scan scan1 scan2; do cp manual/$name.nii.gz "
@@ -200,7 +200,7 @@ def test_what_a_page_shows_runs_as_it_is_written(
         "OMP_NUM_THREADS": "1",
     }
     if "/.local/state" in commands:
-        # Protects the home folder of the participant who runs the tests.
+        # Protects the home folder of the person who runs the tests.
         environment |= {"HOME": str(tmp_path), "XDG_STATE_HOME": ""}
     for block in blocks((ROOT / page).read_text()):
         if block.why:

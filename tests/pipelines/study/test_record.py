@@ -60,7 +60,7 @@ def test_rejected_scans_structures_and_parcels_are_in_no_group() -> None:
     assert result.structures_left_out(("reject",)) == {"A": "reject", "p": "reject"}
     result.grade = "reject"
     assert result.counted_volumes() == {}
-    # The grade does not apply to structures that a participant has corrected.
+    # The grade does not apply to structures that a person has corrected.
     assert result.corrected().counted_volumes() == {"A": 1, "B": 2}
 
 
