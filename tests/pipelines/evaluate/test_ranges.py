@@ -132,6 +132,20 @@ def test_two_ranges_for_the_same_participants_are_refused(
         ranges_of(tmp_path, one, other)
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("17\t1\t2\tF\t20\t30", "17\t3\t4\tM\t20\t30"),
+        ("17\t1\t2\t\t20\t30", "18\t3\t4\t\t20\t30"),
+    ],
+)
+def test_ranges_of_two_sexes_or_structures_may_have_the_same_ages(
+    tmp_path: Path, one: str, other: str
+) -> None:
+    first, second = ranges_of(tmp_path, one, other)
+    assert (first.low_mm3, second.low_mm3) == (1, 3)
+
+
 @pytest.mark.parametrize("ages_rise", [True, False])
 def test_at_the_age_where_a_range_begins_it_alone_applies(
     tmp_path: Path, ages_rise: bool
