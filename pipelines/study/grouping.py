@@ -15,12 +15,7 @@ from datetime import date, datetime
 from pathlib import Path
 
 from trinat.pipelines.study.cases import Case, Participant
-from trinat.pipelines.study.participants_check import (
-    match_participants,
-    refuse_merged_participants,
-    report_table,
-)
-from trinat.pipelines.study.participants_table import read_participants
+from trinat.pipelines.study.participants_check import match_participants, report_table
 from trinat.segmentation.data.identity import (
     Identity,
     Named,
@@ -162,12 +157,9 @@ def _from_bids(
     times: dict[Path, Mapping[str, float | None]] = {}
     doubts: list[str] = []
     table = root / "participants.tsv"
-    participants_table = read_participants(table)
     participants = {case.id: f"sub-{case.entities['sub']}" for case in cases}
-    matched = participants_table.match(
-        (case.stem, participants[case.id]) for case in cases
-    )
-    refuse_merged_participants(table, participants_table, matched)
+    names = [(case.stem, participants[case.id]) for case in cases]
+    matched = match_participants(table, names, strict=strict, is_given=False)
     known: dict[str, _ScanRow] = {}
     for case in cases:
         participant = participants[case.id]
@@ -188,7 +180,7 @@ def _from_bids(
         group = matched.of(case.stem, participant).group
         known[case.id] = _ScanRow(participant, year, group)
     several = _in_several_groups(known.values())
-    remarks = list(matched.remarks)
+    remarks = []
     for participant, groups in several.items():
         named = " and ".join(groups)
         remarks.append(
@@ -197,7 +189,7 @@ def _from_bids(
     for case_id, row in known.items():
         if row.participant in several:
             known[case_id] = replace(row, group="")
-    report_table(table, matched.notes, remarks, strict=strict)
+    report_table(table, (), remarks, strict=strict)
     report_table(root / "acq_time", (), doubts, strict=strict)
     return known
 
