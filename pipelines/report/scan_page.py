@@ -285,8 +285,11 @@ def _further_sections(result: ScanResult) -> list[tuple[FurtherResult, Table]]:
     for name, further in result.further().items():
         rows = []
         for column, value in further.columns().items():
-            rows.append([short_name(column), number(value, 2)])
-        measures = table(f"{name}-table", further.title, ["Measure", "Value"], rows)
+            measure = short_name(column)
+            if column.endswith("_thickness"):
+                measure += " (mm)"
+            rows.append([measure, number(value, 2)])
+        measures = table(f"{name}-table", "Measures", ["Measure", "Value"], rows)
         sections.append((further, measures))
     return sections
 
