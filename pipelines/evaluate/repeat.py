@@ -314,7 +314,7 @@ def _plan_tasks(
         raise EvaluationError(
             f"no participant has two scans with label maps or predictions, of {len(scans)} scans",
             where=settings.images,
-            remedy="say by --sessions TABLE whose each scan is (columns scan and participant)",
+            remedy="give a table with the columns scan and participant as --sessions",
         )
     return tasks, alone
 

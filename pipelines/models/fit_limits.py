@@ -185,7 +185,7 @@ def find_limits(points: Sequence[Point]) -> tuple[float, float]:
     for limit in _LIMITS:
         caught, _ = all_rates[limit]
         below = [point.dice < DOUBTFUL for point in points if point.agreement < limit]
-        # Of limits that catch equally many, this takes the lowest.
+        # If several limits catch equally many, the lowest is taken.
         if limit <= look and caught > most_caught and np.mean(below) >= PRECISION:
             reject = limit
             most_caught = caught

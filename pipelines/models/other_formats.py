@@ -222,7 +222,7 @@ def _metadata(model: Model) -> dict[str, Any]:
         "is_patch_data": False,
         "channel_def": {"0": scans},
     }
-    # As in other MONAI bundles with one channel of labels, `channel_def` names the values.
+    # `channel_def` names the values of the label channel, as other MONAI bundles do.
     label_map = {
         "type": "image",
         "format": "segmentation",

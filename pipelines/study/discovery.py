@@ -254,7 +254,7 @@ def _expand_folder(
     def is_visible(file: Path) -> bool:
         return not file.name.startswith(".")
 
-    # Of a pair of .hdr and .img, list only the header.
+    # List only the header of a pair of .hdr and .img.
     every = list(walk(folder, exclude, note_closed, is_visible))
     headers = {file.with_suffix("") for file in every if _ends_with(file, ".hdr")}
     files = [

@@ -74,7 +74,7 @@ _log = logging.getLogger(__name__)
 # Lock file in the folder of a run, and in that of each job.
 _LOCK = ".lock"
 _CARD = "MODEL_CARD.md"
-# How long to wait for the lock of a run's folder, which other processes hold for seconds only.
+# Longest wait for the lock of a run's folder; other processes hold it for seconds only.
 _PATIENCE_S = 300.0
 
 

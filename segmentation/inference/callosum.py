@@ -513,7 +513,7 @@ def without_fornix(inside: NDArray[np.bool_]) -> NDArray[np.bool_]:
     opened = ndimage.grey_opening(padded, size=window)[window:-window]
     lowest = top + 1 - opened
     is_below = levels < lowest[:, None]
-    # Where the rostrum lies below the body, only pixels of the uppermost run are cut.
+    # The rostrum lies below the body: there, only pixels of the uppermost run are cut.
     is_before_rostrum = np.arange(start, stop) < first + _ROSTRUM_FROM * length
     is_cut = is_below & ((levels >= bottom[:, None]) | is_before_rostrum[:, None])
     kept = inside.copy()

@@ -100,7 +100,7 @@ class MonaiSpikeNoise(_FromMonai):
     """Adds stripes: spikes in k-space."""
 
     name: Literal["RandKSpaceSpikeNoise"]
-    # of the logarithm of the spectrum; none: from its mean to 2.5 times its mean
+    # range of the logarithm of the spectrum; none: from its mean to 2.5 times its mean
     intensity_range: Range | None = None
 
     def arguments(self) -> dict[str, Any]:
