@@ -250,7 +250,7 @@ def measure_group(
     # Label maps that are unfit or could not be read, and scans without a label map.
     failures = [
         *((file.name, unfit[file.result]) for file in found if file.result in unfit),
-        *((each.subject, each.failure) for each in volumes if each.failure),
+        *((each.file.name, each.failure) for each in volumes if each.failure),
         *(
             (entry.case, entry.reason)
             for entry in results.entries
@@ -386,7 +386,7 @@ def _make_scans(
         }
         structures = made.left_out(scheme, {**graded, **rejected_here})
         participant = known.matched.of(file.name, file.participant)
-        scan = _make_scan(volumes, participant, judged)
+        scan = _scan_of(volumes, participant, judged)
         volumes_mm3 = {
             structure: volume_mm3
             for structure, volume_mm3 in scan.volumes_mm3.items()
@@ -440,33 +440,32 @@ def _two_kinds_of_heads(measured: Iterable[MeasuredScan]) -> str:
     )
 
 
-def _make_scan(result: MapVolumes, participant: Facts, facts: ScanResult) -> Scan:
+def _scan_of(volumes: MapVolumes, participant: Facts, result: ScanResult) -> Scan:
     """Combine the volumes of a label map with the data of its participant and of the run ledger.
 
-    `participant` is from the participants table, and `facts` is the label map's entry in the
-    ledger.
+    `participant` is from the participants table, and `result` is the result in the ledger.
     """
-    file = result.file
+    file = volumes.file
     uncertainty = {
         structure: variation
-        for structure, variation in facts.volume_cv.items()
+        for structure, variation in result.volume_cv.items()
         if variation is not None
     }
     # The ledger's measurement of this scan takes precedence over the participant's row in the
     # table.
-    intracranial_mm3 = facts.intracranial_mm3
+    intracranial_mm3 = result.intracranial_mm3
     if intracranial_mm3 is None:
         intracranial_mm3 = participant.intracranial_mm3
     return Scan(
         subject=file.participant,
         session=file.table_session,
-        volumes_mm3=result.volumes_mm3 or {},
+        volumes_mm3=volumes.volumes_mm3 or {},
         sex=participant.sex or "",
         age=participant.age,
         site=participant.site,
-        grade=facts.grade,
-        notes="; ".join(facts.remarks),
-        structure_grades=facts.structure_grades,
+        grade=result.grade,
+        notes="; ".join(result.remarks),
+        structure_grades=result.structure_grades,
         uncertainty=uncertainty or None,
         group=participant.group,
         intracranial_mm3=intracranial_mm3,
