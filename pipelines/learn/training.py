@@ -100,17 +100,18 @@ def train_on(
         "trained on %d scans, judged by %d", len(split.train), len(split.validation)
     )
 
-    # Name the run after corrections, model and recipe, so that it is resumed only if all are the
+    # Name the run after corrections, model and settings, so that it is resumed only if all are the
     # same.
+    changes = recipe_changes(corrected, model, settings)
     identity = Store(store).fingerprint.encode() + read_bytes(path)
     identity += read_bytes(model.folder / MODEL_FILE)
-    identity += json.dumps([settings.recipe, str(model.folder)]).encode()
+    identity += json.dumps([settings.recipe, changes], default=str).encode()
     run = work / f"run-{hashlib.sha256(identity).hexdigest()[:8]}"
     done = train(
         settings.recipe,
         run,
         store=store,
-        settings=recipe_changes(corrected, model, settings),
+        settings=changes,
         resume=(run / CONFIG).is_file(),
         seconds=settings.seconds,
         device=settings.device,
