@@ -151,6 +151,17 @@ def test_a_participant_whose_sessions_are_of_two_groups_is_in_none(
         participants_of(found.cases, found.bids_root, None, strict=True)
 
 
+def test_a_participant_without_a_row_in_the_table_of_its_dataset_is_named(
+    tmp_path: Path, logged: pytest.LogCaptureFixture
+) -> None:
+    write_two_sessions(tmp_path, "participant_id\tgroup\nsub-2\told\n")
+    found = find_cases([tmp_path])
+    participants_of(found.cases, found.bids_root, None)
+    (message,) = logged.messages
+    assert message.startswith("participants.tsv: 1 of 1 participants")
+    assert message.endswith("sub-1")
+
+
 def test_one_scan_stays_a_case_of_its_own() -> None:
     participants = participants_of(cases("p_MR1", "p_MR2", "x"), None, None)
     assert [type(participant.unit) for participant in participants] == [
