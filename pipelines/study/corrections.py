@@ -77,7 +77,7 @@ _COLUMNS = (
     "corrected",
     "changed_voxels",
     "minutes",
-    "sessions",
+    "savings",
     "by",
     "at",
     "sha256",
@@ -98,7 +98,7 @@ class _Stated(BaseModel):
     )
 
 
-class Session(_Stated):
+class Saving(_Stated):
     """One saving of a correction.
 
     `by` is the name of the rater, `at` the time (ISO 8601, UTC), `minutes` the duration of the work
@@ -116,9 +116,10 @@ class Sidecar(_Stated):
     `sha256` is the hash of the corrected label map, `mask_sha256` of its mask of changed voxels,
     `result_sha256` of the result that was corrected, and `scan_sha256` of the scan of this result
     ("" if unknown). `changed_voxels` is the number of changed voxels. `structures` maps the name of
-    each structure to the number of voxels that it gained or lost. `sessions` are all savings, the
-    oldest first. In a BIDS dataset `spatial_reference` and `sources` are copied from the sidecar of
-    the result; they are None elsewhere.
+    each structure to the number of voxels that it gained or lost. `savings` has one entry
+    for each time that the correction was saved, the oldest first. In a BIDS dataset
+    `spatial_reference` and `sources` are copied from the sidecar of the result; they are None
+    elsewhere.
     """
 
     sha256: str = Field(validation_alias="SHA256", serialization_alias="SHA256")
@@ -133,14 +134,14 @@ class Sidecar(_Stated):
     )
     changed_voxels: NonNegativeInt
     structures: dict[str, NonNegativeInt]
-    sessions: tuple[Session, ...] = Field(min_length=1)
+    savings: tuple[Saving, ...] = Field(min_length=1)
     spatial_reference: str | None = None
     sources: tuple[str, ...] | None = None
 
     @property
     def minutes(self) -> float:
-        """Total minutes of all sessions."""
-        return sum(session.minutes for session in self.sessions)
+        """Total minutes of all savings."""
+        return sum(saving.minutes for saving in self.savings)
 
 
 @dataclass(frozen=True)
@@ -321,7 +322,7 @@ def _are_sides_swapped(corrected: NDArray[Any], result: NDArray[Any]) -> bool:
 def save_correction(
     result: Path,
     corrected: Volume,
-    session: Session,
+    saving: Saving,
     *,
     builds_on: str,
     names: Mapping[int, str],
@@ -358,10 +359,10 @@ def save_correction(
         before = None
         if earlier is not None:
             before = _read_sidecar(sidecar_path(result))
-        sessions: tuple[Session, ...] = ()
+        savings: tuple[Saving, ...] = ()
         changed = corrected.data != original.data
         if before is not None:
-            sessions = before.sessions
+            savings = before.savings
             is_ours = earlier is not None and earlier.sidecar is not None
             if before.result_sha256 != result_sha256 and is_ours:
                 # The result was replaced since the earlier correction, so comparing with it would
@@ -376,7 +377,7 @@ def save_correction(
             scan_sha256=scan_sha256,
             changed_voxels=int(changed.sum()),
             structures=_changed_by_structure(original, corrected, changed, names),
-            sessions=(*sessions, session),
+            savings=(*savings, saving),
             **_origin_of(result),
         )
         return _write(result, corrected, changed, sidecar)
@@ -392,13 +393,13 @@ def list_correction(
     """
     sidecar = correction.sidecar
     assert sidecar is not None
-    last = sidecar.sessions[-1]
+    last = sidecar.savings[-1]
     row = [
         scan,
         os.path.relpath(correction.path, table.parent),
         sidecar.changed_voxels,
         round(sidecar.minutes, 1),
-        len(sidecar.sessions),
+        len(sidecar.savings),
         last.by,
         last.at,
         sidecar.sha256,
@@ -516,7 +517,7 @@ def _overtaken(result: Path, earlier: Correction | None) -> OvertakenError:
     if earlier is not None:
         what = "another correction was saved meanwhile"
         if earlier.sidecar is not None:
-            last = earlier.sidecar.sessions[-1]
+            last = earlier.sidecar.savings[-1]
             what = f"{what}, by {last.by} at {last.at}"
     remedy = "load it and put your changes on it"
     return OvertakenError(what, where=without_suffix(result), remedy=remedy)

@@ -26,7 +26,7 @@ from pydantic import FiniteFloat, TypeAdapter, ValidationError
 
 from trinat.pipelines.study.corrections import (
     ABANDONED_S,
-    Session,
+    Saving,
     correction_of,
     save_correction,
 )
@@ -137,7 +137,7 @@ class Corrections:
             "stale": False,
         }
         if correction.sidecar is not None:
-            last = correction.sidecar.sessions[-1]
+            last = correction.sidecar.savings[-1]
             said["by"] = last.by
             said["at"] = last.at
             said["minutes"] = correction.sidecar.minutes
@@ -196,7 +196,7 @@ class Corrections:
         correction = save_correction(
             item.labels,
             self._apply_changes(number, indices, places, numbers),
-            Session(by=self._study.corrector, at=_now(), minutes=painted.minutes),
+            Saving(by=self._study.corrector, at=_now(), minutes=painted.minutes),
             builds_on=painted.builds_on,
             names=names,
             scan_sha256=item.entry.input_sha256,

@@ -20,7 +20,7 @@ from attacks.verdicts import Bad, Verdict, wrong
 from attacks.workshop import READ_S, Try, happens, time_limit, tiny_scan
 from trinat.pipelines.learn.corrected import Corrected, find_corrected
 from trinat.pipelines.study.corrections import (
-    Session,
+    Saving,
     corrected_path,
     correction_of,
     mask_path,
@@ -158,7 +158,7 @@ def _write_correction(state: _State, painted: Volume, shown: Path) -> None:
     save_correction(
         state.result,
         painted,
-        Session(by="anna", at="2026-11-29T00:00:00+00:00", minutes=1),
+        Saving(by="anna", at="2026-11-29T00:00:00+00:00", minutes=1),
         builds_on=sha256_of(shown),
         names=_NAMES,
         scan_sha256=sha256_of(state.scan),

@@ -17,7 +17,7 @@ from trinat.pipelines.common.exits import Exit
 from trinat.pipelines.evaluate import cohort, evaluation
 from trinat.pipelines.learn.corrected import find_corrected
 from trinat.pipelines.study.corrections import (
-    Session,
+    Saving,
     corrected_path,
     save_correction,
     sidecar_path,
@@ -46,11 +46,11 @@ def study(tmp_path: Path) -> Path:
         truth = Volume.read(result, labels=True)
         if name == "c":
             truth.data[15, 8, 6] = 49
-            session = Session(by="anna", at="2026-01-01T00:00:00+00:00", minutes=1)
+            saving = Saving(by="anna", at="2026-01-01T00:00:00+00:00", minutes=1)
             save_correction(
                 result,
                 truth,
-                session,
+                saving,
                 builds_on=sha256_of(result),
                 names={49: "Right-Thalamus"},
                 lock=out / "lock",

@@ -32,7 +32,7 @@ from trinat.pipelines.learn.learning import (
 )
 from trinat.pipelines.learn.settings import LearnSettings
 from trinat.pipelines.learn.training import recipe_changes, save_learnt_classes
-from trinat.pipelines.study.corrections import Session, save_correction
+from trinat.pipelines.study.corrections import Saving, save_correction
 from trinat.pipelines.study.entry import Entry
 from trinat.pipelines.study.ledger import Ledger
 from trinat.pipelines.study.record import ScanResult
@@ -107,7 +107,7 @@ def correct(results: Path, name: str, was: int, becomes: int) -> Path:
     saved = save_correction(
         path,
         replace(volume, data=data),
-        Session(by="anna", at="2026-11-27T00:00:00+00:00", minutes=5),
+        Saving(by="anna", at="2026-11-27T00:00:00+00:00", minutes=5),
         builds_on=sha256_of(path),
         names={2: "Left-Cerebral-White-Matter", 3: "Left-Cerebral-Cortex"},
         lock=results / "lock",
@@ -171,7 +171,7 @@ def test_a_correction_that_was_taken_back_teaches_nothing(
     save_correction(
         result,
         Volume.read(result, labels=True),
-        Session(by="anna", at="2026-11-28T00:00:00+00:00", minutes=1),
+        Saving(by="anna", at="2026-11-28T00:00:00+00:00", minutes=1),
         builds_on=sha256_of(path),
         names={},
         lock=results / "lock",
@@ -271,7 +271,7 @@ def paint(results: Path, name: str, change: Callable[[np.ndarray], None]) -> Non
     save_correction(
         path,
         reoriented(painted, "".join(volume.axcodes)),
-        Session(by="anna", at="2026-11-28T00:00:00+00:00", minutes=5),
+        Saving(by="anna", at="2026-11-28T00:00:00+00:00", minutes=5),
         builds_on=sha256_of(path),
         names={label.fs_id: label.name for label in scheme.labels[1:]},
         lock=results / "lock",

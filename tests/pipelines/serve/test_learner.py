@@ -15,7 +15,7 @@ from helpers.overfitted import shy_model
 from trinat.pipelines.serve.learner import Learner, Learning
 from trinat.pipelines.serve.queue import FullError, Queue, Submission
 from trinat.pipelines.serve.queue_study import study_of
-from trinat.pipelines.study.corrections import Session, save_correction
+from trinat.pipelines.study.corrections import Saving, save_correction
 from trinat.pipelines.study.entry import Entry
 from trinat.pipelines.study.naming import Product
 from trinat.pipelines.study.record import ScanResult
@@ -54,7 +54,7 @@ def correct(queue: Queue, job: Submission) -> None:
     save_correction(
         path,
         replace(volume, data=data),
-        Session(by="service", at="2026-11-27T00:00:00+00:00", minutes=5),
+        Saving(by="service", at="2026-11-27T00:00:00+00:00", minutes=5),
         builds_on=sha256_of(path),
         names={2: "Left-Cerebral-White-Matter", 3: "Left-Cerebral-Cortex"},
         lock=queue.folder / "lock.corrections",

@@ -11,7 +11,7 @@ from helpers.refusals import refusal
 
 from trinat.pipelines.study.corrections import (
     OvertakenError,
-    Session,
+    Saving,
     corrected_path,
     correction_of,
     is_correction,
@@ -36,8 +36,8 @@ AFFINE = np.array(
     ]
 )
 NAMES = {10: "Left-Thalamus", 49: "Right-Thalamus"}
-ANNA = Session(by="anna", at="2026-01-01T00:00:00+00:00", minutes=2)
-BERTA = Session(by="berta", at="2026-01-02T00:00:00+00:00", minutes=1.5)
+ANNA = Saving(by="anna", at="2026-01-01T00:00:00+00:00", minutes=2)
+BERTA = Saving(by="berta", at="2026-01-02T00:00:00+00:00", minutes=1.5)
 
 
 def write_result(path: Path) -> Path:
@@ -63,11 +63,11 @@ def result(tmp_path: Path) -> Path:
     return write_result(tmp_path / "a_dseg.nii.gz")
 
 
-def save(result: Path, corrected: Volume, session: Session, builds_on: Path) -> None:
+def save(result: Path, corrected: Volume, saving: Saving, builds_on: Path) -> None:
     save_correction(
         result,
         corrected,
-        session,
+        saving,
         builds_on=sha256_of(builds_on),
         names=NAMES,
         lock=result.parent / "lock",
@@ -122,7 +122,7 @@ def test_a_correction_is_saved_beside_its_result_with_what_was_changed(
         "ScanSHA256": "",
         "ChangedVoxels": 2,
         "Structures": {"Left-Thalamus": 1, "Right-Thalamus": 2},
-        "Sessions": [{"By": "anna", "At": ANNA.at, "Minutes": 2.0}],
+        "Savings": [{"By": "anna", "At": ANNA.at, "Minutes": 2.0}],
     }
     assert not list(result.parent.glob(".trinat-*"))
 
@@ -136,14 +136,14 @@ def test_the_second_who_builds_on_the_same_map_is_refused(result: Path) -> None:
     assert {path: path.read_bytes() for path in result.parent.iterdir()} == there
 
 
-def test_a_correction_that_builds_on_the_last_adds_its_session(result: Path) -> None:
+def test_a_correction_that_builds_on_the_last_adds_its_saving(result: Path) -> None:
     save(result, painted(result, (0, 0, 0)), ANNA, result)
     path = corrected_path(result)
     save(result, painted(path, (0, 0, 1)), BERTA, path)
     found = correction_of(result)
     assert found
     assert found.sidecar
-    assert found.sidecar.sessions == (ANNA, BERTA)
+    assert found.sidecar.savings == (ANNA, BERTA)
     assert found.sidecar.minutes == 3.5
     assert found.sidecar.changed_voxels == 2
 
@@ -209,7 +209,7 @@ def test_a_saving_that_was_cut_short_comes_again(result: Path) -> None:
     found = correction_of(result)
     assert found
     assert found.sidecar
-    assert found.sidecar.sessions == (ANNA, BERTA)
+    assert found.sidecar.savings == (ANNA, BERTA)
 
 
 def test_a_saving_that_was_killed_between_mask_and_map_trains_nothing_wrong(
@@ -240,7 +240,7 @@ def test_a_saving_that_was_killed_between_mask_and_map_trains_nothing_wrong(
     found = correction_of(result)
     assert found
     assert found.sidecar
-    assert found.sidecar.sessions == (ANNA, BERTA)
+    assert found.sidecar.savings == (ANNA, BERTA)
     assert np.argwhere(found.changed()).tolist() == [[0, 0, 0], [0, 0, 1]]
     assert not left.exists()
 
@@ -315,7 +315,7 @@ def test_a_sidecar_that_is_none_is_named(result: Path) -> None:
     save(result, painted(result, (0, 0, 0)), ANNA, result)
     sidecar = sidecar_path(result)
     said = json.loads(sidecar.read_text())
-    sidecar.write_text(json.dumps({**said, "Sessions": []}))
+    sidecar.write_text(json.dumps({**said, "Savings": []}))
     with pytest.raises(IntegrityError):
         correction_of(result)
     sidecar.write_text("{}")

@@ -146,7 +146,7 @@ def test_the_second_of_two_participants_is_refused_and_loses_nothing(out: Path) 
     found = correction_of(result(anna, out))
     assert found
     assert found.sidecar
-    assert [session.by for session in found.sidecar.sessions] == ["anna", "berta"]
+    assert [saving.by for saving in found.sidecar.savings] == ["anna", "berta"]
     assert [tuple(voxel) for voxel in np.argwhere(found.changed())] == [
         (1, 1, 1),
         (2, 3, 4),
@@ -205,7 +205,7 @@ def test_a_scan_whose_correction_has_an_unreadable_json_opens(out: Path) -> None
     page.save(changes(RIGHT_THALAMUS, (2, 3, 4)))
     sidecar = sidecar_path(result(page, out))
     said = json.loads(sidecar.read_text())
-    sidecar.write_text(json.dumps({**said, "Sessions": []}))
+    sidecar.write_text(json.dumps({**said, "Savings": []}))
     detail = page.detail()
     assert detail["correction"] is None
     (named,) = detail["unreadable"]
@@ -247,7 +247,7 @@ def test_the_table_of_a_folder_has_a_row_for_each_corrected_scan(out: Path) -> N
         "corrected",
         "changed_voxels",
         "minutes",
-        "sessions",
+        "savings",
         "by",
         "at",
     ]

@@ -20,7 +20,7 @@ from helpers.viewer import served
 from trinat.pipelines.learn.corrected import next_scans
 from trinat.pipelines.learn.settings import NextSettings
 from trinat.pipelines.study.corrections import (
-    Session,
+    Saving,
     corrected_path,
     correction_of,
     save_correction,
@@ -315,7 +315,7 @@ def test_who_is_overtaken_is_told_and_puts_the_changes_on_what_was_saved(
     correction = correction_of(result)
     assert correction
     assert correction.sidecar
-    assert [session.by for session in correction.sidecar.sessions] == ["berta", "anna"]
+    assert [saving.by for saving in correction.sidecar.savings] == ["berta", "anna"]
     assert correction.sidecar.changed_voxels == first + 1
 
 
@@ -384,7 +384,7 @@ def save_as(out: Path, result: Path, corrected: Volume, rater: str) -> None:
     save_correction(
         result,
         corrected,
-        Session(by=rater, at="2026-01-01T00:00:00+00:00", minutes=1),
+        Saving(by=rater, at="2026-01-01T00:00:00+00:00", minutes=1),
         builds_on=sha256_of(result),
         names={10: "Left-Thalamus"},
         lock=out / ".trinat-work/lock.corrections",
