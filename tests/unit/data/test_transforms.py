@@ -25,6 +25,8 @@ KINDS = {
 }
 MOVING = [name for name, kind in KINDS.items() if kind.moves]
 STILL = [name for name, kind in KINDS.items() if not kind.moves]
+# Transforms that are different in each channel.
+INDEPENDENT = {"RandomNoise", "RandGaussianNoise", "RandRicianNoise"}
 
 
 def named(name: str, share: float = 1.0, **keys: object) -> SliceTransforms:
@@ -101,7 +103,7 @@ def test_motion_by_nothing_changes_nothing() -> None:
     torch.testing.assert_close(still(image, labels, 0)[0], image)
 
 
-@pytest.mark.parametrize("name", [name for name in KINDS if "Noise" not in name])
+@pytest.mark.parametrize("name", sorted(KINDS.keys() - INDEPENDENT))
 def test_a_slice_and_its_neighbours_change_alike(name: str) -> None:
     for seed in range(3):
         changed, _ = named(name)(*a_slice(), seed)
@@ -120,6 +122,62 @@ def test_labels_move_with_the_image(name: str) -> None:
         assert not torch.equal(classes, labels)
         differing = (bright != (classes == 7)).sum()
         assert differing < 0.06 * (classes == 7).sum()
+
+
+STILL_AFFINE: dict[str, dict[str, object]] = {
+    "RandAffine": {
+        "rotate_range": 0,
+        "shear_range": 0,
+        "translate_range": 0,
+        "scale_range": 0,
+    },
+    "RandomAffine": {"degrees": 0, "scales": (1, 1), "translation": 0},
+}
+
+
+@pytest.mark.parametrize("name", STILL_AFFINE)
+def test_an_affine_movement_by_nothing_changes_nothing(name: str) -> None:
+    image, labels = a_slice()
+    moved, classes = named(name, **STILL_AFFINE[name])(image, labels, 3)
+    torch.testing.assert_close(moved, image, atol=1e-4, rtol=0)
+    assert torch.equal(classes, labels)
+
+
+@pytest.mark.parametrize(
+    ("name", "setting", "value"),
+    [
+        ("RandAffine", "rotate_range", 0.25),
+        ("RandAffine", "shear_range", 0.5),
+        ("RandAffine", "translate_range", 8),
+        ("RandAffine", "scale_range", 0.1),
+        ("RandomAffine", "degrees", 15),
+        ("RandomAffine", "scales", (0.9, 0.95)),
+        ("RandomAffine", "translation", 8),
+    ],
+)
+def test_each_setting_of_an_affine_movement_acts_within_the_plane(
+    name: str, setting: str, value: object
+) -> None:
+    image, labels = a_slice()
+    transforms = named(name, **(STILL_AFFINE[name] | {setting: value}))
+    moved, classes = transforms(image, labels, 3)
+    assert not torch.equal(classes, labels)
+    # A movement out of the plane would leave little of the slice.
+    assert moved.sum() == pytest.approx(image.sum(), rel=0.25)
+
+
+@pytest.mark.parametrize(
+    ("name", "setting"), [("RandGaussianSmooth", "sigma"), ("RandomBlur", "std")]
+)
+def test_a_blur_of_one_width_is_the_same_along_rows_and_columns(
+    name: str, setting: str
+) -> None:
+    image = torch.zeros(3, 96, 80)
+    image[:, 48, 40] = 1
+    labels = torch.zeros(96, 80, dtype=torch.uint8)
+    blurred, _ = named(name, **{setting: (2, 2)})(image, labels, 3)
+    assert blurred[0, 48, 42] > 0.01
+    torch.testing.assert_close(blurred[:, 50, 40], blurred[:, 48, 42])
 
 
 def test_a_share_of_slices_is_changed() -> None:
