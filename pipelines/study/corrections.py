@@ -77,7 +77,7 @@ _COLUMNS = (
     "corrected",
     "changed_voxels",
     "minutes",
-    "savings",
+    "sessions",
     "by",
     "at",
     "sha256",
@@ -134,7 +134,10 @@ class Sidecar(_Stated):
     )
     changed_voxels: NonNegativeInt
     structures: dict[str, NonNegativeInt]
-    savings: tuple[Saving, ...] = Field(min_length=1)
+    # The key that corrections in users' folders have.
+    savings: tuple[Saving, ...] = Field(
+        min_length=1, validation_alias="Sessions", serialization_alias="Sessions"
+    )
     spatial_reference: str | None = None
     sources: tuple[str, ...] | None = None
 

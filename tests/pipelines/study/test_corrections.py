@@ -122,7 +122,7 @@ def test_a_correction_is_saved_beside_its_result_with_what_was_changed(
         "ScanSHA256": "",
         "ChangedVoxels": 2,
         "Structures": {"Left-Thalamus": 1, "Right-Thalamus": 2},
-        "Savings": [{"By": "anna", "At": ANNA.at, "Minutes": 2.0}],
+        "Sessions": [{"By": "anna", "At": ANNA.at, "Minutes": 2.0}],
     }
     assert not list(result.parent.glob(".trinat-*"))
 
@@ -315,7 +315,7 @@ def test_a_sidecar_that_is_none_is_named(result: Path) -> None:
     save(result, painted(result, (0, 0, 0)), ANNA, result)
     sidecar = sidecar_path(result)
     said = json.loads(sidecar.read_text())
-    sidecar.write_text(json.dumps({**said, "Savings": []}))
+    sidecar.write_text(json.dumps({**said, "Sessions": []}))
     with pytest.raises(IntegrityError):
         correction_of(result)
     sidecar.write_text("{}")

@@ -205,7 +205,7 @@ def test_a_scan_whose_correction_has_an_unreadable_json_opens(out: Path) -> None
     page.save(changes(RIGHT_THALAMUS, (2, 3, 4)))
     sidecar = sidecar_path(result(page, out))
     said = json.loads(sidecar.read_text())
-    sidecar.write_text(json.dumps({**said, "Savings": []}))
+    sidecar.write_text(json.dumps({**said, "Sessions": []}))
     detail = page.detail()
     assert detail["correction"] is None
     (named,) = detail["unreadable"]
@@ -247,7 +247,7 @@ def test_the_table_of_a_folder_has_a_row_for_each_corrected_scan(out: Path) -> N
         "corrected",
         "changed_voxels",
         "minutes",
-        "savings",
+        "sessions",
         "by",
         "at",
     ]
