@@ -68,6 +68,8 @@ class _State:
     instead: tuple[Numbers, Numbers] | None = None
     may_be_refused: bool = False
     is_empty: bool = False
+    # The map was empty once. The few voxels painted since do not tell left from right.
+    was_empty: bool = False
     is_swapped: bool = False  # left and right are exchanged
     done: list[str] = field(default_factory=list)
 
@@ -218,11 +220,15 @@ def _save_killed(state: _State, attempt: Try) -> None:
 
 
 def _save_elsewhere(state: _State, attempt: Try) -> None:
-    """Save the map once more with other bytes, as another program does."""
+    """Save the map once more, as another program does, mostly with other bytes."""
     path = corrected_path(state.result)
+    before = sha256_of(path)
     volume = Volume.read(path, labels=True)
     axes = attempt.chance.choice(("LIA", "RAS", "PSR"))
     reoriented(volume, axes).write(path, labels=True)
+    if sha256_of(path) == before:
+        # The map has its old axes, and still belongs to its mask.
+        return
     state.changed = None
     if state.instead is not None:
         # Which of the two it was is not known here.
@@ -273,14 +279,15 @@ def _spoil(state: _State, attempt: Try) -> None:
     path = corrected_path(state.result)
     volume = Volume.read(path, labels=True)
     data = np.zeros_like(volume.data)
-    if state.is_empty or happens(attempt.chance, 0.5):
+    swaps = happens(attempt.chance, 0.5) and not state.was_empty
+    if state.is_empty or swaps:
         # An empty map is the same with its sides exchanged.
         state.is_swapped = not state.is_swapped and not state.is_empty
         partners = np.arange(int(_SCHEME.fs_ids.max()) + 1)
         partners[_SCHEME.fs_ids] = _SCHEME.fs_ids[_SCHEME.partner_permutation]
         data = partners[volume.data].astype(volume.data.dtype)
     else:
-        state.is_empty = True
+        state.is_empty = state.was_empty = True
         state.is_swapped = False
     Volume(data, volume.affine).write(path, labels=True)
     state.data = data
