@@ -21,7 +21,6 @@ from trinat.pipelines.cli import (
     options,
     predict,
     serve,
-    toolbox,
     train,
 )
 from trinat.pipelines.cli.options import HELP, Command, Group, Json, ListOptions
@@ -73,7 +72,7 @@ _PANELS = {
         evaluate.norms,
         evaluate.participants,
     ),
-    "Data": (data.prepare, data.split, data.phantom, models.labels),
+    "Data": (data.prepare, data.suspects, data.split, data.phantom, models.labels),
     "Train": (train.train, train.runs, train.next_, train.learn),
     "Models": (
         models.models,
@@ -82,12 +81,7 @@ _PANELS = {
         models.export,
         models.import_weights,
     ),
-    "Toolbox": (
-        toolbox.suspects,
-        toolbox.explain,
-        toolbox.profile,
-        doctor,
-    ),
+    "Installation": (doctor,),
 }
 # Commands whose options take several values in a row.
 _WITH_LISTS = (evaluate.evaluate, data.prepare)

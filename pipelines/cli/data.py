@@ -1,4 +1,4 @@
-"""trinat data, prepare, split and phantom: datasets, slice stores and synthetic scans."""
+"""trinat data, prepare, split, suspects and phantom: datasets, slice stores and synthetic scans."""
 
 from __future__ import annotations
 
@@ -12,8 +12,14 @@ import typer
 from trinat.pipelines.cli import options
 from trinat.pipelines.cli.fields import Typed, with_fields
 from trinat.pipelines.cli.options import Group, say_next
+from trinat.pipelines.common.option import Device, Threads
 from trinat.pipelines.jobs.process import prepare_process
-from trinat.pipelines.jobs.progress import batch_progress, byte_progress, log_lines
+from trinat.pipelines.jobs.progress import (
+    batch_progress,
+    byte_progress,
+    log_lines,
+    progress,
+)
 from trinat.pipelines.prepare.options import PrepareConfig
 from trinat.segmentation.errors import ConfigError
 
@@ -316,6 +322,56 @@ def split(
             recipe = "manual"
         out_of_train = Path("runs") / source
         say_next("train", recipe, "--store", store, *folds, "--out", out_of_train)
+
+
+@with_fields
+def suspects(
+    store: Annotated[Path, typer.Argument(help="Slice store.")],
+    model: Annotated[
+        str, typer.Option(help="Model to compare the labels with: a name or a folder.")
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="Output folder. Default: STORE/suspects."),
+    ] = None,
+    every: Annotated[int, typer.Option(min=1, help="Check every n-th slice.")] = 6,
+    limit: Annotated[
+        float, typer.Option(min=0, help="Score above which a subject is excluded.")
+    ] = 8.0,
+    device: Device = "auto",
+    threads: Threads = None,
+    quiet: options.Quiet = False,
+) -> None:
+    """Find subjects whose labels are likely wrong; write a page and a list for trinat split.
+
+    Example: trinat suspects store --model fast
+    """
+    from trinat.pipelines.common.models import print_licences
+    from trinat.pipelines.prepare.suspects import EXCLUDE, find_suspects
+
+    prepare_process(threads)
+    print_licences([model])
+    folder = store / "suspects" if out is None else out
+    with progress(quiet) as shown:
+
+        def show(done: int, total: int) -> None:
+            shown.show(f"{done}/{total} subjects", done, total)
+
+        ranked = find_suspects(
+            store,
+            model,
+            folder,
+            every=every,
+            limit=limit,
+            device=device,
+            finished=show,
+        )
+    above_limit = ranked[ranked["score"] > limit]
+    for subject, row in above_limit.iterrows():
+        typer.echo(f"{subject}: {row['score']:.1f}, {row['why']}")
+    typer.echo(folder / "suspects.html")
+    if not quiet:
+        say_next("split", store, "--exclude", folder / EXCLUDE)
 
 
 def phantom(

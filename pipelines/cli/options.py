@@ -72,7 +72,6 @@ Quiet = Annotated[
 Timings = Annotated[
     bool, typer.Option("--timings", help="Print where wall and processor time went.")
 ]
-Out = Annotated[Path, typer.Option("--out", "-o", help="Output folder.")]
 Overwrite = Annotated[
     bool,
     typer.Option(

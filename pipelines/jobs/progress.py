@@ -20,7 +20,6 @@ from typing import Protocol
 import typer
 
 from trinat.segmentation.errors import one_line
-from trinat.segmentation.timing import report_stages_to
 
 MINUTE_S = 60.0
 LINE_S = 3.0  # minimum interval between lines of a log file
@@ -284,15 +283,3 @@ def byte_progress(
                 shown.show(f"{name} {done / 1e9:.2f} GB", done, total, every_s=MINUTE_S)
 
         yield fetched
-
-
-@contextmanager
-def stage_progress(name: str, quiet: bool) -> Iterator[None]:
-    """Show each stage that begins within the block, as a bar or a line; `name` is the item."""
-    with progress(quiet) as shown:
-
-        def begun(stage: str) -> None:
-            shown.enter(f"{name}: {stage}", 0, None, every_s=0)
-
-        with report_stages_to(begun):
-            yield

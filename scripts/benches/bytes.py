@@ -96,7 +96,6 @@ fit-odds        trinat fit known --scans scans --truth truth --only odds --out f
 onnx            trinat export runs/smoke/model --out onnx
 monai           trinat export known --out monai --format monai-bundle
 phantom         trinat phantom phantoms --seed 7 --spacing 3 3 3.5 --orientation LIA --oblique 10
-explain         trinat explain scans/scan1.nii.gz --structure 2 --model known
 no-model        trinat predict scans --model nothing --out refused
 no-option       trinat predict scans --out refused --nothing
 no-truth        trinat evaluate --truth nothing --pred predicted --out refused

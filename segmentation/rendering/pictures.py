@@ -19,7 +19,6 @@ from trinat.segmentation.space.resample import occupied_box
 from trinat.segmentation.space.views import View, to_slices
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
     from PIL.Image import Image
     from PIL.ImageDraw import ImageDraw
 
@@ -244,16 +243,6 @@ def _write_letter(
         stroke_width=1,
         stroke_fill=_PAPER,
     )
-
-
-def png_bytes(figure: Figure, dpi: int, **options: Any) -> bytes:
-    """Return a matplotlib figure as the content of a PNG file.
-
-    `options` are passed to `savefig`.
-    """
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=dpi, **options)
-    return buffer.getvalue()
 
 
 def brain_window(truth: NDArray[Any]) -> tuple[slice, slice]:

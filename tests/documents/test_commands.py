@@ -77,11 +77,6 @@ REPLACED = (
         r"^trinat suspects store --model fast",
         "trinat suspects store --model fast --every 250",
     ),
-    # A network that knows this scan, and its label map.
-    (
-        r"^trinat explain scan.nii.gz --structure left-hippocampus",
-        "trinat explain scan.nii.gz --model runs/coronal/model --structure 2",
-    ),
     # Four participants and the shipped network; two steps of it.
     (
         r"^trinat train finetune\b",

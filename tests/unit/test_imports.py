@@ -36,7 +36,7 @@ STAGES = (
 # before it. Shared code comes first, the commands come last.
 FOLDERS = (
     *("common", "jobs", "study", "report"),
-    *("predict", "prepare", "train", "evaluate", "laboratory"),
+    *("predict", "prepare", "train", "evaluate"),
     *("view", "site", "models", "learn", "serve"),
     *("demo", "doctor", "cli"),
 )

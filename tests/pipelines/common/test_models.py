@@ -35,7 +35,6 @@ def test_each_licence_is_printed_once_on_stderr(
         # Refused because files are missing, but only after the notice about the licence.
         "fit MODEL --scans none --truth none",
         "suspects none --model MODEL",
-        "explain none.nii.gz --structure left-hippocampus --model MODEL",
     ],
 )
 def test_commands_of_the_toolbox_tell_it_too(

@@ -1,1 +1,0 @@
-"""Research tools around training: profiles, explanations, suspect labels."""
