@@ -54,10 +54,11 @@ class SlabLocation(NamedTuple):
 
 
 class StoredSlice(NamedTuple):
-    """Stored data of a slab: image codes (C, H, W) and the labels (H, W) of its middle slice.
+    """Stored data of a slab: intensities as 16-bit codes, and the labels of the middle slice.
 
-    A slab is a slice and its neighbours; C is their number. `counted` (H, W) is True where the
-    labels are used in training; None if all labels are used.
+    A slab is a slice and its neighbours. `image` (C, H, W) has the codes of C slices, and `labels`
+    (H, W) are class indices. `counted` (H, W) is True where the labels are used in training; None
+    if all labels are used.
     """
 
     image: Quantised

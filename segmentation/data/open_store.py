@@ -265,13 +265,13 @@ def whole_view(store: Store) -> View:
 
 
 def stored_image(file: SubjectFile, view: View) -> Volume:
-    """Assemble a subject's image from a view's slices: float32 (X, Y, Z), on the working grid."""
+    """Assemble a subject's image from a view's slices: float32 (X, Y, Z), RAS axes, 1 mm."""
     slices = file.image(view, 0, file.slice_count(view))
     return Volume(from_slices(slices, view), file.affine)
 
 
 def stored_labels(file: SubjectFile, view: View) -> Volume:
-    """Assemble a subject's labels from a view's slices: uint8 (X, Y, Z), on the working grid.
+    """Assemble a subject's labels from a view's slices: uint8 (X, Y, Z), with RAS axes and 1 mm.
 
     They are class indices in the scheme of the view.
     """

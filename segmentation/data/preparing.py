@@ -1,4 +1,4 @@
-"""Preparation of subjects: from files to arrays on the working grid, with a fingerprint.
+"""Preparation of subjects: from files to arrays on a 1 mm grid, the working grid, with a hash.
 
 Labels that explain the scan better when they are shifted by some voxels are misplaced; a note then
 reports the shift.
@@ -50,8 +50,9 @@ _TOWARDS = (("left", "right"), ("back", "front"), ("bottom", "top"))
 class Cut:
     """Settings for cutting subjects into slices: classes, views and size of the working grid.
 
-    `trust_affine` chooses the orientation if a header leaves it open. With `fill_nonfinite`,
-    intensities that are NaN or infinite become 0.
+    `grid` is the shape of the working grid, whose axes are RAS and whose voxels are 1 mm.
+    `trust_affine` is "sform", "qform" or "header", the affine to use if those of a header disagree.
+    With `fill_nonfinite`, intensities that are NaN or infinite become 0.
     """
 
     scheme: LabelScheme
@@ -62,10 +63,11 @@ class Cut:
 
 
 def prepare_subject(subject: Subject, path: Path, cut: Cut, fingerprint: str) -> None:
-    """Read one subject, conform it to the working grid, and write its slices to the file `path`.
+    """Read one subject, resample it to voxels of 1 mm, and write its slices to the file `path`.
 
-    Labels and mask are resampled with the same plan as the image. The `fingerprint` is stored with
-    the slices. Raises an error with the reason if the subject cannot be used.
+    Labels and mask are resampled to the same grid as the image. `fingerprint`, the hash of settings
+    and input files, is stored with the slices. Raises an error with the reason if the subject
+    cannot be used.
     """
     notes: list[str] = []
     if subject.note:
@@ -170,10 +172,9 @@ def _read_classes(subject: Subject, cut: Cut, image: Volume | None) -> Volume | 
 def _on_working_grid(
     image: Volume | None, classes: Volume | None, mask: Volume | None, cut: Cut
 ) -> tuple[Volume | None, Volume | None, Volume | None]:
-    """Bring image, classes and mask to the working grid; each is None if it was None.
+    """Resample image, classes and mask to the 1 mm working grid; each is None if it was None.
 
-    Classes and mask are resampled with the image's plan. Without an image, the classes get a plan
-    of their own.
+    All three get the same grid, which depends on the image or, without an image, on the classes.
     """
     if image is None:
         if classes is None:
@@ -260,8 +261,8 @@ def shift_of_labels(
 ) -> tuple[int, int, int] | None:
     """Return the shift of the labels (voxels in X, Y, Z) that fits the image better.
 
-    Returns None if the labels fit best where they are. `image` and `classes` are (X, Y, Z) on the
-    working grid. The fit is the share of the image's variance that lies between classes. Labels
+    Returns None if the labels fit best where they are. `image` and `classes` are (X, Y, Z) on the 1
+    mm working grid. The fit is the share of the image's variance that lies between classes. Labels
     that leave out much of the brain, such as cortical parcels, cannot be judged in this way, and
     None is returned.
     """

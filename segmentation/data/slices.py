@@ -70,7 +70,7 @@ def write_subject(
     fingerprint: str,
     notes: tuple[str, ...] = (),
 ) -> None:
-    """Cut (X, Y, Z) arrays of the working grid into slices and write them atomically.
+    """Cut (X, Y, Z) arrays of the 1 mm working grid into slices and write them atomically.
 
     `counted` is True where labels are used in training; None means everywhere. `affine` (4, 4) maps
     voxels of the working grid to RAS mm. The same arguments give the same bytes, whenever they are
@@ -193,7 +193,7 @@ class SubjectFile:
         return self.codes(view, start, stop).values()
 
     def codes(self, view: View, start: int, stop: int) -> Quantised:
-        """Read the stored codes of slices `start` to `stop` - 1, (N, H, W).
+        """Read the intensities, as 16-bit codes, of slices `start` to `stop` - 1, (N, H, W).
 
         Slices beyond the end of the volume are left out.
         """
@@ -201,10 +201,11 @@ class SubjectFile:
         return Quantised(codes, self._scale, self._zero)
 
     def slab(self, view: View, middle: int, thick: int) -> Quantised:
-        """Read `thick` slices around slice `middle` of a view, (C, H, W) with C = `thick`.
+        """Read the codes of `thick` slices around slice `middle` of a view, (C, H, W).
 
-        Beyond the ends of the volume the slab is padded with background: the code of intensity 0.
-        The file is opened if it is closed, and stays open.
+        C is `thick`. The intensities are 16-bit codes, see `Quantised`. Beyond the ends of the
+        volume the slab is padded with background: the code of intensity 0. The file is opened if it
+        is closed, and stays open.
         """
         start = middle - thick // 2
         slab = self.codes(view, max(start, 0), start + thick)

@@ -39,9 +39,10 @@ _SAME_MM = 1e-6
 class ClassMap:
     """Mapping from label numbers to the class indices of one scheme.
 
-    `scheme` is the name of the scheme. `numbering` is the name of the folding table, "" for
-    FreeSurfer's own numbers. `table` has the class index of each number, up to the largest known
-    number. `sideless` are the numbers without a side, whose voxels get the class of the nearer
+    `scheme` is the name of the scheme. `numbering` is the name of the atlas's own numbering, "" if
+    the numbers are FreeSurfer's. `table` has the class index of each number, up to the largest
+    known number. `sideless` are the numbers that do not say on which side a voxel is, such as
+    FreeSurfer's 251 to 255 (corpus callosum): each of their voxels gets the class of the nearer
     side.
     """
 
@@ -61,10 +62,11 @@ class ClassMap:
     ) -> ClassMap:
         """Build a class map from `classes`, the class index of each FreeSurfer number of a scheme.
 
-        `scheme` is the scheme's name. FreeSurfer's folding table gives the class of other numbers.
+        `scheme` is the scheme's name. A FreeSurfer number that the scheme lacks gets the class that
+        FreeSurfer's folding table names: 78, a lesion on the left, becomes left white matter.
         `extra` maps further numbers to FreeSurfer numbers, and numbers in `ignore` become
-        background. With `fold`, all numbers are those of that table, and FreeSurfer's numbers are
-        only its targets. A LabelError is raised for invalid `extra` or `ignore`.
+        background. With `fold`, all numbers are those of another atlas, which the table `fold` maps
+        to FreeSurfer numbers. A LabelError is raised for invalid `extra` or `ignore`.
         """
         _check_own_rules(extra, ignore)
         freesurfer = freesurfer_targets(classes)
@@ -152,11 +154,12 @@ def _check_own_rules(extra: Mapping[int, int], ignore: Collection[int]) -> None:
 def _table_and_open_numbers(
     targets: Targets, classes: Mapping[int, int]
 ) -> tuple[NDArray[np.uint8], dict[tuple[int, ...], list[int]]]:
-    """Return the class index of each number, and the numbers whose side is not determined.
+    """Return the class index of each number, and the numbers whose side is decided voxel by voxel.
 
-    The first is a table indexed by number. The second maps (left target, right target) to numbers.
-    The side of a number is not determined if its two targets have different classes, or if only one
-    of them has a class.
+    `targets` maps each number to the FreeSurfer number that it becomes, or to two of them, left and
+    right, if it has no side: corpus callosum to (2, 41), the white matter of both sides. The first
+    result is a table indexed by number. The second maps such a pair (left, right) to the numbers
+    that have it. Numbers whose two targets are one class need no side, and are in the table only.
     """
     table = np.full(max(targets) + 1, _UNKNOWN, np.uint8)
     open_numbers: dict[tuple[int, ...], list[int]] = {}
@@ -177,10 +180,12 @@ def _describe_sideless(
     *,
     with_targets: bool,
 ) -> tuple[_SidelessNumbers, ...]:
-    """Return the sideless numbers, with the numbers in a label map that define their two sides.
+    """Describe the label numbers without a side, and the numbers that show where each side is.
 
-    A side is defined by the numbers that `anatomy` maps to its target and, `with_targets`, by the
-    target itself. `open_numbers` is the second result of `_table_and_open_numbers`.
+    `open_numbers` maps a pair of FreeSurfer numbers (left, right) to the label numbers whose voxels
+    become one of the two, whichever is nearer. `anatomy` maps all label numbers to FreeSurfer
+    numbers: the numbers that it maps to the left one of a pair show where left is. With
+    `with_targets` the left number itself shows that, too. The same holds for the right.
     """
     kinds = []
     for (left, right), numbers in open_numbers.items():
@@ -202,10 +207,11 @@ def _describe_sideless(
 def _resolve_fold(
     fold: FoldingTable, freesurfer: Targets
 ) -> dict[int, tuple[int, ...]]:
-    """Return the targets of a folding table's numbers in a scheme.
+    """Return what the numbers of another atlas become in a scheme: number -> FreeSurfer numbers.
 
-    The table maps to FreeSurfer numbers, and `freesurfer` has the targets of these. 0 is background
-    in every table.
+    The table `fold` maps them to FreeSurfer numbers, and `freesurfer` maps these to the FreeSurfer
+    numbers of the scheme's classes. Two numbers are the left and the right one of a number without
+    a side. 0 is background in every atlas.
     """
     targets: dict[int, tuple[int, ...]] = {0: _BACKGROUND}
     for number, target in fold.targets.items():
@@ -221,7 +227,7 @@ def _resolve_fold(
 
 
 def _numbers_with_target(target: int, targets: Targets) -> set[int]:
-    """Return the numbers whose only target is `target`."""
+    """Return the label numbers that become the FreeSurfer number `target`, and no other."""
     return {number for number, found in targets.items() if found == (target,)}
 
 
@@ -229,8 +235,9 @@ def _numbers_with_target(target: int, targets: Targets) -> set[int]:
 class _SidelessNumbers:
     """Label numbers without a side, and the left and the right class that their voxels may get.
 
-    `targets` are the FreeSurfer numbers of the two sides, and `classes` their class indices.
-    `sides` has, for each side, the numbers in a label map that define the side.
+    For example, `numbers` 251 to 255 (corpus callosum) have the `targets` 2 and 41, FreeSurfer's
+    white matter of the left and the right side, and `classes` are the class indices of these two.
+    `sides` has, for each side, the label numbers whose voxels show where that side is.
     """
 
     numbers: tuple[int, ...]
@@ -250,8 +257,9 @@ def _join_nearest(
 ) -> None:
     """Set the class of the sideless voxels of a label map to that of the nearer side.
 
-    `array` has the label numbers, all below `size`; `indices` has the class indices and is changed
-    in place. Raises a LabelError if neither side is in the map.
+    `kind` has the numbers without a side and the two classes that they may become. `array` has the
+    label numbers, all below `size`; `indices` has the class indices and is changed in place. Raises
+    a LabelError if neither side is in the map.
     """
     points = np.argwhere(_mask_of_numbers(array, kind.numbers, size))
     if not len(points):

@@ -133,7 +133,7 @@ def write_seg(
 
 
 def _add_required_attributes(datasets: list[Dataset], place: Path) -> None:
-    """Add required attributes that are missing, with empty values.
+    """Add attributes that DICOM requires and the headers lack, with empty values.
 
     Raises GeometryError if the frame of reference, which must not be empty, is missing.
     """
@@ -152,7 +152,8 @@ def _in_order_of_files(
 ) -> NDArray[np.uint8]:
     """Reorder segment numbers (column, row, slice) to (frame, row, column).
 
-    `frames` are in the order of the slices; the result is in the order of files and their frames.
+    `frames` has the file and the number in it of each slice, in the order of the slices; the result
+    is in the order of files and their frames.
     """
     columns, rows, slices = segments.shape
     stack = np.empty((slices, rows, columns), np.uint8)
@@ -200,10 +201,11 @@ def _encode_seg(
     digest: str,
     model: str,
 ) -> bytes:
-    """Encode segment numbers (frame, row, column) as a DICOM SEG; return the bytes of the file.
+    """Encode a label map as a DICOM SEG; return the bytes of the file.
 
-    `sources` are the headers of the series, `digest` is its SHA-256, and `model` the model's name.
-    Raises OutputError if the headers cannot be used.
+    `stack` (frame, row, column) has the segment number of each voxel, 0 for none, and `labels` are
+    the structures of the segments 1, 2, ... `sources` are the headers of the series, `digest` is
+    its SHA-256, and `model` the model's name. Raises OutputError if the headers cannot be used.
     """
     import highdicom as hd
     from pydicom.uid import generate_uid

@@ -1,4 +1,8 @@
-"""Folding tables: targets of label numbers outside of a scheme, and numberings of other atlases."""
+"""Folding tables: what becomes of label numbers that a scheme lacks, and of other atlases' numbers.
+
+The target of a number is the FreeSurfer number that takes its place. A number that does not say on
+which side a voxel is has two targets, left and right, and each voxel gets the nearer one.
+"""
 
 from __future__ import annotations
 
@@ -45,9 +49,10 @@ Targets = Mapping[int, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class FoldingTable:
-    """Table that maps the numbers of a numbering other than FreeSurfer's to FreeSurfer numbers.
+    """Table that maps the numbers of another atlas to FreeSurfer numbers.
 
-    Its numbers are not FreeSurfer's, even if FreeSurfer has the same numbers.
+    `targets` maps each number to a FreeSurfer number or, if it has no side, to a left and a right
+    one. The atlas's numbers are not FreeSurfer's, even if FreeSurfer has the same numbers.
     """
 
     name: str
@@ -56,16 +61,17 @@ class FoldingTable:
 
 @cache
 def folding_table() -> Targets:
-    """Return the targets of FreeSurfer numbers that are in no scheme."""
+    """Return what becomes of FreeSurfer numbers that are in no scheme: number -> target(s)."""
     return _shipped_targets(FREESURFER)
 
 
 def freesurfer_targets(classes: Mapping[int, int]) -> dict[int, tuple[int, ...]]:
-    """Return the targets of FreeSurfer numbers in a scheme; `classes`: number -> class index.
+    """Return what becomes of each FreeSurfer number in a scheme: number -> its target or targets.
 
-    The scheme's own numbers are their own targets. If the scheme divides the cortex into parcels
-    and has no class for the whole cortex, the parcels of other atlases get no target, because they
-    are not background.
+    A target is a FreeSurfer number that belongs to a class of the scheme; a number without a side
+    has two, left and right. `classes` maps the scheme's own numbers to class indices: these stay
+    themselves. If the scheme divides the cortex into parcels and has no class for the whole cortex,
+    the parcels of other atlases are left out, because they are not background.
     """
     table = folding_table()
     divided = {table[number] for number in classes if number in table} & set(_CORTEX)
@@ -103,17 +109,17 @@ def load_folding(name_or_path: str | Path) -> FoldingTable | None:
 
 
 def _shipped_targets(name: str) -> Targets:
-    """Read the targets from the table of a shipped numbering in configs/labels."""
+    """Read the table of a shipped numbering from configs/labels: number -> FreeSurfer number(s)."""
     tables = resources.files("trinat.configs") / "labels"
     with resources.as_file(tables / f"{name}-folding.tsv") as path:
         return _read_targets(path)
 
 
 def _read_targets(path: Path) -> Targets:
-    """Read the targets from a table with the columns first, last, target and, optionally, name.
+    """Read a table of label numbers and what they become: number -> FreeSurfer number(s).
 
-    A row is for the numbers `first` to `last`; each number is in one row only. Raises a LabelError
-    for an invalid table.
+    The columns are first, last, target and, optionally, name. A row is for the numbers `first` to
+    `last`; each number is in one row only. Raises a LabelError for an invalid table.
     """
     targets: dict[int, tuple[int, ...]] = {}
     rows = read_rows(path, required=("first", "last", "target"))
@@ -142,7 +148,7 @@ def _read_targets(path: Path) -> Targets:
 
 
 def _parse_target(text: str, where: str) -> tuple[int, ...]:
-    """Parse a cell with a target: "4" becomes (4,), and "nearest 2 41" becomes (2, 41)."""
+    """Parse one or two numbers in a cell: "4" becomes (4,), "nearest 2 41" becomes (2, 41)."""
     match text.split():
         case [number]:
             return (_parse_number(number, where),)

@@ -53,7 +53,7 @@ _HEAD_HEIGHT_MM = 210.0
 
 @dataclass(frozen=True, eq=False)
 class ConformPlan:
-    """The scan's own grid and the working grid that it was conformed to.
+    """The scan's own grid, and the working grid (RAS axes, 1 mm) that it was resampled to.
 
     `codes` are the (q-form, s-form) codes to write for the scan. A plan holds no voxels, so it is
     cheap to keep for as long as results may be restored.
@@ -64,12 +64,12 @@ class ConformPlan:
     working: Grid
 
     def cropped(self, box: Box) -> ConformPlan:
-        """Return the plan for a box of the working grid."""
+        """Return the plan for a box of its 1 mm grid."""
         return replace(self, working=self.working.cut(box))
 
     @property
     def to_upright_scan(self) -> GridMap:
-        """Map between the working grid and the scan's voxels, with the scan's axes in RAS order."""
+        """Map between the 1 mm grid and the scan's voxels, with the scan's axes in RAS order."""
         return GridMap.between(self.working, reoriented_grid(self.scan, _AXES))
 
     def as_scan(self, data: NDArray[Any], notes: tuple[str, ...] = ()) -> Volume:
@@ -116,15 +116,15 @@ def conform(
     plan: ConformPlan | None = None,
     shape: Shape | None = _DEFAULT_SHAPE,
 ) -> Conformed:
-    """Conform a scan, or with `labels` a label map, to the working grid.
+    """Resample a scan, or with `labels` a label map, to the working grid: RAS axes, voxels of 1 mm.
 
     The voxels of a scan become float32: 0 in empty background, about 1 at the bright end of the
     tissue, at most 2. Labels keep their type and numbers.
 
-    With `plan`, the grid is the plan's: give the plan of a scan to conform the scan's label map to
-    the same grid. Otherwise the grid has the given `shape`. If `shape` is None, it is only as large
-    as the box around the head, in multiples of 16. Raises GeometryError if the volume is not on the
-    grid of the plan's scan, and the errors of `on_working_scale`.
+    With `plan`, the grid is that of an earlier result: give the plan of a scan to conform the
+    scan's label map to the same grid. Otherwise the grid has the given `shape`. If `shape` is None,
+    it is only as large as the box around the head, in multiples of 16. Raises GeometryError if the
+    volume is not on the grid of the plan's scan, and the errors of `on_working_scale`.
     """
     if plan is not None:
         _require_grid(volume, plan.scan, "the scan that its plan was made for")
@@ -146,7 +146,7 @@ def conform(
 
 
 def restore(volume: Volume, plan: ConformPlan, *, labels: bool) -> Volume:
-    """Restore a volume on the working grid to the scan's own grid.
+    """Resample a volume from the 1 mm working grid back to the scan's own grid.
 
     With `labels` it holds labels, which keep their type; otherwise it holds values, which become
     float32. Voxels outside of the working grid are 0. Raises GeometryError if the volume is not on
@@ -161,10 +161,10 @@ def restore(volume: Volume, plan: ConformPlan, *, labels: bool) -> Volume:
 def restore_probabilities(probabilities: NDArray[Any], plan: ConformPlan) -> Volume:
     """Return the most probable class of each voxel on the scan's own grid, uint8.
 
-    `probabilities` (K, X, Y, Z) are on the working grid of `plan`. The probabilities are
-    interpolated, not labels. In each voxel they sum to 1, or to 0 if they are unknown. Voxels with
-    unknown probabilities, or outside of the working grid, get class 0. Raises GeometryError if the
-    shape is not that of the working grid.
+    `probabilities` (K, X, Y, Z) are on the working grid of `plan`, which has voxels of 1 mm. The
+    probabilities are interpolated, not labels. In each voxel they sum to 1, or to 0 if they are
+    unknown. Voxels with unknown probabilities, or outside of the working grid, get class 0. Raises
+    GeometryError if the shape is not that of the working grid.
     """
     if probabilities.shape[1:] != plan.working.shape:
         raise GeometryError(
@@ -178,11 +178,12 @@ def restore_probabilities(probabilities: NDArray[Any], plan: ConformPlan) -> Vol
 def _working_grid(
     scan: Grid, content: Volume, labels: bool, shape: Shape | None
 ) -> Grid:
-    """Return the working grid for a scan.
+    """Return the grid of 1 mm, RAS, to which a scan is resampled: the working grid.
 
     It is centred on the field of view along axes that `shape` encloses, and on the head along the
-    others. `content` is the scan without its padding on the working scale, or with `labels` the
-    label map. If `shape` is None, the grid encloses the head's box.
+    others. `content` is the scan without its padding, scaled to 0 in the background and about 1 in
+    the brightest tissue, or with `labels` the label map. If `shape` is None, the grid encloses the
+    head's box.
     """
     field_of_view = _Extent(*scan.extent_mm(scan.box))
     if shape is not None and field_of_view.fits(_size_mm(shape)).all():
@@ -207,7 +208,7 @@ def _grid_over(
     face: NDArray[np.float64],
     shape: Shape,
 ) -> Grid:
-    """Return the working grid of this shape.
+    """Return the grid of this shape, with RAS axes and 1 mm, around a scan.
 
     It is centred on `whole` along the axes that fit in it, and on `content` along the others.
     `face` (3,) is the position of an outer face of the scan along each axis, in RAS mm. Faces of
@@ -230,7 +231,7 @@ def _grid_over(
 
 
 def _size_mm(shape: Shape) -> NDArray[np.float64]:
-    """Return the size of a working grid of this shape along each axis, (3,), in mm."""
+    """Return the size of a grid with voxels of 1 mm and this shape along each axis, (3,), in mm."""
     return np.array(shape) * _GRID_MM
 
 
@@ -250,10 +251,11 @@ def _require_grid(volume: Volume, grid: Grid, what: str) -> None:
 
 
 def head_box(image: Volume, *, margin_mm: float = _MARGIN_MM) -> Box:
-    """Return the box around the head in an image on the working scale, in voxels.
+    """Return the box around the head in an image with a background of 0, in voxels.
 
-    The box includes a margin, which may extend beyond the image. Neck and shoulders, which are
-    lower than any brain, are left out. Without a clear head it is the whole image.
+    The brightest tissue of the image is about 1. The box includes a margin, which may extend beyond
+    the image. Neck and shoulders, which are lower than any brain, are left out. Without a clear
+    head it is the whole image.
     """
     spacing = np.array(image.spacing_mm)
     nearest = np.rint(_CELL_MM / spacing)
@@ -293,8 +295,8 @@ def _cell_bounds(tissue: _Mask, axis: int, step: int) -> _Ends:
 def _head_cells(data: NDArray[Any], bounds: Sequence[_Ends]) -> _Mask | None:
     """Return a mask of the cells of the largest component of tissue; None if there is none.
 
-    `data` (X, Y, Z) is an image on the working scale, and `bounds` has the bounds of the cells
-    along each axis.
+    `data` (X, Y, Z) is an image whose background is 0 and whose brightest tissue is about 1, and
+    `bounds` has the bounds of the cells along each axis.
     """
     # Mean of each cell; the image is 0 outside of its field of view.
     means = data

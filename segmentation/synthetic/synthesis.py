@@ -170,8 +170,8 @@ def _paint(draw: Draw, entries: list[Tensor]) -> tuple[Tensor, Tensor]:
     """Return images of the entries, (B, C, H, W), and the brightness of white matter, (B,).
 
     `entries` has a tensor (B, C, H, W) for each sample within a voxel. In scans of random contrast,
-    the brightest large tissue takes the place of white matter. Its brightness becomes 1 later, on
-    the working grid's scale.
+    the brightest large tissue takes the place of white matter. Its brightness becomes 1 later, when
+    images are scaled as scans are for networks.
     """
     heads = draw.heads
     count = len(entries[0])
@@ -420,7 +420,7 @@ def _add_motion(draw: Draw, images: Tensor) -> Tensor:
 def _corrupt(draw: Draw, images: Tensor, white: Tensor) -> Tensor:
     """Apply bias field, noise, gamma and gain to images (B, C, H, W).
 
-    `white` (B,) is the brightness that becomes 1 on the working grid's scale.
+    `white` (B,) is the brightness that becomes 1 when scans are scaled for networks.
     """
     config = draw.config
     count, channels, *size = images.shape

@@ -204,7 +204,8 @@ def _participants_of(names: Iterable[str]) -> dict[str, str]:
 def _find_label_maps(root: Path, options: SourceOptions) -> Listed:
     """Yield every image file in `root` as the label map of one participant, without an image.
 
-    Numbers of the label maps are FreeSurfer's and those of label maps for synthesis, unless
+    Numbers are FreeSurfer's and those of label maps that training scans are synthesised from, such
+    as 136 for the lining of a ventricle and 500 and above for skull and scalp, unless
     `options.fold` defines others.
     """
     extra: dict[int, int] = {}
