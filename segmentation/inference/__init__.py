@@ -1,1 +1,1 @@
-"""From a scan to labels: one view, fusion, uncertainty."""
+"""From a scan to labels: predictions of single views, their fusion, and uncertainty."""

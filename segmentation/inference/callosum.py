@@ -86,7 +86,7 @@ _SIDE_POINTS = 200
 
 @dataclass(frozen=True, eq=False)
 class Midplane:
-    """The midsagittal plane, in voxels of the working grid.
+    """The midsagittal plane, in voxels of the 1 mm working grid.
 
     `origin` is a point (3,) in the plane. `normal`, `forward` and `up`, (3,) each, are orthogonal
     unit vectors: `normal` is perpendicular to the plane and points to the right, the other two lie
@@ -134,8 +134,8 @@ class Section:
     def parts(self, points: NDArray[np.float64]) -> NDArray[np.uint8]:
         """Return the part of the callosum, 1 (posterior) to 5 (anterior), at each of points (N, 3).
 
-        The points are centres of white matter voxels, in voxels of the working grid. The part is 0
-        for points outside of the callosum.
+        The points are centres of white matter voxels, in voxels of the 1 mm working grid. The part
+        is 0 for points outside of the callosum.
         """
         along, across, from_plane = self.plane.coordinates(points).T
         columns = (along + _HALF_LENGTH_MM) / _STEP_MM
@@ -262,9 +262,9 @@ def measured(
     is_white: Volume,
     plan: ConformPlan,
 ) -> Callosum:
-    """Restore a callosum to the scan's own space, measure it and grade it.
+    """Restore a callosum to the scan's own space, measure it, and grade it pass, look or reject.
 
-    `section` is the callosum that `find_callosum` found, or None. `image` is the scan on the
+    `section` is the callosum that `find_callosum` found, or None. `image` is the scan on the 1 mm
     working grid. `is_white` (bool) marks the white matter in the scan's own space: only these
     voxels can become callosum. `plan` maps the working grid to the scan.
     """
@@ -286,10 +286,10 @@ def measured(
 def _grade(
     section: Section | None, parts: NDArray[np.uint8], image: NDArray[np.float32]
 ) -> tuple[GradeName, tuple[str, ...]]:
-    """Grade a callosum; return the grade and the reasons for it.
+    """Grade a callosum pass, look or reject; return the grade and the reasons for it.
 
-    `parts` has the part of each voxel in the scan's own space, 0 outside of the callosum. `image`
-    is the scan on the working grid.
+    `parts` has the part of the callosum, 1 (posterior) to 5 (anterior), of each voxel in the scan's
+    own space, 0 outside. `image` is the scan on the 1 mm working grid.
     """
     if section is None or not parts.any():
         return "reject", ("no callosum found: no white matter crosses the midline",)
@@ -349,7 +349,7 @@ def find_callosum(
     cortex: NDArray[np.floating],
     image: NDArray[np.floating],
 ) -> Section | None:
-    """Find the callosum on the working grid.
+    """Find the callosum from probabilities of tissues with RAS axes and voxels of 1 mm.
 
     Parameters
     ----------

@@ -89,7 +89,7 @@ class Int8Runtime:
         return found[:, :rows, :columns]
 
     def vary(self, sample: int | None) -> None:
-        """Raise DeviceError if samples are wanted: a quantised network has no dropout."""
+        """Raise DeviceError unless `sample` is None: a quantised network has no dropout."""
         if sample is not None:
             raise DeviceError(
                 "int8 networks have no dropout to draw samples with",
@@ -100,7 +100,7 @@ class Int8Runtime:
 def read_graph(model: Model, view: View) -> bytes:
     """Return the content of the ONNX file of a view's quantised network.
 
-    Raises ModelError if there is none, or if the hashes in the list do not match.
+    Raises ModelError if there is none, or if the hashes in graphs.json do not match.
     """
     folder = model.folder / FOLDER
     remedy = f"trinat export {model.folder} --int8 --out {folder} makes them"
@@ -120,7 +120,10 @@ def read_graph(model: Model, view: View) -> bytes:
 
 
 def entry(model: Model, view: View, data: bytes) -> dict[str, str]:
-    """Return the list entry of an ONNX file `data`: its SHA-256 and that of its weights."""
+    """Return the entry of an ONNX file in graphs.json: its SHA-256 and that of its weights.
+
+    `data` are the bytes of the file.
+    """
     return {
         "sha256": hashlib.sha256(data).hexdigest(),
         "weights": model.info.files[weights_file(view)],

@@ -119,7 +119,7 @@ class VoxelFeatures:
 
 @dataclass(frozen=True, eq=False)
 class LesionMap:
-    """Probability of lesion on the working grid.
+    """Probability of lesion in each voxel of the working grid (RAS axes, 1 mm).
 
     `probability` is (X, Y, Z). `is_flair` is True if the contrast of the scan is that of FLAIR,
     False for T1.
@@ -155,10 +155,10 @@ def find_lesion_map(
 ) -> LesionMap:
     """Compute the probability of lesion in each voxel.
 
-    `image` (X, Y, Z) is the scan on the working grid, and `probabilities` (X, Y, Z, K) are those of
-    the classes of `scheme` on the same grid. `thick_mm` is the largest side of the scan's own
-    voxels. The probability is 0 everywhere if there is too little white matter or cortex to compute
-    features.
+    `image` (X, Y, Z) is the scan on the 1 mm working grid, and `probabilities` (X, Y, Z, K) are
+    those of the classes of `scheme` on the same grid. `thick_mm` is the largest side of the scan's
+    own voxels. The probability is 0 everywhere if there is too little white matter or cortex to
+    compute features.
     """
     prior = network.prior.numpy()
     groups = groups_of(probabilities, scheme)

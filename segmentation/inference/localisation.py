@@ -1,13 +1,13 @@
 """Localisation of the brain from a few slices of a scan, and skull stripping.
 
-Networks segment only this region, since most of a scan is no brain. `Predictor.find_brain`
-segments the few slices; this module evaluates them.
+Networks segment only this region, since most of a scan is no brain. `Predictor.find_brain` segments
+the few slices; this module evaluates them.
 
 Networks trained on stripped scans mistake parts of face and scalp for brain. For these, another
 model, which knows heads, finds the inside of the skull (`Predictor.find_kept`), and everything
 outside is set to 0, as in their training scans. A stripped scan stays unchanged.
 
-Distances are in voxels of the working grid.
+Distances are in voxels of the working grid, which are 1 mm.
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ class BrainRegion:
         return cls(whole(shape))
 
     def is_too_small(self, probabilities: Tensor) -> bool:
-        """Return True if the segmented brain reaches the rim, so that some may be outside.
+        """Return True if the segmented brain reaches the region's rim and may continue outside.
 
-        `probabilities` (X, Y, Z, K) are those of the voxels of the box.
+        `probabilities` (X, Y, Z, K) are those of the voxels of the region's box.
         """
         if self.rim is None:
             return False
@@ -91,8 +91,9 @@ def brain_region(
 ) -> BrainRegion:
     """Return the region around the brain, given a mask of the brain in some slices along an axis.
 
-    `seen` (X, Y, Z) is that mask; it is False in all slices but those whose indices along `axis`
-    are in `slices`. The region is the whole volume if no brain was found.
+    `seen` (X, Y, Z) is that mask; `slices` are the indices, along `axis`, of the slices that were
+    segmented, and it is False in all other slices. The region is the whole volume if no brain was
+    found.
     """
     seen = np.moveaxis(seen, axis, 0)
     # Leave out the slices in between: they are empty and would separate all components.

@@ -68,7 +68,7 @@ def measure(
 ) -> BrainVolumes:
     """Compute the volumes of the whole brain from a segmentation.
 
-    `evidence` must have been taken from the prediction `found`. The intracranial volume is the
+    `evidence` holds the scan and labels of the prediction `found`. The intracranial volume is the
     volume of the brain mask in the scan's own voxels. It is None if the scan or the model does not
     show all of the inside of the skull; it is never estimated.
     """
@@ -88,7 +88,8 @@ def why_not_measured(
 ) -> str:
     """Return the reason why the intracranial volume is unknown, or "" if it is known.
 
-    `inside` (X, Y, Z) is the inside of the skull, on the grid of the evidence.
+    `evidence` holds the scan and its labels. `inside` (X, Y, Z) is the inside of the skull on the
+    same 1 mm grid.
     """
     # The model must predict all fluid inside the skull as CSF.
     fluids = [
@@ -118,10 +119,10 @@ def why_not_measured(
 def skull_shares(evidence: Evidence, inside: NDArray[np.bool_]) -> NDArray[np.float64]:
     """Return the share of voxels that are tissue, 0 to 1, where skull and scalp should be, by side.
 
-    `inside` (X, Y, Z) is the inside of the skull. The layer of voxels around its upper half is
-    divided into sides (`_side_of_voxels`), and a share is computed for each. Compact bone is as
-    dark as air, but marrow and scalp are not. A side outside of the scan has 0. The threshold for
-    tissue is above any noise, so that noise does not count as skull.
+    `evidence` holds the scan, and `inside` (X, Y, Z) is the inside of the skull. The layer of
+    voxels around its upper half is divided into sides (`_side_of_voxels`), and a share is computed
+    for each. Compact bone is as dark as air, but marrow and scalp are not. A side outside of the
+    scan has 0. The threshold for tissue is above any noise, so that noise does not count as skull.
     """
     near = dilated(inside, (_SKULL_FROM,) * 3)
     layer = dilated(inside, (_SKULL_TO,) * 3) & ~near
@@ -207,10 +208,10 @@ def _side_of_voxels(
 def grade_thickness(
     evidence: Evidence, limits: Limits = LIMITS
 ) -> tuple[GradeName, tuple[str, ...]]:
-    """Grade the cortical thickness of a scan; return the grade and the reasons for it.
+    """Grade the scan for cortical thickness as pass, look or reject; return the grade and reasons.
 
-    The limits are narrower than those of the scan's grade, because volumes tolerate more blur and
-    noise than thickness does.
+    The limits are narrower than those of the scan's own grade, because volumes tolerate more blur
+    and noise than thickness does.
     """
     findings = []
     cut_mm2, _ = find_cut(evidence)
@@ -240,8 +241,8 @@ class ParcelMeasure:
     `freesurfer` is the parcel's FreeSurfer number. `voxels` and `mm3` are counted in the scan's own
     space. `share` is the volume divided by the volume of all parcels of the same side. `asymmetry`
     is left minus right, divided by their mean: 0 if both sides are equal, 2 if only the left one
-    exists. `agreement` is the mean Dice between views, None with one view. Values that are unknown
-    are None.
+    exists. `agreement` is the mean Dice between views, None with one view. `grade` is pass, look or
+    reject, by that agreement. Values that are unknown are None.
     """
 
     name: str
@@ -261,8 +262,8 @@ def measure_parcels(
 ) -> list[ParcelMeasure]:
     """Measure all parcels of a prediction, the left ones first.
 
-    `limits` of the agreement between views grade the parcels as they do structures: look below the
-    first limit, reject below the second.
+    A parcel is graded by the mean Dice between views: look below the first of the `limits`, reject
+    below the second, else pass.
     """
     voxels = found.parcel_voxels
     assert found.parcel_map is not None

@@ -219,7 +219,12 @@ class DeviceNetworks:
         self.of_view = self._build(device)
 
     def vary(self, sample: int | None) -> None:
-        """Prepare all networks for the prediction of a sample; None ends the sampling."""
+        """Choose the variant of all networks that predicts next; None means the usual networks.
+
+        Several predictions of one scan, numbered by `sample`, show how uncertain a network is. An
+        ensemble uses one of its members for each, in turn; other networks use dropout as in
+        training.
+        """
         for network in self.of_view.values():
             network.runtime.vary(sample)
 

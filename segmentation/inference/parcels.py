@@ -33,7 +33,7 @@ _TIMES = 2
 
 @dataclass(frozen=True, eq=False)
 class Parcels:
-    """The parcel of each voxel of the working grid that may be cortex.
+    """The cortical parcel of each voxel of the working grid (RAS axes, 1 mm) that may be cortex.
 
     `places` (X, Y, Z) is the mask of these N voxels. `classes` (N,) has the parcel of each of them,
     in C order, as a class of `parcellation.parcels`. `by_view` has the parcels that each view alone
@@ -49,7 +49,7 @@ class Parcels:
         """Return the mean Dice between views of each parcel, in the order of `parcellation.names`.
 
         NaN for a parcel that no view has. `structures` (X, Y, Z) are the classes of structures on
-        the working grid: only their voxels of cortex count.
+        the 1 mm working grid: only their voxels of cortex count.
         """
         whole = self.parcellation.whole
         here = structures[self.places]
@@ -137,7 +137,7 @@ def mean_of_views(
     weights: Mapping[View, float],
     parcellation: Parcellation,
 ) -> tuple[Tensor, dict[View, Tensor]]:
-    """Return the weighted geometric mean of the views, and the classes that each view predicts.
+    """Return the weighted geometric mean of the views' probabilities, and each view's classes.
 
     The mean is smoothed over neighbouring voxels of cortex. It holds the logarithm for each parcel,
     (N, K - 1), at the N voxels that may be cortex, in C order. The classes of a view are (N,).

@@ -120,7 +120,7 @@ class Prediction:
 
     @cached_property
     def working(self) -> Volume:
-        """Class of each voxel on the working grid, uint8: the most probable one."""
+        """Most probable class of each voxel on the working grid (RAS axes, 1 mm), uint8."""
         slabs = torch.split(self.fused, _SLAB)
         classes = [slab.max(-1).indices.to(torch.uint8) for slab in slabs]
         indices = torch.cat(classes).numpy()
@@ -293,7 +293,7 @@ class Prediction:
 
     @cached_property
     def inside(self) -> NDArray[np.bool_]:
-        """Mask of the inside of the skull on the working grid, (X, Y, Z), with brain and fluid."""
+        """Mask of the inside of the skull, with brain and fluid, on the 1 mm working grid."""
         return find_inside(self.working, self.scheme)
 
     @cached_property
@@ -365,7 +365,7 @@ class Prediction:
         return self._to_scan_space(entropy_of(self.fused))
 
     def _to_scan_space(self, values: NDArray[np.float32]) -> Volume:
-        """Resample values (X, Y, Z) from the working grid to the scan's own space; 0 outside."""
+        """Resample values (X, Y, Z) from the 1 mm grid to the scan's own space; 0 outside."""
         volume = Volume(values, self.plan.working.affine)
         return restore(volume, self.plan, labels=False)
 
@@ -477,7 +477,7 @@ def _keep_largest_component(part: NDArray[np.uint8], k: int) -> None:
 def find_inside(indices: Volume, scheme: LabelScheme) -> NDArray[np.bool_]:
     """Return the inside of the skull as a mask (X, Y, Z), from the classes of a whole head.
 
-    `indices` has the classes of `scheme` on the working grid. The mask is empty if nothing is
+    `indices` has the classes of `scheme` on the 1 mm working grid. The mask is empty if nothing is
     labelled, and nothing is cut off below if there is no cerebellum.
 
     The inside consists of every structure, the ventricles among them, and of CSF if the model

@@ -170,7 +170,7 @@ class Predictor:
 
     @property
     def axes(self) -> dict[View, SliceAxes]:
-        """Axes of the working grid along which the slices of each view are cut."""
+        """Axes of the 1 mm working grid along which the slices of each view are cut."""
         preprocessing = self.model.info.preprocessing
         return {view: preprocessing.slice_axes(view) for view in self.views}
 
@@ -216,7 +216,7 @@ class Predictor:
         return self.infer(conformed, mirror=mirror, samples=samples, seed=seed)
 
     def prepare(self, volume: Volume) -> Conformed:
-        """Conform a scan to the working grid, as `infer` needs it; runs on the CPU."""
+        """Resample a scan to voxels of 1 mm and scale it, as `infer` needs it; runs on the CPU."""
         return prepare_scan(volume, self.model.info.preprocessing)
 
     def infer(
@@ -248,7 +248,7 @@ class Predictor:
         samples: int,
         seed: int,
     ) -> Prediction:
-        """Run `infer` with the current batch size and device."""
+        """Predict with the current batch size and device; the arguments are those of `infer`."""
         image = self.on_device(conformed)
         sight = self.find_sight(image)
         image = sight.of(image)
@@ -276,10 +276,11 @@ class Predictor:
     def find_lesions(
         self, image: Tensor, probabilities: Tensor, plan: ConformPlan
     ) -> LesionMap | None:
-        """Compute the probability of lesion in a region of an image; None if not requested.
+        """Compute the probability of lesion around the brain; None if lesions were not requested.
 
-        `image` (X, Y, Z) and the `probabilities` (X, Y, Z, K) of the structures are cropped to the
-        region. `plan` maps the region to the scan.
+        `image` (X, Y, Z) is the scan, and `probabilities` (X, Y, Z, K) are those of the structures,
+        both cropped to a box around the brain. `plan` maps this box, with voxels of 1 mm, to the
+        scan.
         """
         if self._lesions is None:
             return None
@@ -295,10 +296,11 @@ class Predictor:
     def find_parcels(
         self, image: Tensor, probabilities: Tensor, *, mirror: bool = False
     ) -> Parcels | None:
-        """Predict the parcels of cortex in a region of an image; None if parcels are not requested.
+        """Predict the parcels of the cortex; None if parcels were not requested.
 
-        `image` (X, Y, Z) and the `probabilities` (X, Y, Z, K) of the structures are cropped to the
-        region.
+        `image` (X, Y, Z) is the scan, and `probabilities` (X, Y, Z, K) are those of the structures,
+        both cropped to a box around the brain. With `mirror`, predictions are averaged with those
+        for the mirrored image.
         """
         parcels = self._parcels
         if parcels is None:
@@ -339,7 +341,7 @@ class Predictor:
         Parameters
         ----------
         conformed : Conformed
-            The scan on the working grid: the whole grid, not only the region.
+            The scan on the 1 mm working grid: the whole grid, not only the region.
         region : BrainRegion
             Region of that grid to which all of the following are cropped.
         probabilities : Tensor (X, Y, Z, K)
@@ -382,7 +384,7 @@ class Predictor:
 
     @property
     def enough_views(self) -> tuple[View, ...]:
-        """Return the first view that tells left from right, or all views if there is none.
+        """Return the first view whose network tells left from right, or all views if there is none.
 
         Views whose weight in the fusion is 0 are skipped.
         """
@@ -398,10 +400,12 @@ class Predictor:
         views: tuple[View, ...] | None = None,
         mirror: bool = False,
     ) -> tuple[BrainRegion, ViewAggregator, dict[View, Tensor]]:
-        """Find the region of the brain in an image (X, Y, Z), and fuse the views in this region.
+        """Segment an image (X, Y, Z): find the region of the brain, and fuse the predictions there.
 
-        If the brain reaches the rim of the region that a few slices show, the whole image is used.
-        Returns the region and what `fuse` returns.
+        If the brain reaches the edge of the region that a few slices showed, the whole image is
+        segmented. Returns three results: the region, an aggregator whose `fused` has the
+        probabilities of the voxels in the region's box (X, Y, Z, K), and the most probable classes
+        of each single view there, (X, Y, Z) uint8.
         """
         with stage("localisation"):
             region = self.find_brain(image)
@@ -419,10 +423,10 @@ class Predictor:
         views: tuple[View, ...] | None = None,
         mirror: bool = False,
     ) -> tuple[ViewAggregator, dict[View, Tensor]]:
-        """Fuse the views in a region of an image; return the fusion and the classes of each view.
+        """Segment a region of an image with each view, and fuse the views' probabilities.
 
-        The probabilities are in `fused` of the returned aggregator. The classes are the most
-        probable ones of each single view, (X, Y, Z) uint8. `views` are some of the predictor's
+        Returns an aggregator, whose `fused` has the probabilities (X, Y, Z, K), and the most
+        probable classes of each single view, (X, Y, Z) uint8. `views` are some of the predictor's
         views in the same order; the default is all.
         """
         fusion, maps = self._add_views(
@@ -448,10 +452,11 @@ class Predictor:
         within: Tensor | None,
         mirror: bool,
     ) -> tuple[ViewAggregator, dict[View, Tensor]]:
-        """Queue the GPU work of `fuse` without waiting for it.
+        """Run the networks of all views, and start the fusion, without waiting for the GPU.
 
         `image` is cropped to the region already, and `within` is the mask of the region. Returns an
-        aggregator that is not finished, and the classes of each view.
+        aggregator, which `fuse` must finish, and the most probable classes of each view, (X, Y, Z)
+        uint8.
         """
         shape = to_shape(image.shape)
         info = self.model.info
@@ -489,12 +494,13 @@ class Predictor:
         mirror: bool = False,
         within: Tensor | None = None,
     ) -> Iterator[tuple[View, SliceProbabilities]]:
-        """Yield each view and its probabilities, batch by batch; the sagittal view comes last.
+        """Yield each view with its class probabilities, batch by batch; the sagittal view is last.
 
         `image` is (X, Y, Z). `views` are the views to compute, by default all. With `mirror`,
-        predictions are averaged with those for the mirrored image. A view has K classes or, if it
-        does not tell left from right, the merged classes. Only the rows and columns around the mask
-        `within` (X, Y, Z) are computed; all other voxels count as background.
+        predictions are averaged with those for the mirrored image. A view has K classes, or fewer
+        if its network does not tell left from right and has one class for both sides. Only the rows
+        and columns around the mask `within` (X, Y, Z) are computed; all other voxels count as
+        background.
         """
         preprocessing = self.model.info.preprocessing
         left_right, _, _ = source_axes(preprocessing.axes, "RAS")
@@ -517,7 +523,10 @@ class Predictor:
     def batches(
         self, image: Tensor, region: BrainRegion
     ) -> Iterator[tuple[View, Tensor]]:
-        """Yield each view with each batch (N, C, H, W) of an image's region for its network."""
+        """Yield the input of the networks: each view with each batch (N, C, H, W) of its slices.
+
+        The slices are those of a region of an image (X, Y, Z).
+        """
         for view, network in self._networks.of_view.items():
             parts = network.batches(
                 image[region.box], self.axes[view], within=region.mask
@@ -527,11 +536,11 @@ class Predictor:
                     yield view, batch
 
     def on_device(self, conformed: Conformed) -> Tensor:
-        """Return a prepared scan, (X, Y, Z), on the device of the networks, otherwise unchanged."""
+        """Return a resampled scan, (X, Y, Z), on the networks' device, otherwise unchanged."""
         return torch.from_numpy(conformed.volume.data).to(self.device)
 
     def image_of(self, conformed: Conformed) -> Tensor:
-        """Return a prepared scan as the networks receive it, (X, Y, Z) on their device.
+        """Return a resampled scan as the networks receive it, (X, Y, Z) on their device.
 
         Its contrast is reversed and the skull is removed from it if the model needs that.
         """
@@ -539,10 +548,10 @@ class Predictor:
         return self.find_sight(image).of(image)
 
     def find_sight(self, image: Tensor) -> Sight:
-        """Determine how to change an image (X, Y, Z) for the networks.
+        """Determine how to change an image (X, Y, Z) for the networks: reverse it, strip the skull.
 
-        The result has the reversal of its contrast and the mask of the voxels to keep; each is None
-        if the model or the image does not need it.
+        The result has the reversal of contrast and the mask of the voxels inside the skull; each is
+        None if the model or the image does not need it.
         """
         return Sight(self.find_reversal(image), self.find_kept(image))
 
@@ -610,10 +619,12 @@ class Predictor:
             return find_reversal(seen(), self.model.classes_of(view))
 
     def find_brain(self, image: Tensor) -> BrainRegion:
-        """Find the region of the brain by segmenting every eighth slice of one view.
+        """Find a region that contains the brain, by segmenting every eighth slice of a single view.
 
-        `image` (X, Y, Z) is on the working grid. The region is the whole image if no brain is
-        found, and for networks whose intensity scaling depends on the whole image.
+        `image` (X, Y, Z) has voxels of 1 mm; the slices are those of the model's first view, such
+        as coronal. The region is a box with a mask of the voxels that may be brain. It is the whole
+        image if no brain is found, and for networks whose intensity scaling depends on the whole
+        image.
         """
         preprocessing = self.model.info.preprocessing
         if preprocessing.scaling == "minimum-maximum":
@@ -632,10 +643,11 @@ class Predictor:
         return brain_region(seen.cpu().numpy(), looked, axes.along)
 
     def weigh(self, probabilities: Tensor, plan: ConformPlan) -> str:
-        """Apply the anatomical prior and the odds of structures to uncertain voxels, in place.
+        """Apply the anatomical prior and the model's factors on structures to probabilities.
 
-        `probabilities` (X, Y, Z, K) are on the working grid of `plan`. Returns the reason why the
-        prior was not applied, or "".
+        `probabilities` (X, Y, Z, K) are on the 1 mm working grid of `plan`, and are changed in
+        place. The prior changes only voxels in which the networks are uncertain. Returns the reason
+        why the prior was not applied, or "".
         """
         problem = ""
         prior = self.model.info.prior
@@ -649,10 +661,11 @@ class Predictor:
         return problem
 
     def multiply_odds(self, probabilities: Tensor) -> None:
-        """Multiply probabilities by the model's odds of structures, in place.
+        """Multiply the probability of each structure by the model's factor for it, in place.
 
-        `probabilities` are (X, Y, Z, K), or (N, K) of single voxels. Nothing changes if the classes
-        are merged ones.
+        `probabilities` are (X, Y, Z, K), or (N, K) of single voxels; their sums stay 1. Nothing
+        changes if the classes do not tell left from right, because the factors are for structures
+        with sides.
         """
         # The odds are for structures with sides; merged classes have none.
         if not self._is_merged():
@@ -667,10 +680,10 @@ class Predictor:
         seed: int,
         plan: ConformPlan,
     ) -> Uncertainty:
-        """Predict `count` samples of an image's region and return their variation.
+        """Predict a region of an image `count` times and return the variation of the predictions.
 
-        Each sample is a prediction with dropout, or by one member of an ensemble; `seed` makes
-        dropout reproducible.
+        Each prediction is made with dropout, or by one member of an ensemble; `seed` makes dropout
+        reproducible.
         """
         samples: Samples | None = None
         # Dropout uses torch's global generator, so set it here and restore it afterwards.
@@ -691,16 +704,16 @@ class Predictor:
         return samples.summarise()
 
     def _is_merged(self) -> bool:
-        """Return True if no view tells left from right, so that the result has merged classes."""
+        """Return True if no view tells left from right, so that classes have no sides."""
         return self.views == (View.SAGITTAL,) and bool(self._merged_views())
 
     def _merged_views(self) -> tuple[View, ...]:
-        """Return the views whose networks do not tell left from right and have merged classes."""
+        """Return the views whose networks do not tell left from right: one class for both sides."""
         return tuple(view for view in self.views if self.model.is_merged(view))
 
 
 def _set_background_outside_scan(probabilities: Tensor, plan: ConformPlan) -> None:
-    """Set voxels of the working grid that lie outside of the scan to background, in place.
+    """Set voxels of the 1 mm working grid that lie outside of the scan to background, in place.
 
     Label maps of the scan cannot show labels there, so pictures and grades must not use such labels
     either.

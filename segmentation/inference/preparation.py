@@ -51,7 +51,7 @@ STRIPPED = "the scan shows the whole head: only the inside of the skull was give
 
 
 def prepare_scan(volume: Volume, preprocessing: Preprocessing) -> Conformed:
-    """Conform a scan to the working grid of a model, with the model's intensity scaling and axes.
+    """Resample a scan to voxels of 1 mm, with the intensity scaling and axes that a model needs.
 
     `preprocessing` is the model's description of both. The plan of the result restores maps on that
     grid to the scan's own space.
@@ -68,7 +68,7 @@ def prepare_scan(volume: Volume, preprocessing: Preprocessing) -> Conformed:
 
 
 def needed_shape(preprocessing: Preprocessing) -> Shape | None:
-    """Return the shape of the working grid, in RAS order, that a model needs.
+    """Return the shape of the 1 mm working grid, in RAS order, that a model needs.
 
     None means that the grid only has to be as large as the head. Networks that scale intensities by
     minimum and maximum need a grid of a fixed shape.
@@ -82,7 +82,7 @@ def needed_shape(preprocessing: Preprocessing) -> Shape | None:
 def to_model_axes(
     image: Volume, plan: ConformPlan, preprocessing: Preprocessing
 ) -> Conformed:
-    """Reorder the axes of an image on the working grid to those that a model expects.
+    """Reorder the axes of an image on the 1 mm working grid to those that a model expects.
 
     Returns the image and its `plan`, changed in the same way. Each voxel stays at its position in
     space.
@@ -104,7 +104,7 @@ def from_minimum_to_maximum(values: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 class Seen(NamedTuple):
-    """Some slices of a scan and the prediction for them.
+    """Slices of a scan that were segmented first, to decide whether its contrast must be reversed.
 
     `brightness` (N, H, W) are the slices, `probabilities` (N, H, W, K) their class probabilities.
     """
@@ -166,7 +166,7 @@ class Sight:
 
 
 def find_reversal(slices: Iterable[Seen], scheme: LabelScheme) -> Reversal | None:
-    """Decide from some slices of a scan whether its contrast must be reversed, and how.
+    """Decide from some segmented slices whether a scan's contrast must be reversed, and how.
 
     Returns None if it need not be. `scheme` has the K classes of the slices. In T1, cortex is
     darker than white matter. In FLAIR it is brighter, but fluid is darker than white matter: such a

@@ -84,16 +84,16 @@ def limits_of(model: ModelInfo) -> Limits:
 
 
 def grade(found: Prediction, limits: Limits = LIMITS) -> Grade:
-    """Grade a segmentation without a reference."""
+    """Grade a segmentation, without a reference, as pass, look or reject."""
     return grade_by(Evidence.of(found), limits)
 
 
 def grade_by(evidence: Evidence, limits: Limits = LIMITS) -> Grade:
-    """Grade the evidence of a segmentation by all checks.
+    """Grade a segmentation by all checks: pass, look or reject, with reasons.
 
-    A finding that rejects (a value beyond the second limit of its pair) makes the scan a reject,
-    any other finding at least a look. Without findings it passes. A structure that a finding names
-    gets at least a look.
+    `evidence` holds the scan, its labels and their volumes. A finding of a check that rejects (a
+    value beyond the second limit of its pair) makes the scan a reject, any other finding at least a
+    look. Without findings it passes. A structure that a finding names gets at least a look.
     """
     structures = _grade_structures(evidence, limits.agreement)
     findings: list[Finding] = []
@@ -110,7 +110,11 @@ def grade_by(evidence: Evidence, limits: Limits = LIMITS) -> Grade:
 
 
 def check_agreement(evidence: Evidence, limits: Limits) -> list[Finding]:
-    """Check the mean agreement between the views."""
+    """Report that the views of the model (axial, coronal, sagittal) label the scan differently.
+
+    The mean Dice between views is compared with the limits. Returns [] or one finding, which is a
+    reason to look at the scan or to reject it.
+    """
     agreement = mean_agreement(evidence)
     if agreement is None:
         return []
@@ -160,7 +164,7 @@ def mean_agreement(found: Prediction | Evidence) -> float | None:
 def _grade_structures(
     evidence: Evidence, limits: tuple[float, float]
 ) -> dict[str, GradeName]:
-    """Grade each predicted structure by the agreement between views; return the grades by name.
+    """Grade each predicted structure by the Dice between views: pass, look or reject, by name.
 
     `limits` are a pair: look below the first, reject below the second. Structures without a grade
     are left out.
@@ -180,11 +184,11 @@ def _grade_structures(
 def grade_structure(
     volume: float, agreement: float | None, limits: tuple[float, float]
 ) -> GradeName | None:
-    """Grade a structure: reject if its volume is 0, else by the agreement between views.
+    """Return pass, look or reject for a structure: reject if it was not found, else by agreement.
 
-    `volume` may have any unit. `agreement` is the mean Dice between views, None with one view: then
-    a structure that was found has no grade, which is None. `limits` are a pair: look below the
-    first, reject below the second.
+    `volume` may have any unit; 0 means not found. `agreement` is the mean Dice between views, None
+    with one view: then a structure that was found has no grade, which is None. `limits` are a pair:
+    look below the first, reject below the second.
     """
     look_below, reject_below = limits
     if volume == 0:
@@ -203,10 +207,11 @@ def grade_structure(
 def _check_rejected_structures(
     evidence: Evidence, structures: Mapping[str, GradeName], limits: Limits
 ) -> list[Finding]:
-    """Check the share of the predicted structures that are rejected.
+    """Report that many of the structures in a scan are graded reject.
 
-    `structures` has their grades by name. The reason names the rejected structures that were found,
-    if there are any. Structures that were not found are named by another check.
+    `structures` has the grade of each structure (pass, look or reject) by name. Returns [] or one
+    finding, which is a reason to look at the scan or to reject it. It names the rejected structures
+    that were found, if there are any. Structures that were not found are named by another check.
     """
     if not structures:
         return []

@@ -61,7 +61,12 @@ class Runtime(Protocol):
         """
 
     def vary(self, sample: int | None) -> None:
-        """Prepare the prediction of a sample; None ends the sampling and switches dropout off."""
+        """Choose the variant of the network that predicts next; None means the network itself.
+
+        Several predictions of one scan, numbered by `sample`, show how uncertain a network is. An
+        ensemble uses one of its members for each, in turn; other networks use dropout as in
+        training.
+        """
 
 
 class TorchRuntime:
@@ -105,10 +110,11 @@ class TorchRuntime:
             return logits.div_(logits.sum(-1, keepdim=True))
 
     def vary(self, sample: int | None) -> None:
-        """Prepare the prediction of a sample; None ends the sampling.
+        """Choose the variant of the network that predicts next; None means the network itself.
 
-        An ensemble uses one of its members for each sample, in turn. Other networks use dropout as
-        in training.
+        Several predictions of one scan, numbered by `sample`, show how uncertain a network is. An
+        ensemble uses one of its members for each, in turn; other networks use dropout as in
+        training.
         """
         if isinstance(self.network, Ensemble):
             if sample is None:

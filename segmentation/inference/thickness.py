@@ -62,7 +62,7 @@ class SheetMeasure:
 
 @dataclass(frozen=True, eq=False)
 class CortexThickness:
-    """Thickness of the cortex on the working grid.
+    """Thickness of the cortex on the working grid (RAS axes, 1 mm).
 
     `maps` has the thickness map of each hemisphere in mm, float32 (X, Y, Z), 0 in voxels that were
     not measured. `parcels` and `hemispheres` have the measurements, those of the left side first.

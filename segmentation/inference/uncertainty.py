@@ -24,7 +24,7 @@ _SLAB = 8
 
 @dataclass(frozen=True, eq=False)
 class Uncertainty:
-    """Variation of the samples of one scan.
+    """Variation of several predictions of one scan, which are called samples.
 
     Values are NaN for a class that is in no sample. With one sample, `pairwise_dice` and
     `volume_cv` are NaN for all classes.
@@ -52,9 +52,9 @@ class Uncertainty:
 
 
 class Samples:
-    """Accumulator of samples: keeps their running mean and the class map of each.
+    """Accumulator of several predictions of one scan: running mean, and class map of each.
 
-    Memory grows by one byte a voxel for each sample.
+    Memory grows by one byte a voxel for each prediction.
     """
 
     def __init__(self, scheme: LabelScheme) -> None:
@@ -63,7 +63,7 @@ class Samples:
         self._mean: Tensor | None = None
 
     def add(self, probabilities: Tensor) -> None:
-        """Add the class probabilities of one sample, (X, Y, Z, K) float16."""
+        """Add the class probabilities of one prediction, (X, Y, Z, K) float16."""
         labels = probabilities.argmax(-1)
         self._maps.append(labels.to(torch.uint8).cpu())
         if self._mean is None:
@@ -72,7 +72,7 @@ class Samples:
         self._mean += (probabilities - self._mean) / len(self._maps)
 
     def summarise(self) -> Uncertainty:
-        """Return the variation of the samples; there must be at least one."""
+        """Return the variation of the predictions added so far; there must be at least one."""
         assert self._mean is not None
         unknown = np.full(self._classes, np.nan)
         pairwise_dice = unknown
@@ -136,7 +136,7 @@ def view_agreement(
     """Return the mean Dice of each class over all pairs of views, (K,); NaN if no view has it.
 
     `maps` has the class map of each view. A view of `merged_views` does not tell left from right:
-    it is compared with other views on merged classes, and both sides get the Dice of their merged
+    it is compared with other views without sides, and both sides get the Dice of their common
     class.
     """
     found = []
@@ -157,7 +157,7 @@ def view_agreement(
 
 
 def _merge_sides(labels: Tensor, to_merged: NDArray[np.int64]) -> Tensor:
-    """Convert a map of classes with sides to merged classes, uint8.
+    """Convert a map of classes to a map in which left and right have the same class, uint8.
 
     `to_merged` (K,) has the merged class of each class.
     """

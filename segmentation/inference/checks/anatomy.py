@@ -32,7 +32,10 @@ _BRIGHTEST = 1.3
 
 
 def check_brain_size(evidence: Evidence, limits: Limits) -> list[Finding]:
-    """Check the volume of the brain, to detect half a head, no head or wrong voxel sizes."""
+    """Report an implausible volume of the brain: half a head, no head or wrong voxel sizes.
+
+    Returns [] or one finding, which is a reason to look at the scan or to reject it.
+    """
     brain = total_brain_mm3(evidence.scheme, evidence.volumes_mm3)
     text = f"brain of {brain / 1e3:.0f} ml"
     return [
@@ -51,14 +54,21 @@ def total_brain_mm3(scheme: LabelScheme, volumes_mm3: Mapping[str, float]) -> fl
 
 
 def check_resolution(evidence: Evidence, limits: Limits) -> list[Finding]:
-    """Check the largest voxel side, because small structures are lost between thick slices."""
+    """Report thick voxels, because small structures are lost between thick slices.
+
+    The largest voxel side of the scan counts. Returns [] or one finding, which is a reason to look
+    at the scan or to reject it.
+    """
     spacing = max(evidence.scan.spacing_mm)
     reason = f"voxels are {spacing:.1f} mm apart: small structures come out wrong"
     return above(spacing, limits.spacing_mm, reason)
 
 
 def check_missing(evidence: Evidence, limits: Limits) -> list[Finding]:
-    """Check the number of predicted structures that have no voxel."""
+    """Report structures that the model predicts and that have no voxel in this scan.
+
+    Returns [] or one finding: by their number it is a reason to look at the scan or to reject it.
+    """
     absent = [name for name, volume in evidence.volumes_mm3.items() if volume == 0]
     if len(absent) < limits.missing[0]:
         return []
@@ -67,10 +77,11 @@ def check_missing(evidence: Evidence, limits: Limits) -> list[Finding]:
 
 
 def check_pieces(evidence: Evidence, limits: Limits) -> list[Finding]:
-    """Check the volume of tissue that is not connected to the largest component of tissue.
+    """Report tissue that is not connected to the brain, as in the face, scalp or neck.
 
-    Such tissue lies in the face, scalp or neck; only shared faces of voxels connect. The reason
-    names the structures with at least 100 mm³ there.
+    The brain is the largest component of labelled tissue; only shared faces of voxels connect.
+    Returns [] or one finding, which is a reason to look at the scan or to reject it. It names the
+    structures with at least 100 mm³ outside of the brain.
     """
     apart = find_apart(evidence)
     volume = float(apart.sum())
@@ -89,9 +100,10 @@ def check_pieces(evidence: Evidence, limits: Limits) -> list[Finding]:
 
 
 def find_apart(evidence: Evidence) -> NDArray[np.intp]:
-    """Return the voxels (mm³) of each class outside of the largest component of tissue, (K,).
+    """Return the volume (mm³) of each class that is not connected to the brain, (K,).
 
-    Components are connected by faces and may contain several structures. Fluid is no tissue.
+    The brain is the largest component of tissue: it is connected by faces and contains several
+    structures. Fluid is no tissue.
     """
     classes = evidence.indices.data
     is_fluid = np.array([label.group in NO_TISSUE for label in evidence.scheme.labels])
@@ -101,9 +113,10 @@ def find_apart(evidence: Evidence) -> NDArray[np.intp]:
 
 
 def check_symmetry(evidence: Evidence, limits: Limits) -> list[Finding]:
-    """Check the ratio of all tissue on the smaller side to all tissue on the larger side.
+    """Report a brain of which one side has much less tissue than the other.
 
-    If neither side has tissue there is no finding, because other checks report that.
+    Returns [] or one finding, which is a reason to look at the scan or to reject it. There is none
+    if neither side has tissue, because other checks report that.
     """
     tissue = {"left": 0.0, "right": 0.0}
     for label in evidence.scheme.labels:
@@ -116,10 +129,11 @@ def check_symmetry(evidence: Evidence, limits: Limits) -> list[Finding]:
 
 
 def check_sides(evidence: Evidence, limits: Limits) -> list[Finding]:
-    """Check for structures that are much smaller than their partner on the other side.
+    """Report structures that are much smaller than the same structure on the other side.
 
-    Two kinds of pairs are skipped: pairs with an empty side, which another check reports or the
-    model does not predict, and small pairs, whose ratio is unreliable.
+    Returns a finding, a reason to look at the scan, for each such pair. Two kinds of pairs are
+    skipped: pairs with an empty side, which another check reports or the model does not predict,
+    and small pairs, whose ratio is unreliable.
     """
     volumes = evidence.volumes_mm3
     findings = []
@@ -144,10 +158,11 @@ def check_sides(evidence: Evidence, limits: Limits) -> list[Finding]:
 
 
 def check_surroundings(evidence: Evidence, limits: Limits) -> list[Finding]:
-    """Check the share of voxels just outside of the brain that are as bright as cortex.
+    """Report a brain with many voxels just outside of its labels that are as bright as cortex.
 
     Sound brains are surrounded by fluid, which is darker. A large share means that cortex is
     missing from the labels, also on both sides, which no volume and no comparison of sides shows.
+    Returns [] or one finding, a reason to look at the scan.
     """
     share = share_like_cortex(evidence)
     if share is None:
@@ -157,10 +172,9 @@ def check_surroundings(evidence: Evidence, limits: Limits) -> list[Finding]:
 
 
 def share_like_cortex(evidence: Evidence) -> float | None:
-    """Return the share of voxels just outside of the brain that are as bright as cortex.
+    """Return the share of voxels just outside of the labelled brain that are as bright as cortex.
 
-    These voxels are the second layer around the brain. None if there is too little cortex to
-    measure its brightness.
+    These are the voxels 2 mm outside. None if there is too little cortex to measure its brightness.
     """
     if evidence.brightness is None:
         return None

@@ -1,8 +1,9 @@
 """Checks of image quality: contrast, saturation, noise, bands, edges, continuity.
 
-All but the last are measured in white matter and cortex as labelled, on the working scale. This is
-an affine function of the scan's own values, so that equal values stay equal. Effects of some
-millimetres are measured in blocks of 2 mm, which are an eighth of the voxels.
+All but the last are measured in white matter and cortex as labelled. Brightness is 0 in the
+background and about 1 in the brightest tissue: an affine function of the scan's own values, so that
+equal values stay equal. Effects of some millimetres are measured in blocks of 2 mm, which are an
+eighth of the voxels.
 """
 
 from __future__ import annotations
@@ -44,7 +45,10 @@ _MOST_VOXELS = 6
 
 
 def check_contrast(evidence: Evidence, limits: Limits) -> list[Finding]:
-    """Check the ratio of brightness of white matter to cortex: in T1, white matter is brighter."""
+    """Report a scan whose white matter is hardly brighter than cortex, unlike in T1.
+
+    Returns [] or one finding, which is a reason to look at the scan or to reject it.
+    """
     contrast = tissue_contrast(evidence)
     if contrast is None:
         return []
@@ -67,7 +71,10 @@ def tissue_contrast(evidence: Evidence) -> float | None:
 
 
 def check_saturation(evidence: Evidence, limits: Limits) -> list[Finding]:
-    """Check the share of white matter with the maximum value, which is large after saturation."""
+    """Report a scan in which much white matter has the maximum value, as after saturation.
+
+    Returns [] or one finding, a reason to look at the scan.
+    """
     share = saturated_share(evidence)
     if share is None:
         return []
@@ -87,7 +94,10 @@ def saturated_share(evidence: Evidence) -> float | None:
 
 
 def check_noise(evidence: Evidence, limits: Limits) -> list[Finding]:
-    """Check the noise, measured as differences between neighbouring voxels of white matter."""
+    """Report noise, measured as differences between neighbouring voxels of white matter.
+
+    Returns [] or one finding, which is a reason to look at the scan or to reject it.
+    """
     noise = noise_share(evidence)
     if noise is None:
         return []
@@ -128,9 +138,10 @@ def _difference_from_neighbours(image: NDArray[np.float32]) -> NDArray[np.float3
 
 
 def check_bands(evidence: Evidence, limits: Limits) -> list[Finding]:
-    """Check for bright and dark bands in white matter that are some millimetres wide.
+    """Report bright and dark bands in white matter that are some millimetres wide.
 
-    There is no finding if `band_share` is None.
+    Returns [] or one finding, which is a reason to look at the scan or to reject it; [] if the
+    bands cannot be measured.
     """
     bands = band_share(evidence)
     if bands is None:
@@ -164,7 +175,10 @@ def band_share(evidence: Evidence) -> float | None:
 
 
 def check_edges(evidence: Evidence, limits: Limits) -> list[Finding]:
-    """Check the sharpness of the edge between white matter and cortex, on the worst axis."""
+    """Report a blurred border between white matter and cortex, along the most blurred axis.
+
+    Returns [] or one finding, which is a reason to look at the scan or to reject it.
+    """
     sharpness = edge_sharpness(evidence)
     if sharpness is None:
         return []
@@ -255,9 +269,11 @@ def smoothed(sums: Floats, weights: Floats, width: float) -> Floats:
 
 
 def check_continuity(evidence: Evidence, limits: Limits) -> list[Finding]:
-    """Check that the brain's brightness changes similarly between all pairs of neighbouring slices.
+    """Report slices that differ much more, or much less, from their neighbour than other slices do.
 
-    It never rejects, because most of the labels may be right.
+    Slices were lost or shifted where brightness jumps, and repeated where nothing changes. Returns
+    up to two findings, one of either kind. They are reasons to look at the scan and never reject
+    it, because most of the labels may be right.
     """
     steps = evidence.steps
     if not steps:

@@ -1,4 +1,4 @@
-"""Input of the checks of a segmentation."""
+"""Input of the checks of a segmentation: the scan, its labels and their volumes."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Evidence:
 
     @classmethod
     def of(cls, found: Prediction) -> Evidence:
-        """Collect the evidence of a segmentation."""
+        """Collect the input of the checks from a segmentation."""
         return cls(
             image=found.image,
             indices=found.working,

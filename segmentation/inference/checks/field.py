@@ -35,11 +35,13 @@ _NAMED_MM2 = 60
 
 
 def check_field_of_view(evidence: Evidence, limits: Limits) -> list[Finding]:
-    """Check the area of labels in the plane in which the field of view may cut the brain.
+    """Report a brain that is cut where the scan ends.
 
-    The scan ends at its last voxels, or where it is as dark as air. Fluid around the brain is
-    ignored, because a stripped scan may end anywhere in the fluid. A stripped brain ends in the
-    dark everywhere, but its surface is round, so that no plane contains much of the brain.
+    Measured is the area of labels in the plane in which the field of view may cut the brain. The
+    scan ends at its last voxels, or where it is as dark as air. Fluid around the brain is ignored,
+    because a stripped scan may end anywhere in the fluid. A stripped brain ends in the dark
+    everywhere, but its surface is round, so that no plane contains much of the brain. Returns [] or
+    one finding, which is a reason to look at the scan or to reject it.
     """
     area, structures = find_cut(evidence)
     reason = f"the field of view ends inside the brain: {area / 100:.0f} cm² of {some(structures)}"

@@ -10,7 +10,7 @@ from trinat.segmentation.inference.checks.limits import GradeName, Pair
 
 @dataclass(frozen=True)
 class Finding:
-    """A problem that a check found.
+    """A problem that a check found: a reason to look at a scan, or to reject it.
 
     `rejects` is True if the scan is rejected, False if a person should look at it. `structures` are
     the names of the affected structures, which get at least the grade look.
@@ -40,9 +40,10 @@ def grade_findings(findings: Iterable[Finding]) -> tuple[GradeName, tuple[str, .
 
 
 def below(value: float, limits: Pair, reason: str) -> list[Finding]:
-    """Return a list with a finding if a value is below the first limit, else an empty list.
+    """Return a finding if a value is below the first limit: [finding], otherwise [].
 
-    The finding rejects if the value is below the second limit, too.
+    The finding is a reason to look at the scan, or to reject it if the value is below the second
+    limit, too.
     """
     if value >= limits[0]:
         return []
@@ -50,9 +51,10 @@ def below(value: float, limits: Pair, reason: str) -> list[Finding]:
 
 
 def above(value: float, limits: Pair, reason: str) -> list[Finding]:
-    """Return a list with a finding if a value is above the first limit, else an empty list.
+    """Return a finding if a value is above the first limit: [finding], otherwise [].
 
-    The finding rejects if the value is above the second limit, too.
+    The finding is a reason to look at the scan, or to reject it if the value is above the second
+    limit, too.
     """
     if value <= limits[0]:
         return []

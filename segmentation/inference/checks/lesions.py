@@ -66,7 +66,7 @@ _NAMED = 2
 
 @dataclass(frozen=True)
 class Region:
-    """All places of one kind (dark, bright or grey) in the brain.
+    """All parts of the brain that are unusually dark, or bright, or grey: one kind, in one scan.
 
     `mm3` is their volume in mm³. `structures` has the names of up to two structures that they lie
     in, and may be empty.
@@ -77,10 +77,11 @@ class Region:
 
 
 def check_lesions(evidence: Evidence, limits: Limits) -> list[Finding]:
-    """Check the volume of places in the brain that are too dark, too bright or grey.
+    """Report large regions of the brain that are too dark, too bright or grey: possible lesions.
 
-    Places as dark as fluid that are not labelled as fluid are among them. Findings never reject: a
-    lesion is a reason to look, and the segmentation around it may be good.
+    Regions as dark as fluid that are not labelled as fluid are among them. Returns a finding for
+    each kind of region. Findings never reject: a lesion is a reason to look, and the segmentation
+    around it may be good.
     """
     findings = []
     for what, place in find_regions(evidence).items():
@@ -94,10 +95,11 @@ def check_lesions(evidence: Evidence, limits: Limits) -> list[Finding]:
 
 
 def find_regions(evidence: Evidence) -> dict[str, Region]:
-    """Return the dark, bright and grey places in the brain, by kind.
+    """Return the volume of unusually dark, bright and grey parts of the brain, by kind.
 
-    Dark places are white matter that is darker than cortex, and anything as dark as fluid that is
-    not labelled as fluid. Grey places are as grey as cortex, but thicker.
+    The keys are "dark", "bright" and "grey". Dark parts are white matter that is darker than
+    cortex, and anything as dark as fluid that is not labelled as fluid. Grey parts are as grey as
+    cortex, but thicker.
 
     The result is empty if there is too little white matter or cortex to compare with, or if white
     matter has no brightness. It is also empty if cortex is brighter than white matter, because the
