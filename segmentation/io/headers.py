@@ -62,7 +62,8 @@ class Header:
 
     `shape` and `zooms` (mm) have the three axes; `dtype` is the voxel type in the file, with its
     byte order. The voxels begin at byte `offset`. A value is `slope` times the stored value plus
-    `inter`. `bare` is the affine (4, 4) that nibabel assumes if neither form has a code.
+    `inter`. `bare` is the affine (4, 4) that nibabel assumes if the codes of both forms are 0,
+    unknown.
     """
 
     shape: Sides
@@ -257,7 +258,7 @@ def from_nifti(fields: Any, where: Path) -> Header:
 def _from_analyze(block: bytes, endianness: str, where: Path) -> Header:
     """Check an Analyze 7.5 header and return it as a `Header`; `block` are its bytes.
 
-    It has neither forms nor scaling (its grey values are relative).
+    It has no q-form, no s-form and no scaling (its grey values are relative).
     """
     if len(block) != nib.AnalyzeHeader.template_dtype.itemsize:
         raise FormatError("neither NIfTI nor Analyze", where=where, remedy=REMAKE)

@@ -116,7 +116,7 @@ def check_bytes(count: int, where: Path) -> None:
 
 
 def check_memory(shape: Sides, zooms: Zooms, nbytes: int, where: Path) -> None:
-    """Raise a FormatError if the free memory is not enough to conform a scan.
+    """Raise a FormatError if the free memory is not enough to resample a scan for the networks.
 
     `shape` and `zooms` (mm) are those of the scan, and its voxels take `nbytes`. A need of less
     than a GiB is accepted without a check.

@@ -44,13 +44,13 @@ def place(
     axes: str | None,
     where: Path,
 ) -> ChosenAffine:
-    """Choose the affine of an image.
+    """Choose the affine of an image, which places it in space: that of the s-form or of the q-form.
 
     The s-form takes precedence over the q-form. With the `trust` "sform" or "qform", that form is
     used, whatever its code and whatever the other form says. With "header", nibabel's choice is
     used: the s-form, else the q-form, else voxel axes to the left, front and top. `axes` (such as
-    "ASL") is used only if neither form has a code. Raises a GeometryError if the header has no
-    orientation, or contradicts itself or `axes`.
+    "ASL") is used only if both forms have the code 0, unknown. Raises a GeometryError if the header
+    has no orientation, or contradicts itself or `axes`.
     """
     qform = header.qform
     sform = header.sform
@@ -92,10 +92,10 @@ def _place_without_form(
     axes: str | None,
     where: Path,
 ) -> ChosenAffine:
-    """Choose the affine of an image whose forms have no code: from `axes`, or nibabel's default.
+    """Choose the affine of an image whose q-form and s-form have the code 0, unknown.
 
-    nibabel's default is used only if `trust` is "header". Otherwise, without `axes`, a
-    GeometryError is raised.
+    It is made from `axes`, such as "ASL", or is nibabel's default if `trust` is "header". Otherwise
+    a GeometryError is raised.
     """
     if axes is not None:
         affine = _from_axes(axes, header)
@@ -107,10 +107,10 @@ def _place_without_form(
 
 
 def _check_form(header: Header, form: Form, name: str, where: Path) -> ChosenAffine:
-    """Check one form and choose it; its code is written for both forms of the output.
+    """Check the q-form or the s-form, and return its affine as the image's.
 
-    `name` is the form's name for messages. A note is added if the header's voxel sizes differ from
-    those of the form.
+    The code of the form is written for both forms of the output. `name` is its name for messages. A
+    note is added if the header's voxel sizes differ from those of the form.
     """
     affine = _affine_or_error(form, name, where)
     code = form.code or 1

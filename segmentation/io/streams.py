@@ -141,7 +141,7 @@ class ScanStream:
         self.position += filled
 
     def announce(self, end: int) -> None:
-        """Raise an error if a header announces more data than the file can hold.
+        """Raise an error if a header says that there are more data than the file can hold.
 
         It is called before memory is allocated. `end` is where the data end, in decompressed bytes
         from the start of the file. Raises an IntegrityError if the file is too short even at the

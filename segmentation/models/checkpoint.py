@@ -82,10 +82,7 @@ class Model:
 
     @property
     def label_table(self) -> Path | None:
-        """TSV of the user's own label scheme in the folder; None for a shipped scheme.
-
-        It is an argument of `save_model`.
-        """
+        """TSV of the user's own label scheme in the folder; None for a shipped scheme."""
         name = f"{self.info.labels}.tsv"
         if name not in self.info.files:
             return None
@@ -93,10 +90,7 @@ class Model:
 
     @property
     def parcels(self) -> Path | None:
-        """Folder of the model that divides the cortex into parcels, or None.
-
-        It is an argument of `save_model`.
-        """
+        """Folder of the model that divides the cortex into parcels, or None."""
         return parcels_folder_of(self.folder)
 
     @property
@@ -108,7 +102,7 @@ class Model:
     def is_merged(self, view: View) -> bool:
         """Return True if the network of a view does not distinguish left from right.
 
-        Its classes are then those of the merged scheme.
+        Its classes are then structures without a side, such as Thalamus.
         """
         return self.info.architectures[view].classes != len(self.scheme)
 
@@ -119,7 +113,7 @@ class Model:
         return self.scheme
 
     def not_predicted_in(self, view: View) -> NDArray[np.int64]:
-        """Return the indices, in the scheme of a view, of the classes that are not predicted."""
+        """Return the channels of a view's network whose classes the model does not predict."""
         if self.is_merged(view):
             return np.unique(self.scheme.merged.to_merged[self.not_predicted])
         return self.not_predicted
@@ -367,7 +361,8 @@ def _fingerprint(scheme: LabelScheme) -> str:
 def _check_labels(info: ModelInfo, scheme: LabelScheme, folder: Path) -> None:
     """Raise ModelError unless scheme, description and networks have the same classes.
 
-    The network of a view that does not distinguish sides may have as many as the merged scheme.
+    The network of a view that does not distinguish sides may have fewer: one for both sides of a
+    structure.
     """
     where = folder / MODEL_FILE
     if scheme.names[0] in info.not_predicted:

@@ -142,8 +142,8 @@ class Fusion(_Section):
 class Quality(_Section):
     """Limits of the agreement between views, calibrated for a model.
 
-    A structure whose views agree less than the first limit should be looked at, less than the
-    second is rejected.
+    A structure whose mean Dice between views is below the first limit of `agreement` gets the grade
+    look, below the second the grade reject. `origin` says where the limits come from.
     """
 
     agreement: tuple[Share, Share]
@@ -343,7 +343,10 @@ class Template:
         return found
 
     def _has_a_place(self) -> bool:
-        """Return True if the template has voxels, an invertible affine and no infinite centroid."""
+        """Return True if the template can be placed: it has voxels, and an invertible affine.
+
+        No centroid may be infinite.
+        """
         if self.shares.size == 0:
             return False
         if self.affine.dtype.kind != "f" or self.centroids.dtype.kind != "f":

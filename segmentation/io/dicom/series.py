@@ -86,7 +86,7 @@ _SCOUT = re.compile(r"locali[sz]er|scout|survey")
 
 
 class Container(NamedTuple):
-    """Open folder or zip, as a source of files.
+    """Open folder or zip in which DICOM files are searched.
 
     `members` are the names of the files in a zip; empty for a folder. `read(name, limit)` returns
     at most `limit` bytes of a file. `digest` is the SHA-256 of a zip; None for a folder.
