@@ -212,7 +212,10 @@ def reason_of(error: BaseException, *, where: bool = True) -> str:
 
 
 def _parts_of(error: BaseException, where: bool) -> list[str | None]:
-    """Return where, what and remedy of an error; parts that are unknown are None or left out."""
+    """Return three parts of an error: the file or option, what is wrong, and what to do.
+
+    Parts that are unknown are None or left out. Without `where`, the first is left out.
+    """
     if isinstance(error, TrinatError):
         return [error.where if where else None, error.what, error.remedy]
     if _is_out_of_memory(error):

@@ -113,7 +113,7 @@ class Result(Prediction):
 
     @cached_property
     def quality(self) -> Grade:
-        """Grade of the scan by the model's limits.
+        """Grade of the scan and of its structures, by the model's limits.
 
         Its `name` is pass, look or reject, `reasons` has the reasons in sentences, and `structures`
         has the grades of structures by name. Structures without a grade are left out.
@@ -220,7 +220,8 @@ class Result(Prediction):
         DataFrame
             One row per parcel: `parcel`, `freesurfer` (number), `side`, `lobe`, `mm3`, `share`
             (of the cortex of its side), `asymmetry` (left minus right, divided by their mean),
-            `agreement` (mean Dice between views) and `grade`. Sum rows for lobes:
+            `agreement` (mean Dice between the predictions of the single views: axial, coronal,
+            sagittal) and `grade` (pass, look or reject, by agreement). Sum rows for lobes:
             `.groupby(["side", "lobe"]).mm3.sum()`.
 
         Raises

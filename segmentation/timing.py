@@ -33,7 +33,8 @@ class Clock:
     def switch(self, to: str | None) -> str | None:
         """Switch this thread to another stage, or to none (None); return its previous stage.
 
-        The time until now counts for the previous stage.
+        A stage is a named part of the work, such as "reading". The time until now counts for the
+        previous stage.
         """
         thread = threading.get_ident()
         with self._lock:

@@ -61,10 +61,10 @@ _INVERSE_ROUNDS = 2
 
 
 def flows_from(template: Tensor, images: Sequence[Tensor]) -> list[Tensor]:
-    """Return the flow from a template to each image, (3, X, Y, Z) in voxels.
+    """Return the flow from a template to each image: shifts of the voxels, (3, X, Y, Z).
 
-    Template and images are (X, Y, Z). The mean of the flows is subtracted from each, so that the
-    template is in the middle of all images.
+    Shifts are in voxels. Template and images are (X, Y, Z). The mean of the flows is subtracted
+    from each, so that the template is in the middle of all images.
     """
     flows = [find_flow(template, image) for image in images]
     mean = torch.stack(flows).mean(0)
@@ -73,7 +73,7 @@ def flows_from(template: Tensor, images: Sequence[Tensor]) -> list[Tensor]:
 
 @dataclass(frozen=True, eq=False)
 class _OwnProbabilities:
-    """Voxels in which a scan keeps a part of its own probabilities, instead of the joint ones.
+    """Voxels in which a scan keeps a part of its own probabilities, not only the mean of all scans.
 
     `places` has the indices of these N voxels along each axis, (N,) each. `probabilities` (N, K)
     are the scan's own, and `share` (N, 1) is their weight from 0 to 1.
@@ -111,7 +111,8 @@ class Joining:
         """Add a scan to the mean.
 
         `probabilities` (X, Y, Z, K) and `image` (X, Y, Z) are those of the scan, and `flow` (3, X,
-        Y, Z) is the flow from the template to it. All are on the template's grid.
+        Y, Z) is the shift in voxels of each point of the template to its position in the scan. All
+        are on the template's grid.
         """
         in_template = warped(image[None], flow)[0]
         difference = in_template.sub_(self._template).abs_()
@@ -135,10 +136,11 @@ class Joining:
         self._ways_back.append(back)
 
     def change_own(self, change: Callable[[Tensor], None]) -> None:
-        """Apply a function to the probabilities (N, K) that each scan keeps of its own.
+        """Apply a function to the probabilities that scans do not share with the others.
 
-        The function changes them in place. They are not part of `mean`, so changes of `mean` do not
-        affect them.
+        A scan keeps such probabilities where its image differs from the others. The function gets
+        those of each scan, (N, K), and changes them in place. They are not part of `mean`, so
+        changes of `mean` do not affect them.
         """
         for own in self._own:
             change(own.probabilities)
@@ -155,9 +157,10 @@ class Joining:
         return _near_boundaries(self.mean)
 
     def of_scan(self, number: int) -> Tensor:
-        """Return the joint probabilities (X, Y, Z, K) of a scan, at positions of its own tissue.
+        """Return the probabilities (X, Y, Z, K) of a scan, averaged over all scans along the flow.
 
-        `number` is the index of the scan in the order in which scans were added.
+        They are at the positions of the scan's own tissue. `number` is the index of the scan in the
+        order in which scans were added.
         """
         back = self._ways_back[number]
         flow_of_voxel = back.permute(1, 2, 3, 0)
@@ -241,7 +244,7 @@ def _chunks(mask: Tensor) -> Iterator[Tensor]:
 
 
 def find_flow(first: Tensor, second: Tensor) -> Tensor:
-    """Return the flow from one image to another, (3, X, Y, Z), in voxels.
+    """Return the flow from one image to another: the shift of each voxel, (3, X, Y, Z), in voxels.
 
     Both images are (X, Y, Z) on the same grid of 1 mm, and must be equally bright.
     """
@@ -278,7 +281,7 @@ def _step(first: Tensor, moved: Tensor) -> Tensor:
 
 
 def _window_means(values: Tensor) -> Tensor:
-    """Return the Gaussian-weighted means of values (X, Y, Z) around each cell, (X/2, Y/2, Z/2)."""
+    """Return Gaussian-weighted means of values (X, Y, Z) around 2x2x2 cells, (X/2, Y/2, Z/2)."""
     cells = avg_pool3d(values[None, None], _CELL, ceil_mode=True)[0, 0]
     return smoothed(cells, _FLOW_WINDOW_MM / _CELL)
 
@@ -307,7 +310,7 @@ def smoothed(values: Tensor, sigma: float) -> Tensor:
 
 
 def _solve_cells(sums: dict[tuple[int, int], Tensor], right: list[Tensor]) -> Tensor:
-    """Solve three damped linear equations in each cell by Cramer's rule, giving (3, X, Y, Z).
+    """Solve three damped linear equations in each 2x2x2 cell by Cramer's rule, giving (3, X, Y, Z).
 
     `sums` has the elements of the symmetric matrix by row and column, for column >= row; `right`
     has the three right-hand sides. All are (X, Y, Z). The solution of matrix · x = -right is

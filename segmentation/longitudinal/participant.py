@@ -66,9 +66,9 @@ _EPSILON = 1e-4
 class TimePoint:
     """Segmentation of one of several scans of a participant.
 
-    `volumes_mm3` has the volume of each structure by name: the sum of the joint probabilities in
-    the participant's space. A voxel that is half of a structure counts half, which makes these
-    volumes less noisy than counts of voxels.
+    `volumes_mm3` has the volume of each structure by name: the sum of its probabilities, averaged
+    over all scans, in the participant's space. A voxel that is half of a structure counts half,
+    which makes these volumes less noisy than counts of voxels.
     """
 
     prediction: Prediction
@@ -78,9 +78,9 @@ class TimePoint:
 class Together:
     """Jointly segmented scans of a participant; the result of each scan is computed on request.
 
-    `joining` has the joint probabilities. `conclude` has a function for each scan that makes the
-    prediction from the scan's probabilities. Memory holds the result of one scan at a time, however
-    many scans there are.
+    `joining` has the probabilities, averaged over the scans. `conclude` has a function for each
+    scan that makes the prediction from the scan's probabilities. Memory holds the result of one
+    scan at a time, however many scans there are.
     """
 
     def __init__(
@@ -101,7 +101,10 @@ class Together:
 
 
 def image_to_align(volume: Volume) -> Volume:
-    """Prepare a scan for `heads_of`: RAS axes, voxels of 1 mm, intensities on the working scale."""
+    """Resample a scan to RAS axes and voxels of 1 mm, so that it can be aligned with others.
+
+    Intensities become 0 in the background and about 1 in the brightest tissue.
+    """
     return conform(volume, shape=None).volume
 
 
@@ -130,9 +133,9 @@ def segment_participant(
 ) -> Together:
     """Segment two or more scans of one head jointly.
 
-    `scans` must be in the order of `in_order`. `images` are the same scans after `image_to_align`,
-    and `alignments` map the first image to each of them. With `mirror`, predictions are averaged
-    with those for mirrored scans.
+    `scans` must be in the order of `in_order`, which depends on their content only. `images` are
+    the same scans with voxels of 1 mm, as from `image_to_align`, and `alignments` map the first
+    image to each of them. With `mirror`, predictions are averaged with those for mirrored scans.
     """
     preprocessing = predictor.model.info.preprocessing
     with stage("halfway"):
@@ -231,7 +234,7 @@ def _on_working_grid(
 ) -> Conformed:
     """Prepare an image for the networks: scale and reorder it as the model needs it.
 
-    `image` is on the working grid of `plan`.
+    `image` is on the 1 mm working grid of `plan`.
     """
     preprocessing = predictor.model.info.preprocessing
     if preprocessing.scaling == "minimum-maximum":

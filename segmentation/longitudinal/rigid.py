@@ -79,9 +79,9 @@ def align(
 ) -> Alignment:
     """Align the head of the first scan with that of the second.
 
-    Both scans are on the working scale of intensities (0 in the background, about 1 at the bright
-    end), with voxels of about 1 mm. If one of them shows no head, the likeness is 0. `finest_mm` is
-    the voxel size of the finest level of the search; larger voxels give a larger likeness.
+    Both scans have intensities of 0 in the background and about 1 in the brightest tissue, and
+    voxels of about 1 mm. If one of them shows no head, the likeness is 0. `finest_mm` is the voxel
+    size of the finest level of the search; larger voxels give a larger likeness.
     """
     coarse = _LEVELS_MM[0]
     pair = (_pyramid_level(first, coarse), _pyramid_level(second, coarse))
@@ -186,7 +186,10 @@ def _affine_step(
 
 
 def mean_pose(poses: Sequence[Matrix]) -> Matrix:
-    """Return the mean of rigid matrices: the logarithms of the matrices relative to it sum to 0."""
+    """Return the rigid movement (4, 4) in the middle of several: a mean of their matrices.
+
+    The logarithms of the matrices relative to it sum to 0.
+    """
     middle = poses[0]
     for _ in range(10):
         inverse = np.linalg.inv(middle)

@@ -74,9 +74,10 @@ class Head:
 
 
 def heads_of(images: Sequence[Volume]) -> list[Head]:
-    """Group images by head, the largest group first.
+    """Group images by the head that they show, the largest group first.
 
-    Images are on the working scale of intensities, with voxels of about 1 mm.
+    Images have intensities of 0 in the background and about 1 in the brightest tissue, and voxels
+    of about 1 mm.
     """
     found: list[dict[int, Alignment]] = []
     sizes: dict[int, Factors] = {}

@@ -70,7 +70,8 @@ class BatchSource(Protocol):
     def expect(self, view: View, first: int, count: int) -> None:
         """Announce slices that will be requested soon, so that they can be read ahead.
 
-        `first` and `count` are as in `draw`. The same slices may be announced more than once.
+        They are the `count` slices of a view that start with number `first`, as in `draw`. The same
+        slices may be announced more than once.
         """
         return
 
@@ -457,8 +458,8 @@ def _fill(
 def _to_float(codes: Tensor, scales: Sequence[float], zeros: Sequence[int]) -> Tensor:
     """Convert quantised images (B, C, H, W) to float32, on their device.
 
-    `scales` and `zeros` have the scale and zero point of each slice. The operations are those of
-    `Quantised.values`, so that the results are identical bit for bit.
+    A value is (code - zero) * scale; `scales` and `zeros` have both numbers of each slice. The
+    operations are those of `Quantised.values`, so that the results are identical bit for bit.
     """
 
     def per_slice(numbers: Sequence[float]) -> Tensor:

@@ -79,9 +79,9 @@ class _DoneBatch:
 
 
 class Trainer:
-    """Training of one stage: a network for some views, its average, optimiser and counters.
+    """Training of one stage: a network for some views, its optimiser and counters.
 
-    The average is the running average of the network's weights.
+    A running average of the network's weights is updated in each step.
     """
 
     def __init__(
@@ -460,7 +460,7 @@ def deal_to_views(
 
 
 def _dealt_before(number: int, place: int, views: int) -> int:
-    """Return how many of the first `number` slices of a stage belong to one of the views.
+    """Return how many of the first `number` slices of a stage are of one of the views.
 
     `place` is the index of this view, and `views` the number of views. The slices of a view are
     those whose number leaves the remainder `place` when it is divided by the number of views.

@@ -1,10 +1,10 @@
-"""Odds of structures, fitted to labelled scans without training.
+"""Fit of a factor for each structure to labelled scans, without training.
 
-The odds of a structure are a factor by which its probability is multiplied before the most probable
-class is chosen. Networks draw some structures a little too large or too small for a labelling
-convention that they were not trained on. The fit maximises the mean Dice directly by coordinate
-ascent, one structure after another: Dice of hard labels has no gradient, and so few numbers do not
-need one.
+The probability of a structure is multiplied by its factor, called its odds, before the most
+probable class is chosen. Networks draw some structures a little too large or too small for a
+labelling convention that they were not trained on. The fit maximises the mean Dice directly by
+coordinate ascent, one structure after another: Dice of hard labels has no gradient, and so few
+numbers do not need one.
 """
 
 from __future__ import annotations
@@ -42,13 +42,14 @@ _MIN_PROBABILITY = 1e-4
 
 @dataclass(frozen=True, eq=False)
 class DoubtfulVoxels:
-    """The N voxels of a scan whose class depends on the odds.
+    """The N voxels of a scan whose class changes if structures get other factors.
 
-    `truth` (N,) is their true class. `classes[r]` and `logarithms[r]` have the class with rank r
-    and the logarithm of its probability; rank 0 is the most probable class. Voxels are sorted by
-    their number of possible classes, the highest first, so an array of rank r has the first voxels
-    only, those with more than r possible classes. `decided` (K, K) counts all other voxels by true
-    and predicted class.
+    The probability of each structure is multiplied by a factor, its odds. `truth` (N,) is the true
+    class of these voxels. `classes[r]` and `logarithms[r]` have the class with rank r and the
+    logarithm of its probability; rank 0 is the most probable class. Voxels are sorted by their
+    number of possible classes, the highest first, so an array of rank r has the first voxels only,
+    those with more than r possible classes. `decided` (K, K) counts all other voxels by true and
+    predicted class.
     """
 
     truth: NDArray[np.uint8]
@@ -64,7 +65,7 @@ class DoubtfulVoxels:
         fixed: Sequence[int],
         beyond: NDArray[np.int64] | None = None,
     ) -> DoubtfulVoxels:
-        """Find the doubtful voxels of a scan.
+        """Find the voxels of a scan whose class changes if structures get other factors.
 
         `fused` (X, Y, Z, K) are probabilities, `truth` (X, Y, Z) class indices. The classes in
         `fixed` have no factor. `beyond` (K,) counts by true class the voxels outside of these
@@ -127,9 +128,10 @@ class DoubtfulVoxels:
         return cls(truth[order].numpy(), of_rank, logarithms_of_rank, decided)
 
     def joint(self, logarithms_of_odds: NDArray[np.float64]) -> NDArray[np.int64]:
-        """Count all voxels of the scan by true and predicted class, (K, K), for given odds.
+        """Count all voxels of the scan by true and predicted class, (K, K), for given factors.
 
-        `logarithms_of_odds` (K,) are the logarithms of the factors.
+        `logarithms_of_odds` (K,) are the logarithms of the factors on the probabilities of the
+        classes.
         """
         added = logarithms_of_odds.astype(np.float32)
         highest = np.full(len(self.truth), -np.inf, np.float32)
@@ -151,10 +153,10 @@ class DoubtfulVoxels:
     def mean_dice(
         self, logarithms_of_odds: NDArray[np.float64], fixed: Sequence[int]
     ) -> float:
-        """Return the mean Dice over all classes except the `fixed` ones, for given odds.
+        """Return the mean Dice over all classes except the `fixed` ones.
 
         A structure that is neither in the truth nor predicted is left out. `logarithms_of_odds`
-        (K,) are the logarithms of the factors.
+        (K,) are the logarithms of the factors on the probabilities of the classes.
         """
         values = dice(self.joint(logarithms_of_odds))
         values[list(fixed)] = np.nan
@@ -164,7 +166,7 @@ class DoubtfulVoxels:
 def fit_odds(
     scans: Sequence[DoubtfulVoxels], scheme: LabelScheme, fixed: Sequence[int]
 ) -> dict[str, float]:
-    """Return the factors, by name of class, that give the best mean Dice over structures.
+    """Return the factor on each class's probability that gives the best mean Dice, by name.
 
     Both sides of a structure share a factor. The classes in `fixed`, which include background, have
     no factor and are not part of the mean. Factors of 1 are left out of the result.
@@ -200,9 +202,9 @@ def fit_odds(
 
 
 def without_truth(scans: Sequence[DoubtfulVoxels]) -> list[int]:
-    """List the classes that no scan's truth has.
+    """List the classes that are in the true labels of no scan.
 
-    Nothing is known of these classes, so the caller fixes their factors.
+    Nothing is known of these classes, so the caller fits no factor for them.
     """
     true_voxels = sum(scan.true_voxels for scan in scans)
     return np.flatnonzero(true_voxels == 0).tolist()
@@ -228,9 +230,9 @@ def _penalised_dice(
 
 
 def _is_reachable(logarithms: Tensor) -> Tensor:
-    """Return which classes of voxels can become the most probable by some odds, (..., R).
+    """Return which classes of voxels can become the most probable by some factors, (..., R).
 
-    `logarithms` (..., R) are those of the probabilities, the most probable class first. Odds may
+    `logarithms` (..., R) are those of the probabilities, the most probable class first. Factors may
     make the first class ten times less probable, and another class ten times more.
     """
     return logarithms > logarithms[..., :1] - 2 * _FARTHEST

@@ -42,8 +42,8 @@ class Counters:
     `step` counts the steps so far and `seconds` their duration. `bad` is the number of steps that
     were skipped because the loss was not finite, `bad_in_a_row` that of the latest consecutive
     ones. `best` is the best mean Dice of a validation, and `best_step` its step. `validation_due`
-    is True if the present weights still have to be validated. `share` is the completed part of the
-    schedule, from 0 to 1, in a training by time; else None.
+    is True if the present weights still have to be validated. If the training ends after a given
+    time, `share` is the completed part of it, from 0 to 1; else None.
     """
 
     step: int = 0
@@ -61,7 +61,8 @@ class Counters:
 class Position:
     """Position in a stage: the number of steps made and the number of steps in an epoch.
 
-    `share` is the completed part of a training by time, from 0 to 1; None in a training by steps.
+    Some trainings end after a given time instead of a number of steps: `share` is the completed
+    part of that time, from 0 to 1, else None.
     """
 
     step: int
@@ -238,7 +239,7 @@ def has_state(folder: Path) -> bool:
 
 
 def differences(stored: Any, wanted: Any, key: str = "") -> Iterator[str]:
-    """Yield `key: old -> new` for each setting in which two identities differ.
+    """Yield `key: old -> new` for each setting in which two runs differ.
 
     Keys are dotted, and lists have the index as key: `stages.0.batch: 4 -> 8`. `key` is the prefix
     of all keys.
@@ -268,9 +269,9 @@ def check_identity(
 ) -> None:
     """Refuse to resume a run with other settings or data than it began with.
 
-    `stored` is the identity in the state, `wanted` that of the present settings. Stores are
-    compared by the hashes of their contents, so they may have moved. TrainingError names the first
-    setting that differs, and the number of other differences.
+    `stored` has the settings and the data's hash in the saved state, `wanted` the present ones.
+    Stores are compared by the hashes of their contents, so they may have moved. TrainingError names
+    the first setting that differs, and the number of other differences.
     """
     # Settings are stored as JSON, which turns tuples into lists and paths into text.
     as_stored = json.loads(json.dumps(wanted))

@@ -1,8 +1,8 @@
-"""Measures that show wrong labels of subjects, computed with a trained network.
+"""Search for subjects whose labels are probably wrong, by comparison with a trained network.
 
 `look` runs the network on slices of a view, `summarise` combines the views of a subject, and `rank`
-compares the subjects. The measures are the loss, exchanged sides, shifted labels, and the sizes of
-structures.
+compares the subjects. Four kinds of measures show wrong labels: the loss of the network, exchanged
+sides, shifted labels, and the sizes of structures.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _MAD_TO_STD = 1.4826
 
 
 class Look(NamedTuple):
-    """Labels and predictions of slices of one view, and the loss of each slice.
+    """Labels and predictions of the slices of one subject in one view, and the loss of each slice.
 
     `truth` and `predicted` (N, H, W) are class indices. `loss` (N,) is the mean cross entropy over
     the pixels that are labelled or predicted as a structure.
@@ -60,7 +60,7 @@ class Look(NamedTuple):
 
 
 class SubjectSummary(NamedTuple):
-    """Measures of a subject, and its voxels by label and prediction.
+    """Signs of wrong labels of a subject, and its voxels by label and prediction.
 
     `measures` are by name, as in `MEASURES`. `halves` (2, K, K) counts voxels by label and
     prediction in the slices with even and those with odd index: the difference shows how much the
@@ -82,7 +82,7 @@ class SubjectSummary(NamedTuple):
 
 @torch.no_grad()
 def look(network: Network, slices: Tensor, truth: Tensor) -> Look:
-    """Run the network on slices (N, C, H, W) and compare it with their labels (N, H, W).
+    """Run the network on slices (N, C, H, W) and compare its classes with their labels (N, H, W).
 
     Pixels labelled IGNORE do not count; in the result they are background in labels and prediction.
     The loss is over pixels that are labelled or predicted as a structure, because correct
@@ -104,11 +104,11 @@ def look(network: Network, slices: Tensor, truth: Tensor) -> Look:
 
 
 def summarise(views: Sequence[Look], partners: NDArray[np.int64]) -> SubjectSummary:
-    """Combine the looks at a subject in several views.
+    """Compute the measures of a subject that show whether its labels are wrong.
 
-    `partners` (K,) has the class of the same structure on the other side. Slices with too few
-    voxels to judge get a loss of 0. In the search for the worst slice, the loss of small slices is
-    reduced.
+    `views` has labels, predictions and losses of the subject's slices in each view. `partners` (K,)
+    has the class of the same structure on the other side. Slices with too few voxels to judge get a
+    loss of 0. In the search for the worst slice, the loss of small slices is reduced.
     """
     classes = len(partners)
     halves = np.zeros((2, classes, classes), np.int64)
@@ -144,7 +144,8 @@ def summarise(views: Sequence[Look], partners: NDArray[np.int64]) -> SubjectSumm
 def _where_structures_differ(views: Sequence[Look], classes: int) -> NDArray[np.int64]:
     """Return the slice in which label and prediction of each class differ most, (K, 2).
 
-    A row is the index of the view and that of the slice.
+    `views` has labels and predictions of a subject's slices in each view. A row is the index of the
+    view and that of the slice.
     """
     places = []
     differing = []
@@ -173,7 +174,7 @@ def _slice_weights(voxels: NDArray[np.int64]) -> Values:
 
 
 def _median_shift(view: Look, classes: int) -> float:
-    """Return the distance in the plane from predicted to labelled structures, in pixels.
+    """Return how far labels are shifted against the prediction in the slices of a view, in pixels.
 
     It is the length of the median shift over structures.
     """
@@ -210,8 +211,8 @@ def rank(
 ) -> pd.DataFrame:
     """Return a table with a row for each subject, the most suspect first.
 
-    `found` has the summary of each subject, by name. `names` (K,) are the names of the classes, and
-    `partners` (K,) the class of the same structure on the other side.
+    `found` has the measures of each subject, by name. `names` (K,) are the names of the classes,
+    and `partners` (K,) the class of the same structure on the other side.
 
     The columns are `score`, `why`, `structure` and the measures. The score is the largest distance
     from the median of all subjects, in units of the expected spread, and at least 0. If the score
@@ -286,7 +287,7 @@ def _structure_distances(
     """Return how far each subject's structures are from those of the other subjects, (N, K - 1).
 
     The unit is the spread over subjects, or the spread due to the choice of slices if that is
-    larger. 0 for structures that are not judged.
+    larger. 0 for structures with too few voxels to judge.
     """
     whole = np.array(
         [_structure_measures(one.joint, partners, _FEWEST) for one in found]

@@ -117,7 +117,7 @@ def foresee(
     *,
     precision: torch.dtype = torch.float32,
 ) -> float:
-    """Estimate how long `validate` will take, in seconds.
+    """Estimate how long `validate` will take, in seconds, by timing one batch of each scan.
 
     All scans are read or made, but only one batch of each is segmented.
     """
@@ -177,7 +177,7 @@ def validate(
 def _count_pairs(scan: ValidationScan, predicted: Tensor, classes: int) -> Counts:
     """Count voxels by true and predicted class, (K, K).
 
-    Voxels that do not count become background in both, which has no score.
+    Voxels that are not scored become background in both, which has no score.
     """
     truth = scan.labels
     if scan.counted is not None:
