@@ -51,7 +51,3 @@ for task in ("1/2", "2/2"):
 
 run("trinat merge labels")
 pd.read_csv(folder / "labels/summary.tsv", sep="\t")[["case", "status", "grade"]]
-
-# %%
-# A live queue (``--cluster local:2``, ``tcp://...`` or ``slurm``) hands out one scan at a time; it
-# needs the extra ``cluster``. See the guide on many scans.

@@ -7,7 +7,6 @@ import shlex
 import shutil
 import sys
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -15,9 +14,8 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from trinat.pipelines.common.exits import Exit
-from trinat.pipelines.common.extras import require_extra
 from trinat.pipelines.common.option import Option
-from trinat.pipelines.predict.settings import FILES, MACHINE
+from trinat.pipelines.predict.settings import FILES
 from trinat.segmentation.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -131,64 +129,6 @@ class LeftOut:
         if self.exclude is not None:
             return (*EXCLUDED_GRADES, self.exclude)
         return EXCLUDED_GRADES
-
-
-@dataclass(frozen=True)
-class OnCluster:
-    """Options for segmentation on a cluster, in place of processes on this machine."""
-
-    cluster: Annotated[
-        str | None,
-        Option(
-            "Dask cluster: local:2, tcp://host:8786, slurm, pbs, sge or lsf.",
-            panel=MACHINE,
-        ),
-    ] = None
-    cluster_config: Annotated[
-        Path | None,
-        Option(
-            "YAML file with the cluster's jobs, cores, memory and walltime.",
-            panel=MACHINE,
-        ),
-    ] = None
-
-    def apply_to(self, request: PredictRequest) -> PredictRequest:
-        """Return the request with an engine on the cluster; unchanged if no cluster is given.
-
-        Raises ConfigError for options that the cluster determines, and if its packages are missing.
-        """
-        if self.cluster is None:
-            return request
-        from trinat.pipelines.jobs.cluster import is_cluster
-        from trinat.pipelines.predict.engine import DaskEngine
-
-        if not is_cluster(self.cluster):
-            remedy = "give local:2, tcp://host:8786, slurm, pbs, sge or lsf"
-            raise ConfigError(
-                f"--cluster {self.cluster}: unknown cluster", remedy=remedy
-            )
-        if len(request.devices) > 1:
-            devices = ",".join(request.devices)
-            what = f"--device {devices} with --cluster: each worker uses one device"
-            remedy = "give one, as cuda, and start a worker for each GPU"
-            raise ConfigError(what, remedy=remedy)
-        workers = request.workers
-        if workers > 1:
-            what = f"--workers {workers} with --cluster: the cluster sets the number of workers"
-            remedy = f"remove it, or give --cluster local:{workers}"
-            raise ConfigError(what, remedy=remedy)
-        if request.timeout_s is not None:
-            what = "--timeout with --cluster: a scan on another machine cannot be stopped from here"
-            remedy = "remove it; the walltime in --cluster-config ends a job that hangs"
-            raise ConfigError(what, remedy=remedy)
-        require_extra("cluster", "distributed", what="--cluster needs more packages")
-        make_engine = partial(
-            DaskEngine,
-            where=self.cluster,
-            config=self.cluster_config,
-            device=request.devices[0],
-        )
-        return replace(request, engine=make_engine)
 
 
 @dataclass(frozen=True)

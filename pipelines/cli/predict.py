@@ -22,7 +22,6 @@ def predict(
     request: PredictRequest,
     scans: options.OfStore,
     left_out: options.LeftOut,
-    cluster: options.OnCluster,
     compared: options.ComparedWith,
     quiet: Annotated[
         bool,
@@ -70,7 +69,7 @@ def predict(
         excluded=left_out.grades(),
     )
     request = compared.apply_to(request)
-    requests = [cluster.apply_to(request)]
+    requests = [request]
     if scans.store is not None:
         from trinat.pipelines.predict.stored_scans import StoredScans
 

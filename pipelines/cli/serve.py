@@ -49,7 +49,6 @@ def serve_(
             ),
         ),
     ],
-    cluster: options.OnCluster,
     compared: options.ComparedWith,
     settings: ServiceSettings,
 ) -> int:
@@ -62,7 +61,7 @@ def serve_(
     from trinat.pipelines.view.guard import is_loopback
     from trinat.segmentation.models.zoo import default_model
 
-    request = cluster.apply_to(asked(inputs=(), out=settings.folder))
+    request = asked(inputs=(), out=settings.folder)
     request = replace(request, model=request.model or default_model(request.devices))
     request = compared.apply_to(request)
     # Only trinat's own log is shown: other loggers may quote the content of requests.

@@ -7,14 +7,11 @@ from importlib.util import find_spec
 from trinat.segmentation.errors import ConfigError, extra_remedy
 
 
-def require_extra(extra: str, *packages: str, what: str = "") -> None:
-    """Raise ConfigError, with the command to install them, if packages of an extra are missing.
-
-    `what` is the error's text; by default it names the first missing package.
-    """
+def require_extra(extra: str, *packages: str) -> None:
+    """Raise ConfigError, with the command to install them, if packages of an extra are missing."""
     for package in packages:
         if find_spec(package) is None:
             raise ConfigError(
-                what or f"needs the package {package}",
+                f"needs the package {package}",
                 remedy=extra_remedy(extra),
             )

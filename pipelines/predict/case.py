@@ -216,8 +216,7 @@ class CaseWorker:
                     }
                 for name, further in result.further().items():
                     result.notes += [f"{name}: {reason}" for reason in further.reasons]
-            # Use a unique name: on a cluster, a worker that was given up for dead may still be
-            # writing.
+            # Use a unique name: a worker that was given up for dead may still be writing.
             staging = self.settings.staging / secrets.token_hex(8)
             with stage("write"):
                 model = self._predictor.model.name

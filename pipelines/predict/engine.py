@@ -1,4 +1,4 @@
-"""Engines that process cases: in this process, in worker processes, or on a cluster.
+"""Engines that process cases: in this process or in worker processes.
 
 Imports no torch: a worker process reads its first scan while torch is being imported.
 """
@@ -11,14 +11,12 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
-from functools import lru_cache, partial
+from functools import partial
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from trinat.pipelines.jobs.pool import POLL_S, READY, WAITING, Done, Pool, ignore_stage
-from trinat.pipelines.jobs.process import cpu_count, prepare_process
+from trinat.pipelines.jobs.process import prepare_process
 from trinat.pipelines.predict.case_in_progress import (
     CaseInProgress,
     ParticipantInProgress,
@@ -31,7 +29,6 @@ from trinat.segmentation.errors import DeviceError, TrinatError, reason_of
 from trinat.segmentation.timing import stage, time_process
 
 if TYPE_CHECKING:
-    from trinat.pipelines.jobs.cluster import Cluster
     from trinat.pipelines.predict.case import CaseWorker
 
 # Cases that a worker process has at once: one being read, one in the networks, one being written.
@@ -318,63 +315,3 @@ def local_engine(
         poll_s=poll_s,
         on_stage=on_stage,
     )
-
-
-class DaskEngine:
-    """Engine that runs each scan as a Dask task of a cluster.
-
-    `where` is local:N, tcp://scheduler:8786, or slurm, pbs, sge, lsf with a `config` file: a YAML
-    file with the number of workers to request (`jobs`) and the arguments of dask-jobqueue's class.
-    """
-
-    def __init__(
-        self,
-        settings: RunSettings,
-        where: str,
-        config: Path | None = None,
-        *,
-        device: str = "auto",
-        task: Callable[[RunSettings, str, Work], Entry] | None = None,
-    ) -> None:
-        # Imported late because it imports asyncio, which worker processes do not need.
-        from trinat.pipelines.jobs.cluster import Cluster, local_workers
-
-        count = local_workers(where)
-        if count and not settings.threads:
-            settings = replace(settings, threads=max(1, cpu_count() // count))
-        self.settings = settings
-        self._cluster: Cluster[Work, Entry] = Cluster(
-            where,
-            config,
-            partial(task or segment, settings, device),
-            failed=lambda case, reason: Entry.failed(case, settings, reason),
-        )
-
-    def run(
-        self, cases: Iterable[Work | None], stop: Callable[[], bool]
-    ) -> Iterator[Entry]:
-        """Process the cases; see `Engine.run`."""
-        yield from self._cluster.run(cases, stop)
-
-
-def segment(settings: RunSettings, device: str, case: Work) -> Entry:
-    """Segment one case on a worker of a cluster, with the model that the worker has loaded once.
-
-    If a step fails, return a failed entry. `device` is a device of the worker's machine.
-    """
-    from distributed import get_worker
-
-    # Use the number of threads that the worker was started with, since the submitting machine does
-    # not know this machine. Set it for every scan, because a worker may run each scan in another
-    # thread with its own setting.
-    prepare_process(settings.threads or get_worker().state.nthreads)
-    return _worker(settings, device).do(case)
-
-
-# Keep one model only: workers of a long-lived scheduler serve many runs with different models.
-@lru_cache(maxsize=1)
-def _worker(settings: RunSettings, device: str) -> CaseWorker:
-    """Return the case worker of this process, whose model stays loaded between cases."""
-    from trinat.pipelines.predict.case import CaseWorker
-
-    return CaseWorker(settings, device)

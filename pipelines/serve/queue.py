@@ -25,7 +25,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from trinat.pipelines.predict.engine import Engine, local_engine
+from trinat.pipelines.predict.engine import local_engine
 from trinat.pipelines.predict.settings import CaseNames, PredictRequest
 from trinat.pipelines.predict.tables import write_parcels, write_volumes
 from trinat.pipelines.serve.settings import (
@@ -502,37 +502,27 @@ class _StoppedError(Exception):
 class EngineThread(threading.Thread):
     """Thread that passes scans from the queue to the engine, and outcomes back to the queue.
 
-    The engine takes cases from an endless iterator, works on them in processes or on a cluster, and
-    yields a ledger entry for each.
+    The engine takes cases from an endless iterator, works on them in worker processes, and yields
+    a ledger entry for each.
 
     `ready` is True once a model is loaded; `error` is the exception that ended the engine, None
     while it runs.
     """
 
     def __init__(self, queue: Queue, plan: PredictRequest, model: Path) -> None:
-        """Create the thread; `plan` has the settings of the run, `model` is the model's folder.
-
-        If `plan` has an engine of its own, such as a cluster, it is used instead of worker
-        processes on this machine.
-        """
+        """Create the thread; `plan` has the settings of the run, `model` is the model's folder."""
         super().__init__(name="engine", daemon=True)
         self.queue = queue
         self.error: Exception | None = None
-        # True if the engine reports no stages: the plan's own, on a cluster, does not.
-        self._silent = plan.engine is not None
-        self.ready = self._silent
+        self.ready = False
         settings = plan.settings(model, queue.staging)
-        self._engine: Engine
-        if plan.engine:
-            self._engine = plan.engine(settings)
-        else:
-            self._engine = local_engine(
-                settings,
-                plan.worker_devices,
-                timeout_s=plan.limit_s,
-                poll_s=_POLL_S,
-                on_stage=self._on_stage,
-            )
+        self._engine = local_engine(
+            settings,
+            plan.worker_devices,
+            timeout_s=plan.limit_s,
+            poll_s=_POLL_S,
+            on_stage=self._on_stage,
+        )
         self._stopping = threading.Event()
 
     def run(self) -> None:
@@ -585,7 +575,4 @@ class EngineThread(threading.Thread):
             if time.monotonic() - swept > _SWEEP_S:
                 self.queue.sweep()
                 swept = time.monotonic()
-            case = self.queue.next()
-            if case and self._silent:
-                self.queue.enter(case.id, "networks")
-            yield case
+            yield self.queue.next()

@@ -10,24 +10,6 @@ from multiprocessing.connection import Connection
 from trinat.pipelines.predict.engine import do_cases
 from trinat.pipelines.predict.settings import RunSettings
 from trinat.pipelines.study.cases import Case
-from trinat.pipelines.study.entry import Entry
-
-IN_HAND = "in-hand"  # the file by which a worker reports that it has begun
-
-
-def segment_poison(settings: RunSettings, device: str, case: Case) -> Entry:
-    """Segment a scan as a cluster worker does, or die if its name says so."""
-    from trinat.pipelines.predict.engine import segment
-
-    if case.stem.startswith("kills"):
-        os.kill(os.getpid(), signal.SIGKILL)
-    return segment(settings, device, case)
-
-
-def segment_without_end(settings: RunSettings, device: str, case: Case) -> Entry:
-    (settings.out / IN_HAND).touch()
-    time.sleep(600)
-    raise AssertionError
 
 
 def serve_without_end(

@@ -1,4 +1,4 @@
-"""A real SLURM of one node: a job array with a task that is requeued, and a live queue.
+"""A real SLURM of one node: a job array with a task that is requeued.
 
 scripts/test-slurm starts SLURM; without it these tests are skipped.
 """
@@ -70,41 +70,3 @@ def test_an_array_with_a_requeued_task_does_every_scan_once(
         for path, digest in entry.outputs.items():
             assert sha256_of(out / path) == digest
     assert not list(out.rglob("*.tmp"))
-
-
-def test_a_cancelled_worker_of_a_live_queue_loses_nothing(
-    scans: Path, tmp_path: Path
-) -> None:
-    config = tmp_path / "cluster.yaml"
-    config.write_text(
-        f"jobs: 2\ncores: 1\nmemory: 900MiB\nwalltime: '00:20:00'\nlog_directory: {tmp_path}\n"
-        "interface: lo\njob_directives_skip: ['--mem']\n"
-    )
-    out = tmp_path / "out"
-    run = subprocess.Popen(
-        [
-            *(
-                "trinat",
-                "predict",
-                str(scans),
-                "--out",
-                str(out),
-                "--model",
-                str(random_model()),
-            ),
-            *(
-                "--cluster",
-                "slurm",
-                "--cluster-config",
-                str(config),
-                "--no-pictures",
-                "--quiet",
-            ),
-        ]
-    )
-    ledger = out / "run.jsonl"
-    wait_for(lambda: ledger.exists() and ledger.stat().st_size > 0)
-    first, *_ = call("squeue", "-h", "-t", "R", "-o", "%A").split()
-    call("scancel", first)
-    assert run.wait(timeout=300) == 0
-    assert len(read_entries([ledger])) == 16
