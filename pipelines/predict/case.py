@@ -75,11 +75,6 @@ class CaseWorker:
             self._parcel_limits = quality.limits_of(self._predictor.parcels_model.info)
         self._has_label_table = False
 
-    def do(self, case: Work) -> Entry:
-        """Run all steps of a case; return a failed entry if a step fails."""
-        finish = self.begin(case)
-        return finish()
-
     def begin(self, case: Work) -> Callable[[], Entry]:
         """Read and segment a case; return a function that does the remaining steps in any thread.
 
