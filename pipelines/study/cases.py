@@ -15,6 +15,30 @@ from pathlib import Path
 from natsort import natsorted
 
 from trinat.pipelines.study.participants import Facts
+from trinat.segmentation.data.identity import Named
+from trinat.segmentation.data.sources.base import safe_component, without_suffix
+
+
+def given_names(shown: str) -> dict[str, str]:
+    """Map the safe names of a scan and its folders, as in paths of outputs, to the given names.
+
+    `shown` is the path of the scan below the root of the inputs. Names that are safe are omitted.
+    """
+    scan = Path(shown)
+    parts = (*scan.parts[:-1], without_suffix(scan))
+    return {
+        safe_component(part): part for part in parts if safe_component(part) != part
+    }
+
+
+def named_as_given(case: str, shown: str) -> Named:
+    """Return the name and the folders of a case as the user gave them, not as in its outputs.
+
+    `case` is the id of the case, and `shown` the path of its scan below the root of the inputs.
+    """
+    given = given_names(shown)
+    *folders, name = [given.get(part, part) for part in case.split("/")]
+    return Named(name, tuple(folders))
 
 
 @dataclass(frozen=True)
@@ -45,6 +69,11 @@ class Case:
     def stem(self) -> str:
         """Last part of the id, with which the names of its outputs begin."""
         return self.id.rpartition("/")[2]
+
+    @property
+    def named(self) -> Named:
+        """Name of the scan and of its folders as the user gave them."""
+        return named_as_given(self.id, self.shown)
 
     @property
     def decides_outputs(self) -> object:

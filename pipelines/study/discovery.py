@@ -416,7 +416,7 @@ def _series_in(
         parts = (*folder.parts, series.name)
         name = "/".join(safe_component(part) for part in parts)
         if not series.reason:
-            yield Case(name, place, name, series=series.files)
+            yield Case(name, place, "/".join(parts), series=series.files)
         elif has_scan and not series.damaged:
             # The series is no scan, but there is a scan beside it. A damaged file may be a part of
             # a scan.

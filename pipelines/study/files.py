@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trinat.pipelines.study.cases import Case, Found, Refusal
+from trinat.pipelines.study.cases import Case, Found, Refusal, given_names
 from trinat.pipelines.study.corrections import (
     corrected_path,
     has_parcels_from_before,
@@ -25,6 +25,7 @@ from trinat.pipelines.study.corrections import (
     structures_beside,
 )
 from trinat.pipelines.study.discovery import is_result, stem_ends, walk
+from trinat.pipelines.study.entry import Entry
 from trinat.pipelines.study.naming import Product
 from trinat.segmentation.data.identity import (
     Identity,
@@ -134,6 +135,7 @@ def find_files(
     suffix: str = Product.LABELS.suffix,
     parcels: bool = False,
     corrected: bool = True,
+    entry_of: Callable[[Path], Entry | None] = lambda path: None,
 ) -> list[ScanFile]:
     """Return the label maps (or with suffix "T1w" the images) under a path, in natural order.
 
@@ -145,6 +147,10 @@ def find_files(
     In a folder, a correction replaces the label map that it corrects and gets its name. Without
     `corrected`, label maps are returned as they were before correction.
 
+    `entry_of` returns the ledger entry of a label map. Such a label map has the names of the scan
+    and its folders as given, not as made safe for the output, and the participant of a joint
+    segmentation.
+
     ConfigError is raised if the path does not exist, EvaluationError if it has no such file.
     """
     if place.is_file():
@@ -152,9 +158,8 @@ def find_files(
             raise EvaluationError(
                 "not a known kind of scan", where=place, remedy=remedy_for_format(place)
             )
-        return _with_participants(
-            [replace(_identify_by_name(place), is_given=True)], place.parent
-        )
+        file = replace(_identify_by_name(place), is_given=True)
+        return _with_participants([file], place.parent, entry_of)
     if not place.is_dir():
         remedy = "check the path; a relative one starts at the current folder"
         raise ConfigError("no such file or folder", where=place, remedy=remedy)
@@ -162,7 +167,7 @@ def find_files(
         _files_below(place, suffix, parcels=parcels), corrected=corrected
     )
     if found:
-        files = _with_unique_names(_with_participants(found, place))
+        files = _with_unique_names(_with_participants(found, place, entry_of))
         return sorted(
             files, key=lambda file: (natural_order(file.name), str(file.path))
         )
@@ -369,16 +374,29 @@ def _with_unique_names(files: Sequence[ScanFile]) -> Iterator[ScanFile]:
         yield replace(file, name=distinct, subject=distinct)
 
 
-def _with_participants(files: Sequence[ScanFile], place: Path) -> list[ScanFile]:
+def _with_participants(
+    files: Iterable[ScanFile],
+    place: Path,
+    entry_of: Callable[[Path], Entry | None],
+) -> list[ScanFile]:
     """Return the files with `participant` and `table_session` set, from their names and folders.
 
     `place` is the folder that was searched. A name without a recognisable participant counts as a
     participant of its own. Files with BIDS names that occur in several folders get the names of
-    their folders.
+    their folders. `entry_of` returns the ledger entry of a label map; see `find_files`.
     """
+    identified = []
     identities = []
+    entries = []
     for file in files:
         folders = file.path.parent.relative_to(place).parts
+        entry = entry_of(file.result)
+        if entry is not None:
+            given = given_names(entry.input)
+            folders = tuple(given.get(folder, folder) for folder in folders)
+            file = _as_given(file, given)
+        entries.append(entry)
+        identified.append(file)
         identity = identity_alone(Named(file.name, folders))
         if file.participant:
             identity = Identity(file.participant, scan=file.table_session)
@@ -387,19 +405,43 @@ def _with_participants(files: Sequence[ScanFile], place: Path) -> list[ScanFile]
             identity = replace(identity, scan=file.scan)
         identities.append(identity)
     named = []
-    for file, identity in zip(files, disambiguate(identities), strict=True):
+    apart = disambiguate(identities)
+    for file, entry, identity in zip(identified, entries, apart, strict=True):
         folders = file.folders
         if file.identity and identity.participant != file.subject:
             folders = identity.site
+        participant = identity.participant
+        session = identity.scan
+        together = None if entry is None else entry.result.longitudinal
+        if together is not None and together.participant != participant:
+            participant = together.participant
+            session = session or file.name
         named.append(
             replace(
-                file,
-                participant=identity.participant,
-                table_session=identity.scan,
-                folders=folders,
+                file, participant=participant, table_session=session, folders=folders
             )
         )
     return named
+
+
+def _as_given(file: ScanFile, given: Mapping[str, str]) -> ScanFile:
+    """Return a label map with the given names of its scan and folders, not those of the output.
+
+    `given` maps safe names to given names.
+    """
+    folders = tuple(given.get(folder, folder) for folder in file.folders)
+    file = replace(file, folders=folders)
+    name = file.name.removesuffix(f"_{Product.LABELS.suffix}")
+    if name not in given:
+        return file
+    scan = _identify_by_name(Path(f"{given[name]}.nii"))
+    return replace(
+        file,
+        name=scan.name,
+        subject=scan.subject,
+        session=scan.session,
+        identity=scan.identity,
+    )
 
 
 def corrected_among(files: Sequence[ScanFile]) -> str:

@@ -16,12 +16,7 @@ from pathlib import Path
 
 from trinat.pipelines.study.cases import Case, Participant
 from trinat.pipelines.study.participants_check import match_participants, report_table
-from trinat.segmentation.data.identity import (
-    Identity,
-    Named,
-    clash_among,
-    identify,
-)
+from trinat.segmentation.data.identity import clash_among, identify
 from trinat.segmentation.errors import ConfigError
 from trinat.segmentation.io.cells import (
     MISSING,
@@ -90,7 +85,7 @@ def participants_of(
         known = _from_bids(cases, bids_root, strict=strict)
     scans: dict[str, list[Case]] = defaultdict(list)
     rows: dict[str, list[_ScanRow]] = defaultdict(list)
-    identities = _identities_of(cases)
+    identities = identify([case.named for case in cases])
     clash = clash_among(
         identity.participant
         for case, identity in zip(cases, identities, strict=True)
@@ -110,14 +105,6 @@ def participants_of(
     return participants
 
 
-def _identities_of(cases: Sequence[Case]) -> list[Identity]:
-    """Return the identity of each case from the names of its scan and folders.
-
-    A case whose name has no participant gets a participant of its own.
-    """
-    return identify([Named.of_path(case.id) for case in cases])
-
-
 def with_facts(
     cases: Sequence[Case],
     table: Path,
@@ -135,8 +122,11 @@ def with_facts(
             where=table,
             remedy="give --participants",
         )
-    named = zip(cases, _identities_of(cases), strict=True)
-    names = [(case.stem, identity.participant) for case, identity in named]
+    named = [case.named for case in cases]
+    names = [
+        (scan.name, identity.participant)
+        for scan, identity in zip(named, identify(named), strict=True)
+    ]
     matched = match_participants(table, names, strict=strict)
     return [
         replace(case, facts=matched.of(*name))

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from trinat.pipelines.jobs.process import cpu_count
 from trinat.pipelines.study.corrections import correction_of
 from trinat.pipelines.study.discovery import absolute, walk
 from trinat.pipelines.study.entry import Entry, digest_of
-from trinat.pipelines.study.files import ScanFile, as_scan, find_files
+from trinat.pipelines.study.files import ScanFile, find_files
 from trinat.pipelines.study.ledger import (
     LEDGERS,
     LedgerContents,
@@ -25,7 +24,6 @@ from trinat.pipelines.study.ledger import (
     with_folds,
 )
 from trinat.pipelines.study.record import ScanResult
-from trinat.segmentation.data.sources.base import safe_component, without_suffix
 from trinat.segmentation.errors import IntegrityError
 from trinat.segmentation.labels import Csf
 
@@ -66,20 +64,20 @@ class Results:
         A file name may differ from the name of its scan, because it was made safe. Scans that were
         segmented together get the participant of that run, whatever their names say.
         """
-        files = []
-        for file in find_files(self.place, parcels=parcels, corrected=corrected):
-            entry = self._entries.get(absolute(file.result))
-            if entry is not None:
-                file = as_in_ledger(file, entry)
-            files.append(file)
-        return files
+        return find_files(
+            self.place, parcels=parcels, corrected=corrected, entry_of=self.entry_of
+        )
+
+    def entry_of(self, result: Path) -> Entry | None:
+        """Return the ledger entry that lists a label map; None if there is none."""
+        return self._entries.get(absolute(result))
 
     def result_of(self, file: ScanFile) -> ScanResult:
         """Return the result of the run that made a label map; empty if no ledger lists the map.
 
         It describes the prediction, even if a rater has corrected the label map since.
         """
-        entry = self._entries.get(absolute(file.result))
+        entry = self.entry_of(file.result)
         return ScanResult() if entry is None else entry.result
 
     @property
@@ -143,20 +141,6 @@ class Results:
             return ""
         correction = correction_of(file.result)
         return correction.why_unfit(scan) if correction else ""
-
-
-def as_in_ledger(file: ScanFile, entry: Entry) -> ScanFile:
-    """Return a label map with the name of its scan and the participant from its ledger entry."""
-    scan = Path(entry.input)
-    if scan.name and safe_component(without_suffix(scan)) == file.name:
-        file = as_scan(file, scan)
-    together = entry.result.longitudinal
-    if together is not None and together.participant != file.participant:
-        table_session = file.table_session or file.name
-        file = replace(
-            file, participant=together.participant, table_session=table_session
-        )
-    return file
 
 
 def _ledgers_of(place: Path) -> Iterator[tuple[Path, LedgerContents]]:

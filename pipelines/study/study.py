@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from trinat.pipelines.study.cases import named_as_given
 from trinat.pipelines.study.corrections import (
     Correction,
     corrected_path,
@@ -44,7 +45,6 @@ from trinat.pipelines.study.ratings import (
     save_rating,
 )
 from trinat.pipelines.study.record import GRADES
-from trinat.pipelines.study.results import as_in_ledger
 from trinat.segmentation.data.identity import Named, identify
 from trinat.segmentation.data.sources.base import natural_order
 from trinat.segmentation.errors import ConfigError, InputError
@@ -84,6 +84,11 @@ class Item:
     entry: Entry
     labels: Path | None
     layers: Mapping[str, Path] = field(default_factory=dict)
+
+    @property
+    def named(self) -> Named:
+        """Name of the scan and of its folders as the user gave them."""
+        return named_as_given(self.name, self.entry.input)
 
     @property
     def shown(self) -> Path | None:
@@ -384,7 +389,7 @@ def _with_participants(items: Sequence[Item]) -> list[Item]:
     The participant is that of the joint segmentation, if the scan was part of one. Otherwise it is
     read from the names of the scan and its folders.
     """
-    identities = identify([Named.of_path(item.name) for item in items])
+    identities = identify([item.named for item in items])
     found = []
     for item, identity in zip(items, identities, strict=True):
         together = item.entry.result.longitudinal
@@ -416,11 +421,11 @@ def _files_of_items(
     label_maps: list[ScanFile] = []
     # Maps the id() of a label map's ScanFile to the name of its item.
     item_of: dict[int, str] = {}
+    entries = {item.labels: item.entry for item in items}
     for item in items:
         if item.labels is None:
             continue
-        (file,) = find_files(item.labels)
-        label_map = as_in_ledger(file, item.entry)
+        (label_map,) = find_files(item.labels, entry_of=entries.get)
         label_maps.append(label_map)
         item_of[id(label_map)] = item.name
     found = {}
