@@ -63,15 +63,15 @@ _PAGE_CHANGES = {
 
 
 def export_site(models: Sequence[Model], out: Path) -> list[Path]:
-    """Write a site, completely or not at all; return its files.
+    """Write a static site that segments scans in the browser; return the paths of its files.
 
-    The page starts with the first model and offers a choice among several. Raises OutputError if
-    `out` is not empty, and ModelError for models with different structures or with steps that the
-    site does not support.
+    If an error occurs, nothing is written. The page starts with the first model and offers a choice
+    among several. Raises OutputError if `out` is not empty, and ModelError for models with
+    different structures or with steps that the site does not support.
     """
     first, *others = models
     for model in models:
-        _require_able(model)
+        _require_supported(model)
     names = [model.name for model in models]
     for model in others:
         if model.scheme.names != first.scheme.names:
@@ -91,8 +91,8 @@ def export_site(models: Sequence[Model], out: Path) -> list[Path]:
     return sorted(path for path in out.rglob("*") if path.is_file())
 
 
-def _require_able(model: Model) -> None:
-    """Raise ModelError for a model with a step that the site does not support."""
+def _require_supported(model: Model) -> None:
+    """Raise ModelError for a model whose inference the site does not support, such as stripping."""
     info = model.info
     missing = {
         "odds of structures beside a prior": bool(
@@ -145,9 +145,10 @@ def _copy_tree(source: Traversable, target: Path) -> None:
 
 
 def write_graphs(model: Model, folder: Path) -> None:
-    """Write settings.json, <view>.onnx of each view and fusion.onnx to a new folder.
+    """Write a model for the site: settings, and an ONNX graph of each view and of their fusion.
 
-    For a model with a prior, template.gz and prior.onnx are written, too. Raises ModelError if ONNX
+    The files settings.json, <view>.onnx and fusion.onnx are written to a new folder. For a model
+    with an anatomical prior, template.gz and prior.onnx are written, too. Raises ModelError if ONNX
     Runtime gives other values than torch.
     """
     folder.mkdir()
@@ -169,9 +170,10 @@ def write_graphs(model: Model, folder: Path) -> None:
 def settings_of(model: Model, fusion: ViewAggregator) -> dict[str, Any]:
     """Return the settings of a model that the site needs besides its graphs, as JSON values.
 
-    `classes` begin with background. `views` are in the order of their fusion. Limits that are never
-    reached are null. `measures` maps each column of tables that is a sum of structures to its
-    parts.
+    `fusion` is the model's aggregator of views. `classes` begin with background. `views` are in the
+    order in which they are added to the fusion. `limits` are those of the quality checks; limits
+    that are never reached are null. `measures` maps each column of tables that is a sum of
+    structures to its parts.
     """
     merged = model.scheme.merged
     classes = [
@@ -210,7 +212,11 @@ def settings_of(model: Model, fusion: ViewAggregator) -> dict[str, Any]:
 
 
 def _settings_of_prior(model: Model) -> dict[str, Any] | None:
-    """Return the geometry of a model's template and the prior's threshold; None without one."""
+    """Return grid and class centres of a model's anatomical template; None without one.
+
+    `certain` is the probability from which on a voxel is not changed by the template. `centroids`
+    are None for classes without a centre.
+    """
     prior, template = model.info.prior, model.template
     if prior is None or template is None:
         return None
@@ -246,7 +252,7 @@ def _settings_of_view(
 
 
 def _export_view(model: Model, view: View, fusion: ViewAggregator, path: Path) -> None:
-    """Export the graph of a view to `path`; its inputs and outputs are those of `ViewGraph`."""
+    """Write a view's network, with its part of the fusion, as an ONNX file to `path`."""
     graph = ViewGraph(model, view, fusion)
     config = model.networks[view].config
     # Sizes are in multiples of the network's downsampling, so that the graph accepts every allowed
@@ -275,7 +281,7 @@ def _export_view(model: Model, view: View, fusion: ViewAggregator, path: Path) -
 
 
 def write_prior(model: Model, prior: Prior, template: Template, folder: Path) -> None:
-    """Write template.gz and prior.onnx.
+    """Write a model's anatomical template, and the graph that applies it: template.gz, prior.onnx.
 
     template.gz has the shares of the template, (X, Y, Z, K), as bytes: 255 stands for 1. prior.onnx
     maps `shares` and `before` to `probabilities`, all of shape (V, K).
@@ -289,9 +295,10 @@ def write_prior(model: Model, prior: Prior, template: Template, folder: Path) ->
 def _export_of_voxels(
     model: Model, graph: nn.Module, path: Path, names: tuple[str, ...]
 ) -> None:
-    """Export a graph that maps values of V voxels, (V, K), to their `probabilities`, (V, K).
+    """Write a graph that works on single voxels as an ONNX file to `path`.
 
-    `names` are the names of its inputs, each (V, K).
+    It maps its inputs, (V, K) each, to `probabilities`, (V, K), for V voxels and K classes. `names`
+    are the names of the inputs.
     """
     generator = torch.Generator().manual_seed(0)
     size = (2 * _SIDE, len(model.scheme))
@@ -321,8 +328,8 @@ def write_onnx(
     """Write a module as an ONNX file that contains its weights.
 
     `inputs` are examples for tracing. `names` and `results` are the names of inputs and outputs,
-    `sizes` the dynamic axes of each input. `facts` become the file's metadata. Raises ConfigError
-    if packages are missing.
+    `sizes` the dynamic axes of each input. `facts` are keys and values for the file's metadata.
+    Raises ConfigError if packages are missing.
     """
     require_extra("export", *_PACKAGES)
     # The exporter logs a lot; the result is checked afterwards.
