@@ -53,11 +53,12 @@ _BYTES_A_VOXEL = 5
 
 @dataclass(frozen=True)
 class Painted:
-    """Changes sent by a tab of the browser.
+    """Changes of a label map that a rater painted in a tab of the browser.
 
-    `content` has the changes as bytes (see above). `builds_on` is the SHA-256 of the label map that
-    they are relative to, `minutes` the time spent on them, and `tab` the id of the tab. `takes` is
-    the id of another tab whose draft these changes include; "" for none.
+    `content` has the indices of the changed voxels and their new structures, as bytes. `builds_on`
+    is the SHA-256 of the label map that they are relative to, `minutes` the time spent on them, and
+    `tab` the id of the tab. `takes` is the id of another tab whose draft these changes include; ""
+    for none.
     """
 
     content: bytes
@@ -68,8 +69,12 @@ class Painted:
 
 
 @dataclass(frozen=True)
-class _DraftFacts:
-    """Header of a draft file, a line of JSON before the changes; `at` is the time of saving."""
+class _DraftHeader:
+    """Header of a draft file, a line of JSON before the changes.
+
+    `scan` and `rater` are names, `builds_on` is the SHA-256 of the label map that the changes are
+    relative to, `minutes` the time spent, and `at` the time of saving.
+    """
 
     scan: str
     rater: str
@@ -78,7 +83,7 @@ class _DraftFacts:
     at: str
 
 
-_DRAFT_FACTS = TypeAdapter(_DraftFacts)
+_DRAFT_HEADER = TypeAdapter(_DraftHeader)
 
 
 class Corrections:
@@ -89,11 +94,11 @@ class Corrections:
         self._voxels = voxels
 
     def facts(self, item: Item) -> dict[str, Any]:
-        """Return the correction of a scan and the rater's drafts, as JSON values for the page.
+        """Return what the page shows of a scan's correction and of the rater's unfinished drafts.
 
-        `correction` is None if there is none; for a label map of another program most values are
-        empty. `drafts` are sorted from newest to oldest. `unreadable` has a message for each file
-        that cannot be used.
+        All values are JSON values. `correction` is None if there is none; for a label map of
+        another program most values are empty. `drafts` are sorted from newest to oldest.
+        `unreadable` has a message for each file that cannot be used.
         """
         drafts: list[dict[str, Any]] = []
         unreadable: list[str] = []
@@ -146,7 +151,10 @@ class Corrections:
         return said
 
     def draft(self, number: int, tab: str) -> bytes:
-        """Return the changes in the draft of a tab; raise InputError if it does not exist."""
+        """Return the changes in a tab's draft, as bytes; raise InputError if it does not exist.
+
+        `number` is that of the scan.
+        """
         item = self._study[number]
         path = self._draft_path(item, tab)
         if not path.is_file():
@@ -154,10 +162,14 @@ class Corrections:
         return self._read_draft(path, item)[1]
 
     def keep(self, number: int, painted: Painted) -> None:
-        """Store changes as the draft of their tab; delete the draft that they include."""
+        """Store the changes of a tab of the browser as its draft, before they are saved.
+
+        `number` is that of the scan. The draft of another tab that these changes include is
+        deleted.
+        """
         item = self._study[number]
         _parse_changes(painted.content)
-        known = _DraftFacts(
+        known = _DraftHeader(
             item.name,
             self._study.corrector,
             painted.builds_on,
@@ -180,8 +192,9 @@ class Corrections:
     def save(self, number: int, painted: Painted) -> None:
         """Write the corrected label map next to the result; delete the drafts that it includes.
 
-        Raises InputError if nothing was changed or the map cannot be corrected here, and
-        OvertakenError if the changes are not based on the latest map.
+        `number` is that of the scan, and `painted` has the changes. Raises InputError if nothing
+        was changed or the map cannot be corrected here, and OvertakenError if the changes are not
+        based on the latest map.
         """
         item = self._study[number]
         if item.labels is None:
@@ -216,9 +229,10 @@ class Corrections:
     ) -> Volume:
         """Return the label map that is shown for a scan, in its own axes, with the changes applied.
 
-        `indices` (n,) and `places` (n,) are from `_parse_changes`, `numbers` from `_numbers`.
-        Raises GeometryError if the map is on another grid than its scan, and InputError if the
-        changes do not fit the map.
+        `indices` (n,) are the changed voxels, for RAS axes with the first axis fastest. `places`
+        (n,) are their new structures, as positions in `numbers`: the label numbers of the study's
+        structures, with 0, background, first. Raises GeometryError if the map is on another grid
+        than its scan, and InputError if the changes do not fit the map.
         """
         item = self._study[number]
         assert item.shown is not None
@@ -269,14 +283,14 @@ class Corrections:
     def _draft_path(self, item: Item, tab: str) -> Path:
         return self._draft_folder(item) / f"{self._draft_prefix(item)}-{tab}.draft"
 
-    def _read_draft(self, path: Path, item: Item) -> tuple[_DraftFacts, bytes]:
+    def _read_draft(self, path: Path, item: Item) -> tuple[_DraftHeader, bytes]:
         """Return header and changes of a draft file.
 
         Raises InputError if it is unreadable, or belongs to another scan or rater.
         """
         head, _, changes = read_bytes(path).partition(b"\n")
         try:
-            known = _DRAFT_FACTS.validate_json(head)
+            known = _DRAFT_HEADER.validate_json(head)
             _parse_changes(changes)
         except (ValidationError, InputError):
             raise InputError(
@@ -300,7 +314,8 @@ class Corrections:
 def _parse_changes(content: bytes) -> tuple[NDArray[np.uint32], NDArray[np.uint8]]:
     """Return the indices (n,) of changed voxels and the positions (n,) of their new structures.
 
-    Raises InputError if `content` does not have a valid length.
+    A position is that in the study's table of structures, from 1; 0 means none. Raises InputError
+    if `content` does not have a valid length.
     """
     count, rest = divmod(len(content), _BYTES_A_VOXEL)
     if rest:

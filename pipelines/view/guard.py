@@ -170,7 +170,7 @@ class Guard:
     def _check(self, scope: Scope) -> None:
         """Raise HTTPException unless a request has an allowed host and origin, and the token.
 
-        Requests with too long a head are refused, too. /healthz needs no token.
+        Requests whose headers are too long are refused, too. /healthz needs no token.
         """
         headers = Headers(scope=scope)
         # uvicorn's own limit only applies to heads that arrive in several pieces.
@@ -231,7 +231,7 @@ class Guard:
 
 
 class _Body:
-    """Body of a request, limited in size (`limit` bytes) and in the time that it may take.
+    """Body of a request: limited to `limit` bytes, and in the time that it may take.
 
     `more` is True until the whole body has been received.
     """

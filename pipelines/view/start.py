@@ -112,10 +112,10 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 class _Protocol(H11Protocol):
-    """HTTP/1.1 protocol with a timeout for request heads and with JSON answers to malformed ones.
+    """HTTP/1.1 protocol with a timeout for request headers and JSON replies to malformed ones.
 
-    The timer runs while a head is expected: from the connection, or the end of the previous
-    request, to the end of the head.
+    The timer runs while headers are expected: from the connection, or the end of the previous
+    request, to the last header.
     """
 
     _slow: Any = None  # timer of a head that has begun
@@ -133,7 +133,7 @@ class _Protocol(H11Protocol):
         super().connection_lost(exc)
 
     def _watch(self) -> None:
-        """Start the timer if a request head is expected; stop it if the head is complete."""
+        """Start the timer if request headers are expected; stop it if they are complete."""
         if self.conn.their_state is not h11.IDLE:
             self._unwatch()
         elif self._slow is None:

@@ -90,7 +90,7 @@ class _Answers:
         return Response(content, media_type=media_type)
 
     def overview(self, _: Request) -> Response:
-        """Return the list of scans and structures."""
+        """Return the list of scans and structures, for the page's list."""
         return JSONResponse(self._study.overview())
 
     def raters(self, _: Request) -> Response:

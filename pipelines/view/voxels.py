@@ -51,7 +51,7 @@ class Voxels:
         self._whole = lru_cache(maxsize=1)(_read_whole)
 
     def forget(self) -> None:
-        """Clear the caches."""
+        """Clear the caches of volumes."""
         self._read_once.cache_clear()
         self._whole.cache_clear()
 
@@ -84,10 +84,9 @@ class Voxels:
         - "scan", "entropy" and "mask" (its outline): a NIfTI file with 8 bits per voxel.
         - "labels", "predicted" (before its correction) and "against" (the label map to compare
           with): one byte per voxel, the first axis fastest. The byte is the position of the voxel's
-          structure in the study's table, from 1; 0 for none. A layer, such as "parcels", is the
-          same for the layer's own table.
-        - "surfaces", and "parcels-surfaces" of a layer: the surfaces of all structures (see
-          `_surfaces`).
+          structure in the study's table, from 1; 0 for none. "parcels", and any other layer, is the
+          same for the layer's own table of structures.
+        - "surfaces", and "parcels-surfaces": the surfaces of all structures (see `_surfaces`).
 
         Voxel data have every `step`-th voxel of each axis. Raises InputError if there is no such
         scan, or if it has no content of this kind.
@@ -104,8 +103,8 @@ class Voxels:
     def _volume(self, number: int, kind: str) -> Volume:
         """Return voxel data of one kind, as uint8 on RAS axes.
 
-        For a kind of surfaces, these are the label map that the surfaces are made of. Data are
-        cached until the label map changes.
+        `kind` is one of `KINDS`. For surfaces, the data are the label map that they are made of.
+        Data are cached until the label map changes.
         """
         # Serialised: the page asks for a scan and its labels at once, and labels need the scan.
         with self._lock:
@@ -161,9 +160,9 @@ class Voxels:
     ) -> NDArray[np.uint8]:
         """Return the position of each voxel's structure in the study's table, from 1; 0 for none.
 
-        With a `layer`, this is the layer's own table. The numbers in `labels` are explained by the
-        label table of `folder`, the folder of the label map; without one they are FreeSurfer's.
-        Structures are matched by name.
+        With a `layer`, such as "parcels", this is the layer's own table. The numbers in `labels`
+        are explained by the label table of `folder`, the folder of the label map; without one they
+        are FreeSurfer's. Structures are matched by name.
         """
         known = self._study.structures
         if layer:
