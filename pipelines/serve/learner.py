@@ -1,4 +1,4 @@
-"""`trinat learn` as a job of the service: trains a model from the corrections in its queue.
+"""`trinat learn` as a job of the service: adapts its model to the corrections in its queue.
 
 The folder `learning` of the queue has the record of the last job, job.json, and the resulting
 model. A job waits for the scans that were accepted before it, and then runs beside later ones, in a
@@ -60,10 +60,10 @@ class _Record(Learning):
 
 
 class Learner:
-    """Learning job of a queue: at most one at a time.
+    """Job that learns a model from the corrections of a queue's scans; at most one at a time.
 
-    `job` is the last job, None if there was none. The job uses the model and the threads of the
-    service.
+    `job` is the state of the last job, None if there was none. The job uses the model and the
+    threads of the service.
     """
 
     def __init__(
@@ -178,10 +178,10 @@ class Learner:
             self._end(job, "failed", reason_of(error, where=False))
 
     def _work(self, job: _Record) -> None:
-        """Learn in a separate process and record its outcome.
+        """Learn in a separate process, and record whether it gave a model or why it failed.
 
-        If the server stops, the process is killed without an outcome; the next start of the server
-        begins it again.
+        If the server stops, the process is killed and nothing is recorded; the next start of the
+        server begins the job again.
         """
         scans = _GivenScans(self._study.folder, rater="", given=self.corrected)
         receiver, sender = multiprocessing.Pipe(duplex=False)
@@ -249,10 +249,10 @@ class _GivenScans(Study):
 
 @dataclass(frozen=True)
 class _Answer:
-    """Message from the learning process: "running" with its current step, or its outcome.
+    """Message from the learning process to the service.
 
-    `said` is the last line of the log. `lines` describe a model that was learnt, `reason` is the
-    reason of a failure.
+    `state` is "running" while it learns, then "done" or "failed". `said` is the last line of the
+    log. `lines` describe a model that was learnt, `reason` is the reason of a failure.
     """
 
     state: State

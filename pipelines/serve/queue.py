@@ -326,8 +326,8 @@ class Queue:
     ) -> Submission:
         """Add an uploaded scan to the queue; from now on it is not lost.
 
-        `scan` is the file scan.ENDING in a folder from `upload`. `outputs` are keys of `OUTPUTS`.
-        Only age and sex of `participant` are stored.
+        `scan` is the file scan.ENDING in a folder from `upload`. `outputs` names the optional
+        results to make, keys of `OUTPUTS`. Only age and sex of `participant` are stored.
         """
         if participant is None:
             participant = Facts()
@@ -350,9 +350,10 @@ class Queue:
         return submission
 
     def next(self) -> Case | None:
-        """Return the next scan for the engine; None if no scan waits or the disk is full.
+        """Return the next waiting scan for the engine, which segments it; None if no scan waits.
 
-        The paths of a case are below the queue's folder and name no participant.
+        It is None, too, if the disk is full. The paths of a case (a scan and where its results go)
+        are below the queue's folder and name no participant.
         """
         if shutil.disk_usage(self.folder).free < MIN_FREE_BYTES:
             return None
@@ -374,10 +375,10 @@ class Queue:
         return None
 
     def enter(self, id: str, stage: str) -> None:
-        """Record that a stage of the work on a scan begins; unknown stages are ignored.
+        """Record that a step of the work on a scan begins: reading, networks or writing.
 
-        `id` is the id of the scan. The first stage also counts as a start, so that a scan that ends
-        the server again and again is given up.
+        `id` is the id of the scan. Other steps are ignored. The first step also counts as a start,
+        so that a scan that ends the server again and again is given up.
         """
         if stage not in _PROGRESS:
             return
@@ -393,7 +394,7 @@ class Queue:
         )
 
     def finish(self, entry: Entry) -> Submission | None:
-        """Record the outcome of a scan, and move its results from `entry.staged` to its folder.
+        """Record whether a scan succeeded, and move its results from `entry.staged` to its folder.
 
         If results cannot be stored, the scan fails. Returns the updated scan. Returns None if it
         was deleted meanwhile, or if the disk has no room for the outcome: then the engine gets the
@@ -435,7 +436,7 @@ class Queue:
             return self.find(id=entry.case)
 
     def _take_results(self, submission: Submission, entry: Entry) -> None:
-        """Add the tables to the staged results of a scan, and move them to the scan's folder."""
+        """Add tables of volumes to the results of a scan, and move all to the scan's folder."""
         staged = Path(entry.staged)
         write_volumes(staged / "volumes.tsv", [entry])
         if entry.result.parcels:
@@ -502,8 +503,8 @@ class _StoppedError(Exception):
 class EngineThread(threading.Thread):
     """Thread that passes scans from the queue to the engine, and outcomes back to the queue.
 
-    The engine takes cases from an endless iterator, works on them in worker processes, and yields
-    a ledger entry for each.
+    The engine segments: it takes cases (a scan and where its results go) from an endless iterator,
+    works on them in worker processes, and yields a ledger entry with the outcome of each.
 
     `ready` is True once a model is loaded; `error` is the exception that ended the engine, None
     while it runs.
@@ -549,7 +550,10 @@ class EngineThread(threading.Thread):
         self.join(_STOP_S)
 
     def _on_stage(self, case: str, stage: str) -> None:
-        """Record that a stage of a case begins; an empty `case` means that a model was loaded."""
+        """Record that a step of the work on a scan begins, such as reading.
+
+        `case` is the id of the scan; "" means that a model was loaded.
+        """
         if case:
             self.queue.enter(case, stage)
         elif not self.ready:
@@ -566,7 +570,7 @@ class EngineThread(threading.Thread):
         return False
 
     def _cases(self) -> Iterator[Case | None]:
-        """Yield the scans of the queue as cases, without end; yield None if no scan waits.
+        """Yield the waiting scans of the queue, without end; yield None if no scan waits.
 
         Expired scans are deleted once a minute.
         """

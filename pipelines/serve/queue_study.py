@@ -1,7 +1,7 @@
-"""The queue as a study, for the page of results.
+"""Scans of the queue as a study: the list of results that the page of `trinat view` shows.
 
-The page is that of `trinat view`. At each request, its study is made from the current queue rather
-than from the ledger of a folder. It accepts corrections, but no ratings.
+At each request, the study is made from the current queue rather than from the ledger of a folder.
+It accepts corrections, but no ratings.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from trinat.segmentation.labels.scheme import LabelScheme
 def study_of(
     queue: Queue, scheme: LabelScheme, parcels: LabelScheme | None = None
 ) -> QueueStudy:
-    """Return the queue as a study; write the label tables of the page into the queue's folder.
+    """Return the queue's scans as the study that the page shows, and write its label tables.
 
-    `scheme` explains the numbers of label maps, `parcels` the numbers of parcel maps; it is None if
-    the service makes no parcel maps.
+    The tables are written to the queue's folder. `scheme` explains the numbers of label maps,
+    `parcels` the numbers of parcel maps; it is None if the service makes no parcel maps.
     """
     write_label_table(queue.folder / PLAIN_LABEL_TABLE, scheme, by_index=False)
     table = queue.folder / PLAIN_PARCEL_TABLE

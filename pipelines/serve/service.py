@@ -93,7 +93,7 @@ router = APIRouter()
 class _ResultFile:
     """A result file that a client may request.
 
-    `product` is the output of the engine; None for a file that the engine does not write, which is
+    `product` is the kind of output of the segmentation; None for a file that is made later, and
     stored under its name for clients. `output` is the key of `OUTPUTS` that the client must have
     given at upload; "" if the file is always made.
     """
@@ -104,7 +104,7 @@ class _ResultFile:
 
 
 def _output_key_of(product: Product) -> str:
-    """Return the key of `OUTPUTS` by which a client requests a product; "" if it is always made."""
+    """Return the word by which a client requests a kind of result; "" if it is always made."""
     words = (word for word, setting in OUTPUTS.items() if setting == product.setting)
     return next(words, "")
 
