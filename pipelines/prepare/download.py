@@ -197,7 +197,7 @@ class _RetryError(Exception):
 
 @dataclass(frozen=True)
 class _Transfer:
-    """Transfer of a file into `part`, the hidden file of an incomplete download.
+    """Download of a file into `part`, a hidden file until it is complete.
 
     `stream` is this file, open for writing. `expected` is the checksum of the whole file, "md5 ..."
     or "sha256 ...", or None if it is unknown.
@@ -223,7 +223,7 @@ class _Transfer:
         return self.stream.seek(0, os.SEEK_END)
 
     def start_over(self) -> int:
-        """Delete the bytes received; return the number of bytes that remain, 0."""
+        """Delete the bytes received so far; return 0, the number of bytes that are left."""
         self.stream.seek(0)
         self.stream.truncate()
         self.validator.unlink(missing_ok=True)

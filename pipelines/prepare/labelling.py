@@ -32,9 +32,9 @@ def label_with_model(
     """Replace the label maps of subjects by those of a model.
 
     `name` is the name or folder of the model. Label maps are written to `out`, as by trinat
-    predict. `cut` has the settings of the store, such as its label scheme. Returns the listing with
-    the new label maps, and the model's entry for the store. A subject without an image or a result
-    becomes an exclusion.
+    predict. `cut` has the settings of the store: label scheme, views and size of the grid. Returns
+    the listing with the new label maps, and the model's entry for the store. A subject without an
+    image or a result becomes an exclusion.
     """
     model = load_model(name)
     if notice := licence_notice(model.folder):
@@ -84,9 +84,9 @@ def add_csf_of_model(
 
     FreeSurfer's labels leave out most of the fluid around the brain. `name` is the name or folder
     of the model; its label maps are written to `out`, as by trinat predict. `cut` has the settings
-    of the store, such as its label scheme. A subject without an image or a result becomes an
-    exclusion. ConfigError if the model does not find all fluid inside the skull, or if the scheme
-    has no CSF.
+    of the store: label scheme, views and size of the grid. A subject without an image or a result
+    becomes an exclusion. ConfigError if the model does not find all fluid inside the skull, or if
+    the scheme has no CSF.
     """
     model = load_model(name)
     if model.info.csf != "intracranial":
@@ -125,9 +125,9 @@ def _predict(
 ) -> list[tuple[Subject, Path | Exclusion]]:
     """Segment all scans of a listing; return each subject with the path of its new label map.
 
-    An exclusion takes the place of the path if the subject has no image or its scan failed. `name`
-    is the model, `out` the folder for its results; results of an earlier call are used again.
-    `remark` is logged for each segmented scan.
+    If the subject has no image or its scan failed, the second value is an exclusion, with the
+    reason, instead of a path. `name` is the model, `out` the folder for its results; results of an
+    earlier call are used again. `remark` is logged for each segmented scan.
     """
     output = OutputSettings(
         picture=False,

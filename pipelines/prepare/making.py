@@ -1,9 +1,9 @@
 """trinat prepare: from a downloaded dataset to a slice store.
 
-A store has a file for each subject, with its image and labels on the working grid, in slices of
-each view. store.json describes the store, participants.tsv the subjects, and ledger.tsv says for
-each subject whether it is done, failed or skipped. The same command makes subjects that are new or
-have changed, and leaves the others alone.
+A store has a file for each subject, with its image and labels on a grid of 1 mm, in axial, coronal
+and sagittal slices. store.json describes the store, participants.tsv the subjects, and ledger.tsv
+says for each subject whether it is done, failed or skipped. The same command makes subjects that
+are new or have changed, and leaves the others alone.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ _OUTPUTS = ("store.json", "subjects", "participants.tsv", "ledger.tsv", "labels"
 class Summary:
     """Numbers of subjects by outcome, and the rows of the ledger.
 
-    `made` subjects were written by this run, `current` ones were up to date before. The four
+    `made` subjects were written by this run, and `current` ones were up to date before it. The four
     numbers add up to the number of rows.
     """
 
@@ -108,11 +108,11 @@ def prepare_store(
     jobs: int = 1,
     finished: Finished = lambda outcome, done, total: None,
 ) -> Summary:
-    """Bring the store at `out` up to date with its source; current subjects stay as they are.
+    """Write the slices of all subjects of a dataset to the store `out`, unless they are up to date.
 
-    `jobs` is the number of processes. `finished` is called with each outcome, the number of
-    subjects done and the total. DatasetError if no subject can be used, or the source cannot be
-    opened; the error of a single subject is in its row of the ledger.
+    `jobs` is the number of processes. `finished` is called with the outcome of each subject, the
+    number of subjects done and the total. DatasetError if no subject can be used, or the source
+    cannot be opened; the error of a single subject is in its row of the ledger.
     """
     scheme = load_scheme(config.labels)
     views = _views(config, scheme)
@@ -122,7 +122,7 @@ def prepare_store(
         if config.participants is not None:
             read_given(config.participants)  # refused before hours of unpacking
         unpack_archives(config.source, config.root)
-        listing = _list_with_facts(config)
+        listing = _list_subjects(config)
         pseudo = None
         csf: Csf = "region"
         if config.label_with is not None:
@@ -186,7 +186,10 @@ def _file_state(path: Path) -> tuple[int, int] | None:
 
 
 def _views(config: PrepareConfig, scheme: LabelScheme) -> tuple[View, ...]:
-    """Return the views to cut, in trinat's order; by default all that the scheme allows."""
+    """Return the views to cut slices in: those of the settings, or all that the scheme allows.
+
+    Sagittal slices do not show sides, so a scheme with a structure on one side only has none.
+    """
     if config.views is None:
         views = list(View)
         if scheme.has_unpartnered_sides:
@@ -197,11 +200,11 @@ def _views(config: PrepareConfig, scheme: LabelScheme) -> tuple[View, ...]:
     return tuple(view for view in View if view.value in config.views)
 
 
-def _list_with_facts(config: PrepareConfig) -> Listing:
-    """List the subjects and exclusions of the source, with facts from participants tables.
+def _list_subjects(config: PrepareConfig) -> Listing:
+    """List the subjects of a dataset, with age, sex and family from participants tables.
 
-    These tables are the dataset's own and the one of the user. Entries that are not understood are
-    logged.
+    The listing also has the entries that cannot be used, with reasons. The tables are the dataset's
+    own and the one of the user. Entries that are not understood are logged.
     """
     fold = None
     if config.fold is not None:
@@ -234,18 +237,18 @@ def _list_with_facts(config: PrepareConfig) -> Listing:
     subjects = listing.subjects
     own = SOURCES[config.source].participants
     if own:
-        subjects = _with_facts(subjects, config.root / own, config)
+        subjects = _with_age_sex_family(subjects, config.root / own, config)
     if config.participants is not None:
-        subjects = _with_facts(subjects, config.participants, config)
+        subjects = _with_age_sex_family(subjects, config.participants, config)
     return replace(listing, subjects=subjects)
 
 
-def _with_facts(
+def _with_age_sex_family(
     found: Sequence[Subject], table: Path, config: PrepareConfig
 ) -> tuple[Subject, ...]:
     """Return the subjects with age, sex and family from a participants table.
 
-    Facts in the table replace those that a subject has already.
+    Values in the table replace those that a subject has already.
     """
     names = [(subject.id, subject.participant) for subject in found]
     is_given = table == config.participants
@@ -278,8 +281,9 @@ def _write_store_tables(
     """Write the tables of the store, and return the numbers of its subjects.
 
     store.json, which opens the store, is written last. `outcomes` has the outcome of each subject
-    by its id. `csf` is the meaning of CSF in the labels. `current` is the number of subjects that
-    were up to date before this run.
+    by its id. `csf` is "region" if CSF in the labels is a small region, as in aseg, and
+    "intracranial" if it is all fluid inside the skull. `listing` has the subjects and the entries
+    that cannot be used. `current` is the number of subjects that were up to date before this run.
     """
     rows = _ledger_rows(listing, outcomes)
     write_ledger(out, rows)

@@ -46,8 +46,9 @@ class SubjectJob:
     """Task of a worker process: the preparation of one subject.
 
     `path` is the subject's file in the store. With `require_checksum`, scans and label maps in
-    formats without a checksum are refused. `pseudo` is the model that made its labels, None if no
-    model did. `known` is the subject's entry in the store before this run, None if there was none.
+    formats without a checksum are refused. `cut` has the settings of the store: classes, views and
+    size of the grid. `pseudo` is the model that made its labels, None if no model did. `known` is
+    the subject's entry in the store before this run, None if there was none.
     """
 
     subject: Subject
@@ -58,7 +59,7 @@ class SubjectJob:
     known: StoredSubject | None
 
     def bring_up_to_date(self) -> StoredSubject:
-        """Prepare the subject unless its file is current; return its entry for store.json.
+        """Write the subject's slices unless its file is current; return its entry for store.json.
 
         A file is current if its sources, settings and content are the same as before.
         """
@@ -94,10 +95,10 @@ class SubjectJob:
         return next((note for note in notes if note.startswith(BADLY_PLACED)), "")
 
     def _current_stamp(self, wanted: str) -> FileStamp | None:
-        """Return the stamp of the subject's file if it is current, else None.
+        """Return hash, size and time of the subject's file if it is up to date, else None.
 
-        It is current if it was made of the inputs and settings with the fingerprint `wanted`, and
-        has not changed since.
+        `wanted` is the hash of the present inputs and settings. The file is up to date if it was
+        made from these and has not changed since.
         """
         if not self.path.exists():
             return None
@@ -119,9 +120,10 @@ class SubjectJob:
 def _original_of(
     path: Path | None, digest: str | None, axes: str | None
 ) -> Original | None:
-    """Return the provenance of an input file; None if there is none.
+    """Return path, hash and axes of an input file, for store.json; None if there is none.
 
-    `digest` is its SHA-256. Its path is made absolute, without following links.
+    `digest` is its SHA-256, and `axes` are its voxel axes if the header lacks them. The path is
+    made absolute, without following links.
     """
     if path is None or digest is None:
         return None
@@ -129,7 +131,7 @@ def _original_of(
 
 
 def make_subject(job: SubjectJob) -> Outcome:
-    """Prepare one subject unless it is current; return the outcome, also after an error.
+    """Write the slices of one subject unless they are up to date; return the outcome or the error.
 
     Only the error of a full disk is raised, because there is no room for other subjects either.
     """

@@ -162,10 +162,11 @@ class _Tar(tarfile.TarFile):
 
 
 class _Unpacked(io.BufferedIOBase):
-    """Stream of the unpacked bytes of an archive, which raises if it is read beyond `end`.
+    """Stream of the unpacked bytes of a tar archive, which raises if it is read beyond `end`.
 
-    `end` is a position in bytes. It moves with the members: to the end of the current content, plus
-    some room for the next header.
+    `end` is a position in bytes, the limit for the next read. It moves with the files in the
+    archive: to the end of the current file, plus some room for the next header. So a hostile
+    archive cannot unpack to endless bytes between its files.
     """
 
     def __init__(self, stream: IO[bytes] | gzip.GzipFile, archive: Path) -> None:
@@ -194,9 +195,11 @@ def _checked_members(
     archive: Path,
     limits: ArchiveLimits,
 ) -> Iterator[tarfile.TarInfo]:
-    """Yield the members of an archive in order; raise DatasetError at the first unsafe one.
+    """Yield the members of a tar archive in order; raise DatasetError at the first unsafe one.
 
-    A member is unsafe if its name or type is, or if the archive exceeds its `limits` with it.
+    A member is unsafe if its name leads out of the folder, if it is no file or folder, or if the
+    archive exceeds its `limits` with it. `stream` has the bytes that `tar` reads; its limit is
+    moved from member to member.
     """
     count = 0
     content_bytes = 0
@@ -248,10 +251,12 @@ def _unsafe_archive(archive: Path, what: str) -> DatasetError:
 
 @contextmanager
 def _open_tar(archive: Path) -> Iterator[tuple[tarfile.TarFile, _Unpacked]]:
-    """Open a tar archive, with or without gzip, as a stream of members.
+    """Open a tar archive, with or without gzip, to read its members one after the other.
 
-    At the end the stream is read completely, so that gzip compares its checksum. IntegrityError for
-    a damaged archive, DatasetError for one that is not safe.
+    Yields the archive, and the stream of unpacked bytes below it, on which the caller sets the
+    position beyond which nothing may be read. At the end the stream is read completely, so that
+    gzip compares its checksum. IntegrityError for a damaged archive, DatasetError for one that is
+    not safe.
     """
     try:
         with ExitStack() as stack:
