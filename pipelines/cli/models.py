@@ -153,7 +153,7 @@ def _short(value: Any) -> str:
 def bundle(
     sources: Annotated[
         list[Path],
-        typer.Argument(help="Run folders of trinat train, or model folders."),
+        typer.Argument(help="Runs, model folders or names of shipped models."),
     ],
     out: ModelOut,
     name: Annotated[

@@ -13,6 +13,7 @@ from trinat.segmentation.models.zoo import (
     MODEL_FILE,
     find_model,
     licence_notice,
+    shipped_models,
 )
 
 if TYPE_CHECKING:
@@ -43,17 +44,22 @@ def check_out(out: Path, overwrite: bool) -> None:
 
 
 def find_source(given: Path) -> Path:
-    """Return the model folder of a training run; return any other folder unchanged.
+    """Return the model folder of a shipped model's name or of a training run.
 
-    Raises ModelError if the path is not a folder.
+    Any other folder is returned unchanged. Raises ModelError if the path is neither.
     """
+    shipped = shipped_models().get(str(given))
+    if shipped is not None:
+        return shipped
     is_model = (given / MODEL_FILE).is_file()
     model_of_run = given / "model"
     if not is_model and (model_of_run / MODEL_FILE).is_file():
         return model_of_run
     if not given.is_dir():
         raise ModelError(
-            "no such folder", where=given, remedy="give runs or model folders"
+            "no such model",
+            where=given,
+            remedy="give runs, model folders or names of shipped models",
         )
     return given
 

@@ -28,6 +28,7 @@ from trinat.segmentation.models.model_info import (
     Training,
 )
 from trinat.segmentation.models.quicknat import QuickNat
+from trinat.segmentation.models.zoo import shipped_models
 from trinat.segmentation.space.views import View
 
 C, A, S = View
@@ -267,6 +268,13 @@ def test_two_sources_for_one_view_are_refused(tmp_path: Path) -> None:
     sources = [model(tmp_path / "one", C, A), model(tmp_path / "two", A)]
     with refusal(ModelError, tmp_path / "two", remedy="--ensemble"):
         bundle(sources, tmp_path / "out")
+
+
+def test_a_shipped_model_is_copied_by_its_name_with_its_parcels(tmp_path: Path) -> None:
+    bundle([Path("fast")], tmp_path / "own")
+    shipped = shipped_models()["fast"]
+    for file in ("coronal.safetensors", "parcels/axial.safetensors"):
+        assert digest(tmp_path / "own" / file) == digest(shipped / file)
 
 
 def test_a_missing_or_broken_source_is_named(three: list[Path], tmp_path: Path) -> None:
