@@ -221,9 +221,7 @@ def export(
         ),
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write to.")],
-    format_: Annotated[
-        str, typer.Option("--format", help="onnx, monai-bundle or web.")
-    ] = "onnx",
+    format_: Annotated[str, typer.Option("--format", help="onnx or web.")] = "onnx",
     int8: Annotated[
         bool,
         typer.Option(
@@ -233,7 +231,7 @@ def export(
         ),
     ] = False,
 ) -> None:
-    """Write a model as ONNX, as a MONAI bundle, or as a page that segments in the browser.
+    """Write a model as ONNX, or as a page that segments in the browser.
 
     Example: trinat export fast --format onnx --out fast-onnx/
     """

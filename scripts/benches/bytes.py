@@ -94,7 +94,6 @@ bundle          trinat bundle known --out bundled --licence MIT
 fit-weights     trinat fit bundled --scans scans --truth truth --only weights
 fit-odds        trinat fit known --scans scans --truth truth --only odds --out fitted
 onnx            trinat export runs/smoke/model --out onnx
-monai           trinat export known --out monai --format monai-bundle
 phantom         trinat phantom phantoms --seed 7 --spacing 3 3 3.5 --orientation LIA --oblique 10
 no-model        trinat predict scans --model nothing --out refused
 no-option       trinat predict scans --out refused --nothing
