@@ -273,11 +273,7 @@ def _write_page(
 
     `facts` are lines about the provenance, by title.
     """
-    from trinat.pipelines.report.evaluation import (
-        drawings,
-        evaluation_page,
-        heat_maps,
-    )
+    from trinat.pipelines.report.evaluation import drawings, evaluation_page
 
     settings = inputs.settings
     folder = settings.out / "figures"
@@ -285,8 +281,6 @@ def _write_page(
     for of_section in plots.values():
         for drawing in of_section:
             drawing.save(folder)
-    for drawing in heat_maps(evaluation):
-        drawing.save(folder)
     lowest, more_notices = lowest_scans(
         settings, inputs.scheme, evaluation.frame, measured, inputs.images
     )

@@ -97,22 +97,6 @@ def drawings(evaluation: Evaluation) -> dict[str, list[Drawing]]:
     }
 
 
-def heat_maps(evaluation: Evaluation) -> list[Drawing]:
-    """Return maps of scans x structures, one for each metric and model.
-
-    They are saved as files next to the page; the page has them as tables.
-    """
-    evaluation = evaluation.without_absent()
-    found = []
-    for metric in PRINTED:
-        maps = [
-            figures.heat_map(evaluation.frame, model, metric)
-            for model in evaluation.models
-        ]
-        found += _with_unique_names(maps)
-    return found
-
-
 def evaluation_page(
     evaluation: Evaluation,
     plots: Mapping[str, Sequence[Drawing]],

@@ -29,7 +29,6 @@ from trinat.pipelines.report.drawing import (
 )
 from trinat.pipelines.report.measurements import (
     by_participant,
-    by_scan,
     models_of,
     structures_of,
     volumes_by_participant,
@@ -42,7 +41,6 @@ from trinat.segmentation.metrics.statistics import bland_altman
 
 # With fewer participants, only dots are drawn: a box would show less.
 _FEWEST_FOR_BOX = 5
-_MOST_SCANS_OF_HEAT_MAP = 100
 _SIGNIFICANT = 0.05
 _FARTHEST_Z = 12.0
 _DASHES = (0, (4, 3))
@@ -217,34 +215,6 @@ def comparison_plot(
         )
     label = f"Difference in {title}, {second} minus {first}, by structure"
     return Drawing(f"comparison-{metric}", figure, label, {gid: names})
-
-
-def heat_map(frame: pd.DataFrame, model: str, metric: str) -> Drawing:
-    """Draw a map of scans x structures for a paper, the worst scans first.
-
-    `frame` is the table of metrics.csv. If there are many scans, only those with the worst mean
-    over all structures are drawn. Undefined values are blank.
-    """
-    definition = METRICS[metric]
-    higher_is_better = definition.better == "higher"
-    table = by_scan(frame, model, metric)
-    table = table.sort_values("group:all", ascending=higher_is_better)
-    table = table.head(_MOST_SCANS_OF_HEAT_MAP)
-    table = table[[name for name in structures_of(frame) if name in table.columns]]
-    if higher_is_better:
-        colors: Any = {"cmap": "viridis", "vmax": 1}
-    else:
-        colors = {"cmap": "viridis_r"}
-    with canvas(9.5, 0.2 * len(table) + 2.2) as (figure, axis):
-        image = axis.imshow(table.to_numpy(float), vmin=0, aspect="auto", **colors)
-        scans = [f"{subject} {session}".strip() for subject, session in table.index]
-        name_cells(axis, [short_name(name) for name in table.columns], scans)
-        label = as_text(f"{definition.title_with_unit}, {brief(model)}")
-        figure.colorbar(image, ax=axis, shrink=0.7, label=label)
-    name = "heat-map" if metric == "dice" else f"heat-map-{metric}"
-    return Drawing(
-        name, figure, f"{definition.title}, {model} of every scan and structure"
-    )
 
 
 def confusion_plot(frame: pd.DataFrame, model: str) -> Drawing:

@@ -110,7 +110,6 @@ def test_figures_are_files_too(report: Path) -> None:
         "boxes-hd95",
         "bland-altman-1",
         "comparison-dice-1",
-        "heat-map-1",
     }
     assert {
         f"{name}{ending}" for name in expected for ending in (".png", ".svg")
