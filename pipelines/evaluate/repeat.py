@@ -114,7 +114,7 @@ class _Task:
 
 @dataclass(frozen=True)
 class _Done:
-    """Outcome for two scans.
+    """Result of comparing two scans.
 
     `rows` are the rows of repeat.csv, and `facts` the columns of pairs.csv that describe the
     registration. `failure` is the reason if the scans could not be compared, else "".
@@ -464,7 +464,9 @@ def _pairs_table(
     """Return the table of all pairs of scans, compared or failed, and of the scans without a pair.
 
     `alone` are the scans without a pair: participant, scan and reason. Columns: participant, first,
-    second (the two scans), status (measured, failed, left out), note, and the facts `_FACTS`.
+    second (the two scans), status (measured, failed, left out), note, and four on their
+    registration: likeness (correlation of the aligned scans), turned_deg, shifted_mm,
+    stretch_percent (difference in size).
     """
     rows: list[dict[str, Any]] = []
     for result in done:

@@ -112,7 +112,10 @@ class Judged:
 
 @dataclass(frozen=True)
 class Learnt:
-    """Outcome of `learn`: messages on what was done, why, and with which Dice; exit status."""
+    """Result of `learn` for the user: messages and exit status.
+
+    `lines` say what was done, why, and the Dice before and after.
+    """
 
     lines: tuple[str, ...]
     exit: Exit
@@ -120,12 +123,12 @@ class Learnt:
 
 @dataclass(frozen=True)
 class _Material:
-    """Corrected scans, segmented with the model that is to be improved.
+    """Corrected scans, segmented with the model that is to be improved: the data for learning.
 
-    `corrected`, `pairs` and `scans` have an entry for each usable scan. `scans` has the voxels
-    whose class depends on the factors that multiply the probabilities of structures. `reader` has
-    read the label maps. `counted` are the classes (indices) that enter mean Dice scores. `failed`
-    is the number of scans that could not be used.
+    `corrected`, `pairs` and `scans` have an entry for each usable scan: its correction, the files
+    of scan and corrected label map, and the voxels whose class depends on the factors that multiply
+    the probabilities of structures. `reader` has read the label maps. `counted` are the classes
+    (indices) that enter mean Dice scores. `failed` is the number of scans that could not be used.
     """
 
     corrected: Sequence[Corrected]
@@ -256,7 +259,9 @@ def _fit_factors(material: _Material, settings: LearnSettings, why: str) -> Lear
     """Fit a factor on the probability of each structure; write the model if its Dice is better.
 
     The factors of the model are fitted to all scans. To decide, each scan is scored with factors
-    that were fitted to other participants. `why` is a message on the choice of method.
+    that were fitted to other participants. `material` has the corrected scans and the model. `why`
+    is a message: that only factors are fitted, and the networks stay as they are. Returns messages
+    for the user and the exit status.
     """
     found = _factors_of(material)
     before = tuple(found.dice[BEFORE])
@@ -271,7 +276,7 @@ def _fit_factors(material: _Material, settings: LearnSettings, why: str) -> Lear
 
 
 def _factors_of(material: _Material) -> FittedFusion:
-    """Fit the factors that multiply the probabilities of structures to all scans."""
+    """Fit factors that multiply the probabilities of structures to all corrected scans."""
     return find_odds(material.model, material.pairs, material.scans, material.counted)
 
 
@@ -350,8 +355,9 @@ def _scores_of_factors(
 ) -> dict[str, list[float]]:
     """Return the mean Dice of each scan in `left_out`, with the old and with new factors.
 
-    The factors multiply the probabilities of structures. Keys are `BEFORE` (old) and `_FACTORS`
-    (new). The new factors are fitted to the other scans, `rest`.
+    The factors multiply the probabilities of structures. Scans are given by the voxels whose class
+    depends on factors. Keys are `BEFORE` (old) and `_FACTORS` (new). The new factors are fitted to
+    the other scans, `rest`.
     """
     model = material.model
     fixed = classes_without_odds(model, material.scans, material.counted)
@@ -372,11 +378,12 @@ def _scores_of_trained(
     left_out: Sequence[Pair],
     settings: LearnSettings,
 ) -> dict[str, list[float]]:
-    """Return the mean Dice of each held-out scan with each trained model.
+    """Return the mean Dice of each held-out scan with each model that was trained.
 
-    `left_out` are the held-out scans with their corrected label maps. Keys are the names of models:
-    "averaged" (missing if only the last layer was trained) and "trained". The Dice is 0 for a scan
-    that hardly agrees with its label map.
+    `material` has the model to improve and the reader of label maps. `left_out` are the held-out
+    scans with their corrected label maps. Keys are "trained", networks after training, and
+    "averaged", networks with the mean of the weights before and after training (missing if only the
+    last layer was trained). The Dice is 0 for a scan that hardly agrees with its label map.
     """
     scheme = material.model.scheme
     fixed = classes_without_odds(material.model, material.scans, material.counted)

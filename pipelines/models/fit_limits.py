@@ -1,7 +1,8 @@
 """Step of `trinat fit`: the limits of the grade, from the agreement between the views.
 
-Phantoms with defects of different strength are segmented. For each structure, the agreement between
-the views, which is known without a truth, is compared with its Dice.
+Synthetic heads (phantoms) are segmented whose scans have noise, blur and other defects of different
+strength. For each structure, the agreement between the views, which is known without a truth, is
+compared with its Dice.
 """
 
 from __future__ import annotations
@@ -115,9 +116,9 @@ def cut(image: Floats, _: np.random.Generator, share: float) -> Floats:
 
 @dataclass(frozen=True)
 class GradedPhantom:
-    """A phantom with a defect.
+    """A synthetic head of known anatomy whose scan is degraded: noise, blur, bias and others.
 
-    `seed` is that of the head. `change` applies the defect with the strength `amount`.
+    `seed` is that of the head. `change` degrades the scan, with the strength `amount`.
     """
 
     name: str
@@ -125,10 +126,10 @@ class GradedPhantom:
     change: Change
     amount: Any
 
-    def read(self) -> tuple[Volume, Volume]:
-        """Return the scan with its defect, in which white matter is about 1, and the true labels.
+    def make(self) -> tuple[Volume, Volume]:
+        """Make the degraded scan, in which white matter is about 1, and its true label map.
 
-        The label map has FreeSurfer's numbers.
+        Both show the part of the head around the thalamus. The label map has FreeSurfer's numbers.
         """
         scan, truth = middle(self.seed)
         rng = np.random.default_rng(self.seed)
@@ -216,7 +217,7 @@ def fit_limits(model: Model, *, device: str) -> tuple[Quality, list[str]]:
     segmenter = Predictor(model, device=device)
     points = []
     for graded in PHANTOMS:
-        scan, truth = graded.read()
+        scan, truth = graded.make()
         points += _measure(segmenter, graded.name, scan, truth)
     limits = find_limits(points)
     lines = [f"{len(points)} structures in {len(PHANTOMS)} phantoms"]

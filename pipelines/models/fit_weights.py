@@ -144,11 +144,12 @@ def _refuse_another_head(
     truth: NDArray[np.uint8],
     where: Path,
 ) -> None:
-    """Raise EvaluationError if the truth does not agree with any view that tells left from right.
+    """Raise EvaluationError if a true label map seems to be of another head than the scan.
 
+    This is so if it hardly agrees with the labels of any view whose network tells left from right.
     `probabilities` has the probabilities of each view, (X, Y, Z, K), with fewer classes for a view
-    that does not tell left from right. `truth` (X, Y, Z) has the classes of the same voxels,
-    and `where` is the path of the truth.
+    that does not tell left from right. `truth` (X, Y, Z) has the classes of the same voxels, and
+    `where` is the path of the truth.
     """
     joints = []
     for view, values in probabilities.items():

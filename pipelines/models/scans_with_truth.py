@@ -80,9 +80,10 @@ class Reader:
 
 
 def pair_scans(scans: Path, truth: Path) -> Pairing:
-    """Pair scans and truths by name; log pairs that the user should check.
+    """Pair scans with the label maps that are their truth, by name; log pairs to be checked.
 
-    In the pairs, the scans take the place of predictions.
+    `scans` and `truth` are folders or files. In each pair of the result, `prediction` is the scan:
+    `Pair` is made for predictions, and there are none yet.
     """
     pairing = pair_files(find_files(truth), find_files(scans, suffix="T1w"))
     for guess in pairing.guesses:

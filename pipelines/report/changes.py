@@ -180,12 +180,12 @@ def retest_of(model: str) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Course:
-    """Volumes of a participant's structure, or values of another measure, in chronological order.
+    """Volumes of one structure, or values of another measure, over the scans of one participant.
 
-    `cases`, `years` and `values` have an item for each scan. `years` are None if times are not
-    known. `structure` is the name of the structure or measure. `retest_percent` is the limit within
-    which the difference between two scans of an unchanged participant lies in 95 of 100 cases; None
-    if it is not known.
+    `cases`, `years` and `values` have an item for each scan, in chronological order. `years` are
+    None if times are not known. `structure` is the name of the structure or measure.
+    `retest_percent` is the limit within which the difference between two scans of an unchanged
+    participant lies in 95 of 100 cases; None if it is not known.
     """
 
     participant: str
@@ -359,11 +359,12 @@ def _notices(
 
 
 def courses_plot(courses: Sequence[Course]) -> Drawing:
-    """Draw small multiples of courses: a panel for each structure, a line for each participant.
+    """Plot volumes over time: a panel for each structure, a line for each participant.
 
-    Lines are coloured by group. Either all courses have times, or none has. The band of a panel
-    contains 95 of 100 scans of an unchanged participant who has as many scans as the participant
-    with the fewest.
+    A course has the values of one structure, or of another measure, in the scans of one
+    participant. Lines are coloured by group. Either all courses have times, or none has. The band
+    of a panel shows noise: in participants in whom nothing changes, 95 of 100 scans are inside. It
+    holds for the smallest number of scans that a participant has.
     """
     groups = natsorted({course.group for course in courses})
     structures = _structures_of(courses)
@@ -408,7 +409,7 @@ def _draw_panel(
     groups: Sequence[str],
     gid: str,
 ) -> list[str]:
-    """Draw the courses of one structure; return a label for each dot.
+    """Draw one structure's volumes over time, a line for each participant; return dots' labels.
 
     `gid` is the id of the dots in the SVG. `groups` are all groups of the figure: the index of a
     group in them decides the colour of its courses.

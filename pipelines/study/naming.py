@@ -22,10 +22,12 @@ _ORDER = (
 
 @dataclass(frozen=True)
 class _Spec:
-    """Arguments for a member of `Product`, whose docstring explains them.
+    """Names and settings of one kind of output file: the arguments for a member of `Product`.
 
-    `seg`, `label` and `desc` are the values of these BIDS entities; "" for none. `plain` defaults
-    to `suffix`.
+    `suffix` and `ending` are those of the file's BIDS name, such as dseg and .nii.gz. `seg`,
+    `label` and `desc` are the values of these BIDS entities; "" for none. `plain` is the suffix of
+    a name that does not follow BIDS; it defaults to `suffix`. The docstring of `Product` explains
+    the others.
     """
 
     suffix: str
@@ -43,7 +45,12 @@ class _Spec:
 
 
 def _tissue(label: str) -> _Spec:
-    """Return the properties of a tissue's probability map; `label` is GM, WM or CSF, as in BIDS."""
+    """Return names and settings of the files with the probability map of a tissue.
+
+    `label` is GM, WM or CSF, as in BIDS. The BIDS name has the suffix probseg, and the entities
+    `seg` (tissues) and `label`; another name ends with GM_probseg. The setting `tissues` requests
+    these files, each with a JSON sidecar.
+    """
     return _Spec(
         "probseg",
         ".nii.gz",
@@ -57,7 +64,10 @@ def _tissue(label: str) -> _Spec:
 
 
 def _for_fmriprep(suffix: str, *, label: str = "", desc: str = "") -> _Spec:
-    """Return the properties of a file that fMRIPrep looks for by this name in its derivatives."""
+    """Return names and settings of a file that fMRIPrep looks for in its derivatives.
+
+    `suffix`, `label` and `desc` are parts of its BIDS name. The setting `fmriprep` requests it.
+    """
     return _Spec(
         suffix,
         ".nii.gz",

@@ -177,7 +177,7 @@ def _sidecar(table: Path) -> dict[str, dict[str, Any]]:
 
 
 class _Reader:
-    """Reader of one table, which collects notes, doubts and problems as messages."""
+    """Reader of one table, which collects messages: notes, doubts and problems."""
 
     def __init__(
         self, path: Path, table: Table, sidecar: Mapping[str, Mapping[str, Any]]
@@ -226,9 +226,9 @@ class _Reader:
         )
 
     def _find_columns(self) -> dict[str, list[_Column]]:
-        """Return the columns to read for each kind of fact, such as "age".
+        """Find the columns with ages, sexes and so on; return them by kind, such as "age".
 
-        A column that looks like one of these but is not read is added to the doubts.
+        A column that looks like one of these but is not read is reported as a warning (`doubts`).
         """
         found = {"participant": self._key_columns()}
         for kind, words in _NAMES.items():
@@ -317,10 +317,11 @@ class _Reader:
     def _report_unread(
         self, found: Mapping[str, Sequence[_Column]], why: Mapping[int, str]
     ) -> None:
-        """Add a doubt for each column that users may expect to be read as a kind of fact.
+        """Warn of each column that looks as if it had ages, sexes and so on, and is not read.
 
-        `found` has the columns that are read, by kind of fact. There are doubts only about kinds
-        without such a column. `why` maps the position of a column to the reason why it is not read.
+        `found` has the columns that are read, by kind, such as "age". There are warnings (`doubts`)
+        only about kinds without such a column. `why` maps the position of a column to the reason
+        why it is not read.
         """
         read = {column.place for columns in found.values() for column in columns}
         for kind, words in _LIKE.items():
@@ -345,10 +346,12 @@ class _Reader:
             )
 
     def _values(self, kind: str, columns: Sequence[_Column]) -> dict[int, Any]:
-        """Parse all columns of a kind of fact; return the value of each row by row number.
+        """Parse the cells of columns of one kind, such as ages; return the values by row number.
 
-        Rows without a value are omitted. Invalid cells become doubts, or problems in the column
-        that names participants. Columns that differ in a row are a problem.
+        `kind` says what the columns hold: "age", "sex", "participant" and so on. Rows without a
+        value are omitted. For an invalid cell a warning is recorded (`doubts`), or, in columns that
+        name participants, a reason to refuse the table (`problems`). Columns with different values
+        in one row are a reason to refuse it, too.
         """
         values: dict[int, Any] = {}
         rows_of: dict[str, list[int]] = defaultdict(list)

@@ -461,11 +461,13 @@ def _train_jobs(
     *,
     apart: bool,
 ) -> str:
-    """Train the jobs that are not finished; return the reason for the end of the last one.
+    """Train the jobs of a run that are not finished; return why the training of the last one ended.
 
-    The reason is "" if all jobs were finished before. If processes work `apart`, this process
-    trains its part of the jobs of each stage. Raises InterruptedRunError if the run is to stop
-    between two jobs.
+    The reason is "" if all jobs were finished before. `why_stop` returns the reason to stop now (a
+    signal, or the time is over), or "". `clock` fits the training into a given time; None trains
+    all steps. `workers` are the processes of the training: together they train one job after the
+    other, or, if `apart`, each trains its part of the jobs of each stage. Raises
+    InterruptedRunError if the run is to stop between two jobs.
     """
     # The process with rank 0 decides which jobs are not finished. Otherwise a job that finishes
     # meanwhile would change the division of the jobs.
