@@ -55,9 +55,10 @@ Finished = Callable[[int, int], object]  # number of subjects done, and total
 
 @dataclass(frozen=True, eq=False)
 class _SampledView:
-    """One view of the model, with the store and the numbers of the slices to examine.
+    """A view, such as coronal, whose slices are examined, with the numbers of these slices.
 
-    `runtime` runs the network of this view. `slices` are the same for each subject.
+    `store` has the slices, `model` the labels to compare with, and `runtime` runs the model's
+    network of this view. `slices` are the same for each subject.
     """
 
     store: Store
@@ -69,8 +70,8 @@ class _SampledView:
     def look(self, subject: str, slices: Sequence[int]) -> tuple[Look, np.ndarray]:
         """Compare labels and predictions in some slices of a subject.
 
-        Returns labels and predictions (`Look`), and the images of the slices, (N, H, W). `slices`
-        are their numbers in this view.
+        Returns labels, predictions and the loss of each slice, and the images of the slices, (N, H,
+        W). `slices` are their numbers in this view.
         """
         network = self.runtime.network
         device = self.runtime.device
@@ -188,10 +189,10 @@ def _sampled_views(
     every: int,
     device: torch.device,
 ) -> list[_SampledView]:
-    """Return the views to examine, each with the numbers of its slices.
+    """Return the views to examine, such as coronal, each with the numbers of its slices.
 
     These are the views that store and model have in common; if some of them distinguish left from
-    right, only those. ConfigError if there is no common view.
+    right, only those. Every `every`-th slice is examined. ConfigError if there is no common view.
     """
     views = [view for view in model.networks if view in store.views]
     if not views:
@@ -292,8 +293,8 @@ def _picture(
 ) -> tuple[str, bytes]:
     """Return a caption and a PNG: image, labels and prediction of one slice of a subject.
 
-    `row` is the subject's row in the table of results; `position` is the place of the slice in
-    `view.slices`.
+    `row` is the subject's row in the table of results, with `why` and `score`. `view` has the
+    slices that were examined; `position` is the place of the slice in `view.slices`.
     """
     number = view.slices[position]
     seen, gray = view.look(subject, [number])

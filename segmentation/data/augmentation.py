@@ -89,9 +89,9 @@ class Augmenter:
     ) -> None:
         """Set up the transforms of slices of one view.
 
-        `scheme` is the scheme of the labels in the slices. For sagittal slices this is the merged
-        scheme, which does not distinguish left from right. Raises ConfigError if slices are flipped
-        and a class has no counterpart on the other side.
+        `scheme` is the scheme of the labels in the slices. For sagittal slices this is a scheme
+        with one class for both sides of a structure. Raises ConfigError if slices are flipped and a
+        class has no counterpart on the other side.
         """
         if config.flip and scheme.has_unpartnered_sides:
             raise ConfigError(
@@ -216,7 +216,7 @@ def _transform(
 ) -> tuple[Tensor, Tensor]:
     """Apply the recipe's TorchIO and MONAI transforms to each slice, on the CPU.
 
-    The results have the dtype and the device of the arguments.
+    `draw` gives the seed of each slice. The results have the dtype and the device of the arguments.
     """
     changed_images = []
     changed_labels = []

@@ -133,7 +133,8 @@ def _add_labels(
     """Add the datasets `labels` and `class_counts` to the HDF5 group of a view.
 
     `labels` are class indices (X, Y, Z), and `per_slice` (N, K) are voxels per slice and class. For
-    the sagittal view both are converted to `merged`, which does not distinguish left from right.
+    the sagittal view both are converted to `merged`, a scheme with one class for both sides of a
+    structure; it is None if there is no sagittal view.
     """
     if view is View.SAGITTAL and merged is not None:
         labels = merged.to_merged.astype(np.uint8)[labels]

@@ -110,7 +110,7 @@ class ViewAggregator:
     def _prepare_division(
         self, scheme: LabelScheme, device: torch.device | str
     ) -> None:
-        """Prepare the matrices that divide merged probabilities between left and right.
+        """Prepare matrices that divide probabilities of both sides together into left and right.
 
         A product with a matrix of ones and zeros is over twice as fast as selecting by index.
         """
@@ -140,10 +140,10 @@ class ViewAggregator:
     ) -> None:
         """Add probabilities of consecutive slices of one view to the volume.
 
-        `probabilities` (N, H, W, K) sum to 1 in each pixel; a sagittal view may have merged
-        classes, fewer than K. They belong to the slices `start`, `start` + 1, ... and, within these
-        slices, to the given `rows` and `columns`. All other pixels of these slices count as certain
-        background.
+        `probabilities` (N, H, W, K) sum to 1 in each pixel; a sagittal view may have one class for
+        both sides of a structure, and so fewer than K. They belong to the slices `start`, `start` +
+        1, ... and, within these slices, to the given `rows` and `columns`. All other pixels of
+        these slices count as certain background.
         """
         if view is not View.SAGITTAL and View.SAGITTAL in self._added:
             raise ValueError(
@@ -170,9 +170,10 @@ class ViewAggregator:
     def weighted(self, view: View, before: Tensor, probabilities: Tensor) -> Tensor:
         """Compute the weighted contribution of a view to the volume, (N, H, W, K) float32.
 
-        `probabilities` (N, H, W, K) are the view's; a sagittal view may have merged classes, fewer
-        than K. `before` (N, H, W, K) is the sum of the views that were added before, at the same
-        voxels. No tensor is changed in place, so that `graphs.py` can export this function.
+        `probabilities` (N, H, W, K) are the view's; a sagittal view may have one class for both
+        sides of a structure, and so fewer than K. `before` (N, H, W, K) is the sum of the views
+        that were added before, at the same voxels. No tensor is changed in place, so that
+        `graphs.py` can export this function.
         """
         weight = self._weights[view]
         if view is View.SAGITTAL and self._is_divided:
@@ -205,9 +206,10 @@ class ViewAggregator:
         return values / sums.clamp_(min=1e-6)
 
     def _divide_between_sides(self, others: Tensor, merged: Tensor) -> Tensor:
-        """Divide merged probabilities (N, H, W, M) between left and right, giving (N, H, W, K).
+        """Divide probabilities without sides, (N, H, W, M), between left and right, (N, H, W, K).
 
-        `others` (N, H, W, K) is the sum of the other views at these voxels.
+        `merged` has one class for both sides of a structure. `others` (N, H, W, K) is the sum of
+        the other views at these voxels; the ratio of the sides is taken from it.
         """
         own = others.float()
         if self.is_geometric:

@@ -90,8 +90,9 @@ def find_ambiguous(
 ) -> AmbiguousVoxels:
     """Find the voxels of a scan whose fused class may depend on the weights of the views.
 
-    `truth` (X, Y, Z) has the true class of each voxel. `probabilities` are (X, Y, Z, K or merged K)
-    for each view; at least one view must have all K classes of `scheme`.
+    `truth` (X, Y, Z) has the true class of each voxel. `probabilities` has those of each view: (X,
+    Y, Z, K) with the K classes of `scheme`, or fewer for a view with one class for both sides of a
+    structure. At least one view must have all K classes.
     """
     classes = len(scheme)
     # A view with fewer classes has merged classes: it does not tell left from right.
@@ -131,9 +132,10 @@ def _find_agreement(
 ) -> tuple[Tensor, Tensor]:
     """Return the class that the first view with sides chooses, and a mask of the voxels that agree.
 
-    `probabilities` are (Y, Z, K or merged K) for each view; `to_merged` (K,) has the merged class
-    of each class. Both results are (Y, Z). The mask is True where all views choose that class, each
-    with a probability of more than 0.75.
+    `probabilities` has those of each view: (Y, Z, K), or fewer classes for a view with one class
+    for both sides of a structure. `to_merged` (K,) has that class for each of the K classes. Both
+    results are (Y, Z). The mask is True where all views choose that class, each with a probability
+    of more than 0.75.
     """
     classes = len(to_merged)
     values = {}

@@ -170,7 +170,7 @@ def free_memory(
 def _left_in_group(place: Path, files: _GroupFiles) -> int | None:
     """Return the bytes that the limit of one group leaves; None if the group has no limit.
 
-    `place` is the folder of the group.
+    `place` is the folder of the group, and `files` has the names of the files in it.
     """
     try:
         most = int((place / files.limit).read_text())

@@ -217,7 +217,7 @@ class LabelScheme:
         return MergedScheme(scheme, _read_only(to_merged))
 
     def _merged_label(self, label: Label, to_merged: NDArray[np.int64]) -> Label:
-        """Return the merged class of a label and its partner, without a side.
+        """Return a class, without a side, for a label and its partner on the other side.
 
         `to_merged` (K,) is the index of the merged class of each class.
         """
@@ -242,7 +242,8 @@ class LabelScheme:
     def seen_in(self, view: View) -> LabelScheme:
         """Return the scheme of the labels in slices of a view.
 
-        Sagittal slices do not show sides, so theirs is the merged scheme.
+        Sagittal slices do not show sides, so theirs has one class for left and right. All other
+        views have this scheme.
         """
         return self.merged.scheme if view is View.SAGITTAL else self
 

@@ -60,9 +60,10 @@ class Made:
     ) -> dict[str, str]:
         """Return the structures of `scheme` that do not count, with the reason for each.
 
-        `scheme` is the measuring scheme. `rejected` maps a structure's name to the raters who
-        rejected it. `truth_csf` is the definition of CSF in the truth, or None if there is no
-        truth: a structure with CSF does not count if truth and model define CSF differently.
+        `scheme` is the scheme in which structures are compared. `rejected` maps a structure's name
+        to the raters who rejected it. `truth_csf` is the definition of CSF in the truth, or None if
+        there is no truth: a structure with CSF does not count if truth and model define CSF
+        differently.
 
         The two schemes may use one name for different structures: CSF of tissue4 includes the
         ventricles. Therefore structures are matched by FreeSurfer number. A structure of `scheme`
@@ -102,9 +103,9 @@ class Made:
     ) -> set[str]:
         """Return the names of rejected structures that are measured in spite of the rejection.
 
-        `rejected` maps structures to reasons, as in `left_out`. A rejection has no effect if the
-        structure is only one part of a structure of `scheme`, or unknown to it. The caller tells
-        the user about these structures.
+        `rejected` maps a structure's name to the raters who rejected it. A rejection has no effect
+        if the structure is only one part of a structure of `scheme`, or unknown to it. The caller
+        tells the user about these structures.
         """
         found = self.left_out(scheme, rejected)
         gone: set[str] = set()
@@ -121,11 +122,12 @@ def made_by(
     named: Collection[str] = (),
     csf: Csf | None = None,
 ) -> Made:
-    """Derive the provenance of a prediction from its files.
+    """Derive which structures a prediction can have from its files and from the user.
 
     `predicted` are the structures whose volumes are in the run ledger; if there are none, the
     prediction may have all structures. `rated` are the structures that raters judged. `scheme` is
-    the measuring scheme; `named` and `csf` are as in `Made`.
+    the scheme in which structures are compared. `named` are the structures that the user declares
+    as not predicted, and `csf` is the model's definition of CSF, None if unknown.
     """
     source = _scheme_of({*predicted, *rated}, scheme)
     not_predicted: tuple[str, ...] = ()

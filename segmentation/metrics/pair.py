@@ -141,11 +141,11 @@ def compare(
 ) -> PairMeasurements:
     """Measure a prediction against the truth, two maps (X, Y, Z) of the scheme's class indices.
 
-    `excluded` maps structures to reasons, as returned by `Made.left_out`. These structures have
-    only a true volume, and are left out of means. Rejected structures become background in the
-    prediction. CSF that is not compared stays in the prediction: where the truth has another
-    structure, it counts as an error of that structure. Raises EvaluationError if the prediction has
-    a structure that is listed as not predicted.
+    `excluded` maps structures that do not count to reasons: not predicted, other CSF, or rejected.
+    These structures have only a true volume, and are left out of means. Rejected structures become
+    background in the prediction. CSF that is not compared stays in the prediction: where the truth
+    has another structure, it counts as an error of that structure. Raises EvaluationError if the
+    prediction has a structure that is listed as not predicted.
     """
     excluded = excluded or {}
     overlap.check_shapes(truth, prediction)

@@ -262,7 +262,7 @@ def corner_codes(mask: NDArray[np.bool_]) -> NDArray[np.uint8]:
 def surfel_areas_mm2(spacing_mm: tuple[float, float, float]) -> NDArray[np.float64]:
     """Return the area of surface at a voxel corner, in mm², for each of the 256 codes, (256,).
 
-    A code says which of the 2 x 2 x 2 voxels around a corner are in the mask (see `corner_codes`).
+    A code has one bit for each of the 2 x 2 x 2 voxels around a corner, 1 if it is in the mask.
     """
     x, y, z = spacing_mm
     face_areas = np.array([y * z, x * z, x * y])  # of the voxel faces across x, y and z

@@ -156,8 +156,9 @@ def save_changed(
 ) -> ModelInfo:
     """Save a copy of a model with another description and, if given, other networks.
 
-    Labels, template and precision are those of `model`. `parcels` and `overwrite` are as in
-    `save_model`.
+    Labels, template and precision are those of `model`. `parcels` is the folder of a model that
+    divides the cortex, None for none. `overwrite` replaces the whole folder; without it a folder
+    that contains anything is refused.
     """
     return save_model(
         folder,

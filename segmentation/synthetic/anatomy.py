@@ -127,7 +127,7 @@ def largest_fraction(
     places: NDArray[np.float32],
     factors: tuple[int, int, int],
 ) -> NDArray[np.uint8]:
-    """Return the class with the largest share of each voxel, (X, Y, Z).
+    """Return the class that fills most of each voxel of a scan, (X, Y, Z), by samples in the voxel.
 
     Each voxel has f, g, h samples along its axes; these numbers are `factors`. `places` (3, X f, Y
     g, Z h) are the positions of the samples, in voxels of the anatomy. Edge values are repeated

@@ -63,7 +63,10 @@ _SEED_OF_REDRAWING = 7
 
 
 class Growth(NamedTuple):
-    """Growth of a structure by 1 mm into its neighbours, all given by FreeSurfer number."""
+    """Change of label maps by which a structure grows by 1 mm into its neighbours.
+
+    `structure` and `neighbours` are FreeSurfer numbers.
+    """
 
     structure: int
     neighbours: tuple[int, ...]
@@ -90,7 +93,8 @@ _TABLES = {
 class HeadMaps:
     """M heads on one grid of RAS axes and 1 mm, with T1 intensities of their tissues.
 
-    Each voxel holds an entry, a number from 0 to E - 1. The tables describe the entries:
+    Each voxel holds the number of its tissue, an entry from 0 to E - 1. The tables describe the
+    entries:
 
     - `labels` (M, X, Y, Z): the entry of each voxel;
     - `numbers` (E,): FreeSurfer number of each entry, or a private number from 500 on; entry 0 has
@@ -236,9 +240,10 @@ def _phantom_numbers(anatomy: Anatomy) -> NDArray[np.int64]:
 def with_variants(maps: HeadMaps, copies: Sequence[Sequence[Variant]]) -> HeadMaps:
     """Return all heads unchanged, followed by changed copies of all heads.
 
-    `copies` has the variants of each copy: `[["thin-cortex"]]` gives M unchanged heads and M with a
-    thin cortex, `[["thin-cortex", "redrawn"]]` applies both changes to one copy. The tables stay
-    the same. Each head of each `redrawn` copy is redrawn differently.
+    A variant is a change of all heads, such as "thin-cortex". `copies` has the variants of each
+    copy: `[["thin-cortex"]]` gives M unchanged heads and M with a thin cortex, `[["thin-cortex",
+    "redrawn"]]` applies both changes to one copy. The tables stay the same. Each head of each
+    `redrawn` copy is redrawn differently.
     """
     rng = np.random.default_rng(_SEED_OF_REDRAWING)
     labels = [maps.labels]
@@ -278,7 +283,7 @@ def _voxels_of(maps: HeadMaps, numbers: Sequence[int]) -> NDArray[np.bool_]:
 
 
 def _read_entries(path: Path, numbers: NDArray[np.int64]) -> NDArray[np.uint8]:
-    """Read a label map with RAS axes; return the entry of each voxel.
+    """Read a label map with RAS axes; return the tissue number, or entry, of each voxel.
 
     `numbers` (E,) are the sorted FreeSurfer numbers, and an entry is an index of these. Raises a
     DatasetError if the map is not on a grid of 1 mm or has other numbers.
@@ -297,9 +302,10 @@ def _read_entries(path: Path, numbers: NDArray[np.int64]) -> NDArray[np.uint8]:
 
 
 def _with_neck(maps: HeadMaps) -> HeadMaps:
-    """Give the fluid below the skull an entry of its own, in heads of RAS axes.
+    """Give the fluid in the neck, below the skull, a number of its own in the maps of heads.
 
-    The skull is assumed to end at the lowest voxel of the cerebellum, near the foramen magnum.
+    The maps have RAS axes. The skull is assumed to end at the lowest voxel of the cerebellum, near
+    the foramen magnum.
     """
     fluid = maps.numbers == _FLUID
     if not fluid.any():

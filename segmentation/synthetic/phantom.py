@@ -243,7 +243,7 @@ def _draw_grid(
     orientation: str,
     oblique_deg: float,
 ) -> _SampledGrid:
-    """Draw the scanner's grid: a random centre, and a rotation about a random diagonal."""
+    """Draw the scanner's voxel grid: a random centre, and a rotation about a random diagonal."""
     world, signs = zip(*world_axes(orientation), strict=True)
     directions = np.zeros((3, 3))
     directions[world, [0, 1, 2]] = signs
@@ -330,7 +330,7 @@ class _HeadShape:
 
 
 def _draw_head(rng: np.random.Generator) -> _HeadShape:
-    """Draw the head shape of a subject."""
+    """Draw how a subject's head differs from the anatomy: pose, size and a smooth warp."""
     size = np.diag(1 / (1 + _draw_normal(rng, SIZE_SD, 3)))
     shear = np.eye(3)
     shear[np.triu_indices(3, 1)] = _draw_normal(rng, SHEAR_SD, 3)
@@ -408,8 +408,9 @@ def _render(
 ) -> tuple[NDArray[np.int16], NDArray[np.uint8]]:
     """Render the scan and the classes of its voxels, (X, Y, Z) each.
 
-    `brightness` (X, Y, Z) is that of the anatomy's voxels. Rendering goes slab by slab along the
-    first axis, to limit memory.
+    `brightness` (X, Y, Z) is that of the anatomy's voxels, `head` maps positions in the scan to
+    positions in the anatomy, and `grid` has the scan's voxels with several samples in each.
+    Rendering goes slab by slab along the first axis, to limit memory.
     """
     points_mm = grid.nodes_mm()
     coil = SmoothField.draw(rng, BIAS_SD, BIAS_KNOTS_MM, FIELD_OF_VIEW_MM)

@@ -59,8 +59,8 @@ Mask = NDArray[np.bool_]
 def redraw(head: Head, numbers: NDArray[np.int64], rng: np.random.Generator) -> None:
     """Vary the structures of a head (X, Y, Z) of RAS axes and 1 mm, in place.
 
-    `head` has the entry of each voxel, and `numbers` (E,) the FreeSurfer numbers of the entries
-    (see `HeadMaps`). Each structure grows by a voxel, shrinks by one, or stays as it is, with equal
+    `head` has a tissue number from 0 to E - 1 in each voxel, and `numbers` (E,) the FreeSurfer
+    number of each. Each structure grows by a voxel, shrinks by one, or stays as it is, with equal
     probability.
     """
     is_moved = _patches(rng, head.shape, _DEEP_PATCH_MM)
@@ -77,7 +77,10 @@ def redraw(head: Head, numbers: NDArray[np.int64], rng: np.random.Generator) -> 
 
 
 def is_outside_brain(numbers: NDArray[np.int64]) -> Mask:
-    """Return which entries (E,) are air, fluid around the brain, or tissue outside of the brain."""
+    """Return which tissues (E,) are air, fluid around the brain, or outside of the brain.
+
+    `numbers` (E,) are their FreeSurfer numbers.
+    """
     is_air_or_fluid = np.isin(numbers, (0, GENERATION_SURROUNDINGS))
     return np.asarray(is_air_or_fluid | (numbers >= GENERATION_FIRST_OUTSIDE))
 
@@ -121,7 +124,7 @@ def _change(
 
 
 def _widened(extent: slice) -> slice:
-    """Add a margin to both sides of an extent."""
+    """Extend a range of voxels by a margin on both sides, but not below 0."""
     return slice(max(0, extent.start - _MARGIN), extent.stop + _MARGIN)
 
 
@@ -150,7 +153,7 @@ def _thicken_cortex(head: Head, numbers: NDArray[np.int64], is_moved: Mask) -> N
 
 
 def _entry_of(numbers: NDArray[np.int64], number: int) -> int | None:
-    """Return the first entry with a FreeSurfer number, or None if there is none."""
+    """Return the first index of a FreeSurfer number in the table `numbers` (E,), or None."""
     entries = np.flatnonzero(numbers == number)
     return int(entries[0]) if len(entries) else None
 

@@ -1,7 +1,8 @@
-"""Random geometry of synthetic slices: planes through heads, and the entries on these planes.
+"""Random geometry of synthetic slices: planes through heads, and the tissues on these planes.
 
 In shapes, B is the number of slices in a batch, C the number of neighbouring planes of a slice, and
-(H, W) its rows and columns. An entry is the number by which head maps describe a tissue.
+(H, W) its rows and columns. Head maps have a number, the entry, in each voxel, which says what
+tissue it is: an index into their tables.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from trinat.segmentation.synthetic.targets import Heads
 class Draw:
     """Random draws for the synthesis, with the head maps and settings that they depend on.
 
-    The numbers come from `generator` and are on the device of the maps. With the same seed, the
-    same sequence of calls gives the same slices.
+    `heads` are the label maps of whole heads, and `config` has the strength of each variation. The
+    numbers come from `generator` and are on the device of the maps. With the same seed, the same
+    sequence of calls gives the same slices.
     """
 
     def __init__(
@@ -86,7 +88,7 @@ class Thickness:
 
 
 def choose_thickness(draw: Draw, view: View, count: int) -> Thickness:
-    """Draw the voxel size of each slice.
+    """Draw the voxel size of each slice; some slices are of scans with thick voxels.
 
     Voxels are 1 mm long along all axes, or, in some slices, thick along one random axis of the
     head.
@@ -127,9 +129,10 @@ def cut_slabs(
 ) -> Tensor:
     """Return positions of slabs through deformed heads, (B, 3, C, H, W), in voxels of the heads.
 
-    `head` (B,) is the index of each slice's head, and `mirrored` (B,) says which heads are
-    mirrored. `size` is (H, W); C = 2 `neighbours` + 1 planes make a slab. The planes are oblique
-    and bent, so that twenty heads give more than their own slices.
+    A slab is a slice and its neighbours. `head` (B,) is the index of each slice's head, and
+    `mirrored` (B,) says which heads are mirrored. `size` is (H, W); C = 2 `neighbours` + 1 planes
+    make a slab. The planes are oblique and bent, so that twenty heads give more than their own
+    slices.
     """
     config = draw.config
     count = len(head)
@@ -161,7 +164,7 @@ def cut_slabs(
 
 
 def look_up(heads: Heads, head: Tensor, places: Tensor) -> Tensor:
-    """Return the entries (B, ...) of the voxels nearest to positions (B, 3, ...).
+    """Return the tissue numbers (B, ...) of the voxels nearest to positions (B, 3, ...).
 
     `head` (B,) is the index of each slice's head. Positions are in voxels. Outside of the maps
     there is air, entry 0.

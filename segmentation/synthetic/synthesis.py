@@ -52,8 +52,9 @@ def synthesise(
     generator: torch.Generator,
     neighbours: int = 1,
 ) -> tuple[Tensor, Tensor]:
-    """Synthesise a batch of slices: images (B, C, H, W) and classes (B, H, W).
+    """Synthesise a batch of slices from label maps: images (B, C, H, W) and classes (B, H, W).
 
+    `heads` are the label maps of whole heads, and `config` has the strength of each variation.
     `count` is B and `size` is (H, W). A slice has C = 2 `neighbours` + 1 planes, 1 mm apart. The
     classes are those of the middle plane; IGNORE marks pixels that are not learnt.
     """
@@ -91,10 +92,10 @@ def _classes_to_learn(
     entries: Tensor,
     mirrored: Tensor,
 ) -> Tensor:
-    """Return the classes to learn, (B, H, W), from entries (B, H, W).
+    """Return the class that a network learns in each pixel, (B, H, W).
 
-    `mirrored` (B,) says in which slices left and right are exchanged. Pixels that are not learnt
-    get IGNORE.
+    `entries` (B, H, W) are tissue numbers, indices into the tables of `heads`. `mirrored` (B,) says
+    in which slices left and right are exchanged. Pixels that are not learnt get IGNORE.
     """
     classes = torch.where(
         mirrored[:, None, None], heads.mirrored_targets[entries], heads.targets[entries]
@@ -137,10 +138,10 @@ def _render(
     removed: Tensor,
     thickness: Thickness,
 ) -> Tensor:
-    """Simulate a scan of the given entries; return images (B, C, H, W).
+    """Simulate a scan of the given tissues; return images (B, C, H, W).
 
-    `entries` has a tensor (B, C, H, W) for each sample within a voxel. Images are 0 in `removed`
-    voxels (B, C, H, W).
+    `entries` has tissue numbers, (B, C, H, W), for each of several samples within a voxel, whose
+    brightness is averaged. Images are 0 in `removed` voxels (B, C, H, W).
     """
     images, white = _paint(draw, entries)
     images = _blur(draw, images, thickness)
@@ -167,11 +168,11 @@ class _ClassBrightness(NamedTuple):
 
 
 def _paint(draw: Draw, entries: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Return images of the entries, (B, C, H, W), and the brightness of white matter, (B,).
+    """Give each tissue a brightness; return images (B, C, H, W) and that of white matter, (B,).
 
-    `entries` has a tensor (B, C, H, W) for each sample within a voxel. In scans of random contrast,
-    the brightest large tissue takes the place of white matter. Its brightness becomes 1 later, when
-    images are scaled as scans are for networks.
+    `entries` has tissue numbers, (B, C, H, W), for each of several samples within a voxel. In scans
+    of random contrast, the brightest large tissue takes the place of white matter. Its brightness
+    becomes 1 later, when images are scaled as scans are for networks.
     """
     heads = draw.heads
     count = len(entries[0])
@@ -198,7 +199,10 @@ def _paint(draw: Draw, entries: list[Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def _draw_class_brightness(draw: Draw, count: int) -> _ClassBrightness:
-    """Draw the brightness of each intensity class: by the priors of T1, and at random."""
+    """Draw the brightness of each intensity class in `count` scans: as in T1, and at random.
+
+    An intensity class has all tissues that look alike, such as left and right cortex.
+    """
     heads = draw.heads
     config = draw.config
     number = heads.means.shape[1]
@@ -213,10 +217,10 @@ def _draw_class_brightness(draw: Draw, count: int) -> _ClassBrightness:
 
 
 def _draw_around(draw: Draw, prior: Tensor, count: int, common: float) -> Tensor:
-    """Draw values (B, I) from a prior (2, I), the mean and standard deviation of each class.
+    """Draw values (B, I) of I intensity classes from their means and standard deviations, (2, I).
 
-    `common` is the correlation of the classes of a scan: the share of their variance that is drawn
-    once for all classes.
+    `count` is B, the number of scans. `common` is the correlation of the classes of a scan: the
+    share of their variance that is drawn once for all classes.
     """
     own = draw.normal(count, prior.shape[1])
     shared = draw.normal(count, 1)
@@ -225,10 +229,11 @@ def _draw_around(draw: Draw, prior: Tensor, count: int, common: float) -> Tensor
 
 
 def _change_contrast(draw: Draw, means: Tensor, white: Tensor) -> Tensor:
-    """Change the contrast of grey to white matter, as described at `contrast` in the settings.
+    """Change the contrast of grey to white matter at random, as between sequences.
 
-    `means` (B, E) is the brightness of the entries, `white` (B,) that of white matter. Tissue
-    brighter than white matter is not changed.
+    A brightness of x times white matter becomes 1 - (1 - x)^p times, with a random p. `means` (B,
+    E) is the brightness of E tissues, `white` (B,) that of white matter. Tissue brighter than white
+    matter is not changed.
     """
     lowest, highest = draw.config.contrast
     # Uniform on a logarithmic scale: half the contrast is as likely as twice.
@@ -245,8 +250,8 @@ def _paint_surroundings(
 ) -> tuple[Tensor, Tensor]:
     """Set the brightness of air and of tissue outside of the brain.
 
-    `means` (B, E) is the brightness of all entries. Return the mean of each entry and its standard
-    deviation over voxels, (B, E) each.
+    `classes` has the brightness of the intensity classes, and `means` (B, E) that of all E tissues.
+    Return the mean of each tissue and its standard deviation over voxels, (B, E) each.
     """
     heads = draw.heads
     config = draw.config
@@ -270,13 +275,14 @@ def _paint_surroundings(
 def _mean_of_entries(values: Tensor, entries: list[Tensor]) -> Tensor:
     """Return the mean of values (B, E) over the samples of each voxel, (B, V).
 
-    `entries` has a tensor (B, V) with the entries of all voxels for each sample.
+    `values` has one for each tissue. `entries` has a tensor for each sample, with the tissue
+    numbers of all V voxels, (B, V).
     """
     return torch.stack([values.gather(1, part) for part in entries]).mean(0)
 
 
 def _make_patchy(draw: Draw, images: Tensor, entries: Tensor) -> Tensor:
-    """Vary the brightness of tissue over a few mm, most strongly outside of the brain."""
+    """Vary the brightness of images over a few mm, most strongly outside of the brain."""
     config = draw.config
     count = len(images)
     size = images.shape[2:]
@@ -317,8 +323,8 @@ def _find_field_of_view(draw: Draw, head: Tensor, points: Tensor) -> Tensor:
 def _find_removed(draw: Draw, head: Tensor, entries: Tensor, points: Tensor) -> Tensor:
     """Return a mask of the voxels that skull stripping or defacing removes, (B, C, H, W).
 
-    `head` (B,) is the index of each slice's head, `points` (B, 3, C, H, W) are the voxels'
-    positions.
+    `head` (B,) is the index of each slice's head, `entries` (B, C, H, W) are the voxels' tissue
+    numbers, and `points` (B, 3, C, H, W) their positions.
     """
     config = draw.config
     count = len(entries)

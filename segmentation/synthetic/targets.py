@@ -38,8 +38,8 @@ _POINTS = 64  # voxels sampled for each class in each head
 class Heads:
     """Head maps on a device, with the classes that a network learns.
 
-    `labels` (M, X, Y, Z) uint8 holds the entry of each voxel, as in `HeadMaps`. These tables
-    describe the entries, (E,):
+    `labels` (M, X, Y, Z) uint8 holds the number of each voxel's tissue, an entry from 0 to E - 1.
+    These tables describe the entries, (E,):
 
     - `classes`: intensity class; the priors of the I intensity classes are `means` and `spreads`
       (2, I);
@@ -104,7 +104,7 @@ def aim(
     *,
     learn_fluid: bool = False,
 ) -> Heads:
-    """Prepare head maps for training: find the class of a scheme that each entry is learnt as.
+    """Prepare head maps for training: find the class of a scheme as which each tissue is learnt.
 
     With `learn_fluid`, everything between brain and skull is learnt as CSF, so that brain and CSF
     together fill the skull; otherwise it is background. Raises a DatasetError for maps without any
@@ -158,9 +158,10 @@ def aim(
 def _targets(
     folded: NDArray[np.int64], scheme: LabelScheme, learn_fluid: bool
 ) -> NDArray[np.uint8]:
-    """Return the class of a scheme that each entry is learnt as, (E,).
+    """Return the class of a scheme as which each of E tissues is learnt, (E,).
 
-    `folded` (E,) are the entries' FreeSurfer numbers, after private numbers were replaced.
+    `folded` (E,) are the tissues' FreeSurfer numbers, after private numbers were replaced. With
+    `learn_fluid`, all fluid inside the skull is CSF.
     """
     class_of = {
         number: label.index for label in scheme.labels for number in label.numbers
@@ -174,9 +175,10 @@ def _targets(
 
 
 def _left_partners(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the entry of the same structure on the left side for each entry, (E,).
+    """Return for each of E tissues the index of the same structure on the left side, (E,).
 
-    Other entries have no such partner and stay themselves. Both sides of a structure look alike.
+    `numbers` (E,) are FreeSurfer numbers. Tissues that are not on the right side keep their own
+    index. Both sides of a structure look alike.
     """
     scheme = load_scheme("quicknat33")
     left_of = {right: left for left, right in _PARTNERS.items()}
@@ -210,7 +212,7 @@ def _survey(
 ) -> _Survey:
     """Sample voxels of each class in `learned` (T,), and locate the head and the brain in its grid.
 
-    `head` (X, Y, Z) has the entries of a head, and `targets` (E,) the class of each entry.
+    `head` (X, Y, Z) has tissue numbers, 0 to E - 1, and `targets` (E,) the class of each.
     """
     classes = targets[head]
     points = _points_of_classes(classes, learned)

@@ -235,7 +235,7 @@ class Trainer:
         )
 
     def _all_gradients(self, statistics: list[Tensor]) -> list[_DoneBatch]:
-        """Compute the gradients of a step, summed over its batches; return these batches.
+        """Compute the gradients of a step, summed over its batches; return slices and loss of each.
 
         `statistics` are copies of the network's buffers, which are restored after an error.
         """
@@ -250,9 +250,9 @@ class Trainer:
             raise
 
     def _average_and_clip(self, parts: Sequence[_DoneBatch]) -> tuple[float, float]:
-        """Average loss and gradients over processes; return the loss and the gradients' norm.
+        """Average loss and gradients over the processes and clip; return loss and gradient norm.
 
-        The norm is computed before clipping.
+        `parts` has the loss of each batch of the step. The norm is computed before clipping.
         """
         parameters = [p for p in self.network.parameters() if p.requires_grad]
         for parameter in parameters:
@@ -292,7 +292,7 @@ class Trainer:
         self._drawn = {number: drawn}
 
     def _backward(self, number: int) -> _DoneBatch:
-        """Draw batch `number`, and add its gradients to those of the step."""
+        """Draw batch `number`, compute its loss, and add its gradients to those of the step."""
         # A batch that was or is being drawn ahead is not announced to the source again.
         is_drawn = number in self._drawn
         for later in range(number + is_drawn, number + AHEAD + 1):

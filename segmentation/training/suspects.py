@@ -257,7 +257,8 @@ def where_to_look(
 ) -> tuple[int, int]:
     """Return the slice that shows why a subject is suspect, as (index of the view, of the slice).
 
-    `why` is from `rank`, `names` (K,) are the names of the classes.
+    `why` is the cause in the table of `rank`: a measure, or a structure that differs. `names` (K,)
+    are the names of the classes.
     """
     for index, name in enumerate(names):
         if why == _DIFFERS.format(name):

@@ -64,9 +64,9 @@ def read_series(
 ) -> tuple[Header, NDArray[Any], str, tuple[str, ...]]:
     """Read header, voxels (column, row, slice), SHA-256 and notes of a scan.
 
-    `place` is a folder or a zip, and `names` are the files in it; without names, see `load`. If the
-    header has no common scaling, the scaling of each slice is applied here. Voxels of padding are
-    set to 0.
+    `place` is a folder or a zip, and `names` are the files in it; without names, those of the only
+    T1-weighted series. If the header has no common scaling, the scaling of each slice is applied
+    here. Voxels of padding are set to 0.
     """
     files, frames, header, digest, notes = load(place, names)
     voxels = np.empty(header.shape, header.dtype, order="F")
