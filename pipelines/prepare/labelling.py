@@ -33,8 +33,8 @@ def label_with_model(
 
     `name` is the name or folder of the model. Label maps are written to `out`, as by trinat
     predict. `cut` has the settings of the store: label scheme, views and size of the grid. Returns
-    the listing with the new label maps, and the model's entry for the store. A subject without an
-    image or a result becomes an exclusion.
+    the subjects with their new label maps, and name and hash of the model for the store. A subject
+    without an image or a result is excluded, with the reason.
     """
     model = load_model(name)
     if notice := licence_notice(model.folder):
@@ -84,9 +84,10 @@ def add_csf_of_model(
 
     FreeSurfer's labels leave out most of the fluid around the brain. `name` is the name or folder
     of the model; its label maps are written to `out`, as by trinat predict. `cut` has the settings
-    of the store: label scheme, views and size of the grid. A subject without an image or a result
-    becomes an exclusion. ConfigError if the model does not find all fluid inside the skull, or if
-    the scheme has no CSF.
+    of the store: label scheme, views and size of the grid. Returns the subjects with these label
+    maps as their source of CSF. A subject without an image or a result is excluded, with the
+    reason. ConfigError if the model does not find all fluid inside the skull, or if the scheme has
+    no CSF.
     """
     model = load_model(name)
     if model.info.csf != "intracranial":
@@ -123,7 +124,7 @@ def _predict(
     cut: Cut,
     remark: str,
 ) -> list[tuple[Subject, Path | Exclusion]]:
-    """Segment all scans of a listing; return each subject with the path of its new label map.
+    """Segment the scans of all subjects; return each subject with the path of its label map.
 
     If the subject has no image or its scan failed, the second value is an exclusion, with the
     reason, instead of a path. `name` is the model, `out` the folder for its results; results of an

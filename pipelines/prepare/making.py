@@ -70,7 +70,7 @@ _OUTPUTS = ("store.json", "subjects", "participants.tsv", "ledger.tsv", "labels"
 
 @dataclass(frozen=True)
 class Summary:
-    """Numbers of subjects by outcome, and the rows of the ledger.
+    """Numbers of subjects by outcome, and the rows of ledger.tsv, which has one for each subject.
 
     `made` subjects were written by this run, and `current` ones were up to date before it. The four
     numbers add up to the number of rows.
@@ -112,7 +112,7 @@ def prepare_store(
 
     `jobs` is the number of processes. `finished` is called with the outcome of each subject, the
     number of subjects done and the total. DatasetError if no subject can be used, or the source
-    cannot be opened; the error of a single subject is in its row of the ledger.
+    cannot be opened; the error of a single subject is in its row of ledger.tsv.
     """
     scheme = load_scheme(config.labels)
     views = _views(config, scheme)
@@ -203,8 +203,8 @@ def _views(config: PrepareConfig, scheme: LabelScheme) -> tuple[View, ...]:
 def _list_subjects(config: PrepareConfig) -> Listing:
     """List the subjects of a dataset, with age, sex and family from participants tables.
 
-    The listing also has the entries that cannot be used, with reasons. The tables are the dataset's
-    own and the one of the user. Entries that are not understood are logged.
+    The result also has the entries of the dataset that cannot be used, with reasons. The tables are
+    the dataset's own and the one of the user. Entries that are not understood are logged.
     """
     fold = None
     if config.fold is not None:
@@ -330,7 +330,10 @@ def _write_store_tables(
 
 
 def _ledger_rows(listing: Listing, outcomes: Mapping[str, Outcome]) -> list[LedgerRow]:
-    """Return a row of the ledger for each subject and exclusion, in natural order."""
+    """Return the rows of ledger.tsv: each subject, with done, failed or skipped and the reason.
+
+    Entries of the dataset that could not be used have a row, too. Rows are in natural order.
+    """
     rows = []
     notes = {subject.note for subject in listing.subjects}
     for subject in listing.subjects:

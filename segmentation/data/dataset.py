@@ -211,7 +211,7 @@ class SliceDataset(Dataset[tuple[Tensor, Tensor]]):
         return self.transform(image, labels)
 
     def place(self, index: int) -> SlabLocation:
-        """Return the location of the item `index`, as `files.read` expects it."""
+        """Return file, view and slice number of the item `index`, as `files.read` expects them."""
         file = int(self.subject_of[index])
         middle = int(self.slice_of[index])
         return SlabLocation(file, self.view, middle, self.thick)

@@ -98,15 +98,16 @@ class Named:
 
 
 def identify(scans: Sequence[Named]) -> list[Identity]:
-    """Return the identity of each scan of a study, in the same order.
+    """Return participant and session of each scan of a study, from names and folders.
 
-    Names are compared across the study, so that equal names at different sites stay apart.
+    The results are in the order of the scans. Names are compared across the study, so that equal
+    names at different sites stay apart.
     """
     return disambiguate([identity_alone(scan) for scan in scans])
 
 
 def identity_alone(scan: Named) -> Identity:
-    """Return the identity that the scan's name and folders tell, regardless of other scans.
+    """Return participant and session of a scan by its name and folders, without other scans.
 
     If they tell nothing, the name of the scan is used as that of the participant.
     """
@@ -117,11 +118,12 @@ def identity_alone(scan: Named) -> Identity:
 
 
 def identity_of(name: str, folders: Sequence[str] = ()) -> Identity | None:
-    """Return the identity in a name without file ending, or None.
+    """Return participant and session from a name without file ending, such as sub-01_ses-2_T1w.
 
-    It is None if no known pattern matches, and the name is not that of a longitudinal FreeSurfer
-    folder. `folders` are the folders around the file, outermost first. They are searched, from the
-    innermost outwards, if the name does not match. To compare several scans, use `identify`.
+    The result is None if no known pattern matches, and the name is not that of a longitudinal
+    FreeSurfer folder. `folders` are the folders around the file, outermost first. They are
+    searched, from the innermost outwards, if the name does not match. To compare several scans, use
+    `identify`.
     """
     # Longitudinal FreeSurfer folders are called SCAN.long.TEMPLATE.
     name, is_long, _ = name.partition(".long.")
@@ -189,7 +191,8 @@ def clash_among(participants: Iterable[str]) -> str:
 def _with_session_of_folder(scan: Identity) -> Identity:
     """Move a folder above the participant that is a session from `site` to `session`.
 
-    An identity that has a session already is returned unchanged.
+    This is for folders such as baseline/07. A scan that has a session already is returned
+    unchanged.
     """
     sessions = [folder for folder in scan.site if _SESSION_FOLDER.fullmatch(folder)]
     if not sessions or scan.session:

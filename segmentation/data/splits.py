@@ -45,7 +45,7 @@ class SubjectMetadata:
 class Split(BaseModel):
     """Subjects of one store, by name, in three parts.
 
-    `store` is the fingerprint of the store that the split was made for.
+    `store` is the hash that identifies the store that the split was made for, `Store.fingerprint`.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -79,8 +79,8 @@ class Split(BaseModel):
     ) -> None:
         """Raise DatasetError if the split belongs to another store or divides a participant.
 
-        `entries` has the metadata of all subjects of the store, and `store` is the store's
-        fingerprint. `where` is the file of the split, for messages.
+        `entries` has the metadata of all subjects of the store, and `store` is the hash that
+        identifies the store. `where` is the file of the split, for messages.
         """
         if self.store != store:
             raise DatasetError(
@@ -164,9 +164,9 @@ def make_split(
 ) -> Split:
     """Split participants into train, validation and test, balanced by age and sex.
 
-    `ratios` are the proportions of the three parts, in that order; `store` is the fingerprint of
-    the store. Raises DatasetError if the ratios cannot be met, or if there are fewer participants
-    than parts.
+    `ratios` are the proportions of the three parts, in that order; `store` is the hash that
+    identifies the store. Raises DatasetError if the ratios cannot be met, or if there are fewer
+    participants than parts.
     """
     if min(ratios) < 0 or ratios[0] <= 0:
         raise DatasetError(
@@ -192,8 +192,8 @@ def make_folds(
 
     In split i, fold i is the test part, fold i + 1 the validation part, and the other folds the
     training part. Without `validate` there is no validation part: all folds but fold i train.
-    `store` is the fingerprint of the store. Raises ConfigError if no fold is left to train, and
-    DatasetError for fewer participants than folds.
+    `store` is the hash that identifies the store. Raises ConfigError if no fold is left to train,
+    and DatasetError for fewer participants than folds.
     """
     fewest = 3 if validate else 2
     if folds < fewest:
@@ -238,7 +238,8 @@ def make_published_split(
     """Apply a dataset's published split: the subjects in `training` train, all others test.
 
     `validation` is the number of training participants (or families) that are moved to the
-    validation part; they are spread over sex and age. `store` is the fingerprint of the store.
+    validation part; they are spread over sex and age. `store` is the hash that identifies the
+    store.
     """
     trainers = [entry for entry in entries if entry.subject in training]
     others = [entry for entry in entries if entry.subject not in training]

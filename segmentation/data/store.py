@@ -84,16 +84,16 @@ class FileStamp(_Strict):
 
     @classmethod
     def of(cls, path: Path) -> FileStamp:
-        """Return the stamp of a file in its present state; this reads the whole file."""
+        """Return hash, size and time of a file in its present state; this reads the whole file."""
         state = path.stat()
         digest = sha256_of(path)
         return cls(sha256=digest, size=state.st_size, mtime_ns=state.st_mtime_ns)
 
     def renewed(self, path: Path) -> FileStamp | None:
-        """Return the stamp of the file as it is now, or None if its content has changed.
+        """Return hash, size and time of the file as it is now, or None if its content has changed.
 
         The file is read only if its size or time differs from this stamp. If only the time differs,
-        the result is a new stamp with the new time. Raises OSError if the file is missing.
+        the result has the old hash and the new time. Raises OSError if the file is missing.
         """
         state = path.stat()
         if (state.st_size, state.st_mtime_ns) == (self.size, self.mtime_ns):
@@ -132,10 +132,10 @@ class Pseudo(_Strict):
 class StoredSubject(_Strict):
     """Entry of a subject in store.json.
 
-    `file` is the stamp of the subject's slice file. `image` and `labels` are the original files;
-    None where there is no such file. `extra` maps numbers of the label map to FreeSurfer numbers;
-    numbers in `ignore` are background. `pseudo` is the model that made the labels; None if no model
-    did.
+    `fingerprint` is the hash of all settings and inputs. `file` has hash, size and time of the
+    subject's slice file. `image` and `labels` are the original files; None where there is no such
+    file. `extra` maps numbers of the label map to FreeSurfer numbers; numbers in `ignore` are
+    background. `pseudo` is the model that made the labels; None if no model did.
     """
 
     fingerprint: str
@@ -186,7 +186,7 @@ class StoreInfo(_Strict):
 
 
 class LedgerRow(_Strict):
-    """Row of ledger.tsv: the outcome of preparing a subject that the source listed.
+    """Row of ledger.tsv: whether a subject of the dataset was prepared, or why not.
 
     `reason` is empty if the subject was prepared without a remark.
     """
@@ -410,7 +410,7 @@ class Store:
 
     @property
     def ledger(self) -> tuple[LedgerRow, ...]:
-        """Rows of ledger.tsv."""
+        """Rows of ledger.tsv: the subjects of the dataset, prepared or not, and the reasons."""
         path = self.root / "ledger.tsv"
         rows = read_rows(path, required=_LEDGER_COLUMNS)
         return tuple(LedgerRow.model_validate(row) for row in rows)
@@ -490,6 +490,6 @@ def _rows_by_subject(path: Path) -> dict[str, dict[str, str]]:
 
 
 def write_ledger(root: Path, rows: Sequence[LedgerRow]) -> None:
-    """Write ledger.tsv in the folder `root`."""
+    """Write ledger.tsv in the folder `root`: subject, status (done, failed, skipped), reason."""
     cells = [(row.subject, row.status, row.reason) for row in rows]
     write_tsv(root / "ledger.tsv", _LEDGER_COLUMNS, cells)

@@ -34,8 +34,9 @@ class AmbiguousVoxels:
     """The voxels of a scan whose fused class may depend on the weights of the views.
 
     `truth` (N,) has the true class of the N ambiguous voxels, and `probabilities` each view's
-    probabilities of them, (N, K or merged K). All other voxels are decided: `decided` (K, K) counts
-    them by true class (rows) and fused class (columns).
+    probabilities of them: (N, K), or fewer classes for a view with one class for both sides of a
+    structure. All other voxels are decided: `decided` (K, K) counts them by true class (rows) and
+    fused class (columns).
 
     A voxel is decided if all views give more than 0.75 to the same class. That class has over half
     of the fused probability with any weights: 0.75 from each view that tells sides apart, and 0.75
@@ -53,10 +54,11 @@ class AmbiguousVoxels:
         weights: Mapping[View, float],
         mean: Mean = "arithmetic",
     ) -> NDArray[np.int64]:
-        """Count all voxels of the scan by true and fused class, with these weights: (K, K).
+        """Count all voxels of the scan by true class and by fused class with these weights: (K, K).
 
-        `mean` is "arithmetic" or "geometric". Decided voxels are included, so that the counts sum
-        to the number of voxels of the scan.
+        `weights` has the weight of each view, and `mean` is "arithmetic" or "geometric". Voxels
+        whose class does not depend on the weights are included, so that the counts sum to the
+        number of voxels of the scan.
         """
         views = tuple(self.probabilities)
         axes = dict.fromkeys(views, _IN_A_ROW)

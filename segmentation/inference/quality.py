@@ -70,7 +70,7 @@ class Grade:
 
 
 def limits_of(model: ModelInfo) -> Limits:
-    """Return the limits by which results of a model are graded.
+    """Return the limits by which results of a model are graded pass, look or reject.
 
     For a model for any contrast, white matter may be darker than cortex, and the surroundings of
     the brain may be as bright as cortex.

@@ -227,7 +227,7 @@ def _cross_product_matrix(vector: NDArray[np.float64]) -> Matrix:
 
 
 def _pyramid_level(volume: Volume, spacing_mm: float) -> Volume:
-    """Resample an image to a RAS grid of this spacing, smooth it and remove its shading."""
+    """Resample an image to a RAS grid of this spacing, smooth it and remove slow shading."""
     low, high = volume.grid.extent_mm(volume.grid.box)
     voxels = np.ceil((high - low) / spacing_mm)
     # A margin of background on all sides, so that voxels that leave the grid are as dark as those
@@ -251,10 +251,10 @@ def _refine(
     spacing_mm: float,
     most_steps: int,
 ) -> Alignment:
-    """Improve an alignment by Gauss-Newton steps in the halfway space of two images.
+    """Improve an alignment by Gauss-Newton steps, in the space halfway between two images.
 
-    `pair` has both images at a level of the pyramid, with voxels of `spacing_mm`. `matrix` is the
-    alignment to start from. There are at most `most_steps` steps.
+    `pair` has both images, resampled to voxels of `spacing_mm`. `matrix` is the alignment to start
+    from. There are at most `most_steps` steps.
     """
     grid = _halfway_grid(pair, matrix, spacing_mm)
     places = _voxel_positions(grid)

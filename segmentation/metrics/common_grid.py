@@ -82,7 +82,7 @@ _FEW_STRUCTURES = 3
 
 @dataclass(frozen=True, eq=False)
 class DrawnSlices:
-    """Labelled slices of a map in which no two labelled slices are neighbours.
+    """Labelled slices of a map that a rater drew on every n-th slice: no two are neighbours.
 
     `places` holds the indices of the labelled slices along `axis` (0 to 2), which has `total`
     slices. `thickness_mm` is the median distance from one labelled slice to the next.
@@ -134,8 +134,9 @@ def labelled_slices(
 ) -> tuple[Indices, Indices, Spacing]:
     """Restrict two maps to the labelled slices of the truth, if it is labelled on single slices.
 
-    Return both maps and their voxel spacing; all are unchanged if the truth is labelled in full.
-    `true` and `predicted` (X, Y, Z) hold class indices.
+    Some raters draw labels on every n-th slice only. Return both maps and their voxel spacing; all
+    are unchanged if the truth is labelled in full. `true` and `predicted` (X, Y, Z) hold class
+    indices.
     """
     drawn = drawn_slices(true, spacing_mm)
     if drawn is None:

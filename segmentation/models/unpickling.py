@@ -115,7 +115,7 @@ def _read_zip(file: BinaryIO, size: int, path: Path) -> Any:
 
 
 class _ZipStorages:
-    """Storages of an archive by their key; each is read only once."""
+    """Storages (arrays of tensors' values) of an archive by key; each is read only once."""
 
     def __init__(self, archive: zipfile.ZipFile, path: Path) -> None:
         self._archive = archive

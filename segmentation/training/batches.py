@@ -323,7 +323,8 @@ class StoreSource(BatchSource):
     ) -> Batch:
         """Return a batch of slices, cropped and augmented, on the device of the generator.
 
-        Slices that were not announced by `expect` are read now. Images are (B, C, H, W).
+        They are the `count` slices of a view from number `first` on. Those that were not announced
+        by `expect` are read now. Images are (B, C, H, W).
         """
         device = generator.device
         if device.type != "cpu":
@@ -358,7 +359,7 @@ class StoreSource(BatchSource):
         return [self.datasets[view].place(item) for item in items]
 
     def _dataset_index(self, view: View, number: int) -> int:
-        """Return the index in the view's dataset of the slice with this number.
+        """Return the index in the view's dataset of the slice that is drawn as number `number`.
 
         The number counts the slices of the view from the start of the stage.
         """

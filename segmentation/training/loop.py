@@ -148,7 +148,7 @@ class Trainer:
 
     @property
     def position(self) -> Position:
-        """Position in the stage, for its schedule."""
+        """Number of steps made in this stage and of steps in an epoch, for the learning rate."""
         return Position(self.counters.step, self.epoch_steps, self.counters.share)
 
     @property
@@ -162,9 +162,10 @@ class Trainer:
         return self.average if self.stage.ema else self.network
 
     def state(self, identity: Mapping[str, Any]) -> State:
-        """Return the state of the stage, which shares its tensors with the trainer.
+        """Return everything from which the training can be resumed: weights, optimiser, counters.
 
-        Write it before the next step, which changes the tensors. `identity` identifies the run.
+        The tensors are shared with the trainer: write the state before the next step, which changes
+        them. `identity` has the settings of the stage and the hash of its data.
         """
         return State(
             counters=copy.copy(self.counters),

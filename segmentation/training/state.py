@@ -112,8 +112,8 @@ class State:
 
     `network` and `average` are the state dicts of the network and of its running average.
     `optimiser` is the optimiser's state (see `optimiser_tensors`), `scaler` that of the gradient
-    scaler in a training in float16. `identity` identifies the run: the settings of its stage and
-    the fingerprint of its data.
+    scaler in a training in float16. `identity` has the settings of the stage and the hash of its
+    data, so that a run is resumed with the same.
     """
 
     counters: Counters

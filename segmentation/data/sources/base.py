@@ -81,7 +81,7 @@ class Exclusion:
 
 @dataclass(frozen=True)
 class Listing:
-    """Subjects and exclusions of a source, in natural order.
+    """Subjects of a dataset in natural order, and its entries that cannot be used, with reasons.
 
     `advice` is a sentence for the user on how to get labels, or "".
     """
@@ -92,7 +92,7 @@ class Listing:
 
     @classmethod
     def of(cls, found: Sequence[Subject | Exclusion], unlabelled: str = "") -> Listing:
-        """Build a listing of the entries `found`, in their order.
+        """Build a listing of the subjects and the unusable entries in `found`, in their order.
 
         `unlabelled` tells the user where to get labels. It becomes the advice if no subject has
         labels.
@@ -140,9 +140,9 @@ def _axes_of_header(path: Path) -> str | None:
 class Source:
     """A dataset: how to find its subjects, and which files of its archives to unpack.
 
-    `find(root, options)` yields a Subject or an Exclusion for each entry of the folder `root`. If
-    it yields nothing, an error with the text `nothing` and the remedy `remedy` is raised. `advice`
-    is shown if no subject has labels.
+    `find(root, options)` yields, for each entry of the folder `root`, a Subject, or an Exclusion
+    that says why it cannot be used. If it yields nothing, an error with the text `nothing` and the
+    remedy `remedy` is raised. `advice` is shown if no subject has labels.
 
     `wanted_member(name)` returns True for a file of an archive that is to be unpacked.
     `member_axes(path)` returns the voxel axes of an Analyze file, whose header lacks them, or None.

@@ -116,8 +116,8 @@ def entities(name: str) -> dict[str, str]:
 def naming_problem(path: Path, root: Path) -> str:
     """Return the reason why an image's name and folder do not identify it, or "" if they do.
 
-    `root` is the dataset's folder, above sub-*. The reason is a phrase for the ledger. Such an
-    image is refused, so that it is not assigned to the wrong participant.
+    `root` is the dataset's folder, above sub-*. The reason is a phrase for the table of results.
+    Such an image is refused, so that it is not assigned to the wrong participant.
     """
     parts = without_suffix(path).split("_")[:-1]
     own = entities("_".join(parts))

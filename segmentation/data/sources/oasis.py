@@ -113,9 +113,10 @@ def wanted_member(name: str) -> bool:
 
 
 def _subject_or_exclusion(folder: Path, kind: str) -> Subject | Exclusion:
-    """Return a session as a subject with image and labels, or an exclusion if it lacks them.
+    """Return a session as a subject with image and labels, or the reason why it cannot be used.
 
-    `folder` is the session's folder; `kind` is a key of IMAGES or "freesurfer".
+    `folder` is the session's folder; `kind` is a key of IMAGES or "freesurfer". A session that
+    lacks a file is excluded.
     """
     session = folder.name
     match = _SESSION.fullmatch(session)

@@ -43,11 +43,12 @@ def list_subjects(
     *,
     keep_unlabelled: bool = False,
 ) -> Listing:
-    """Return the subjects and exclusions that a source finds in `root`, a folder or a table.
+    """Return the subjects that a source finds in `root`, and its entries that cannot be used.
 
-    If some subjects have labels, those without labels become exclusions, unless `keep_unlabelled`.
-    Raises ConfigError for an unknown source or for options that the source does not support, and
-    DatasetError if nothing is found or two subjects get the same name.
+    `source` is the name of a dataset or format, and `root` a folder or a table. If some subjects
+    have labels, those without labels are excluded, unless `keep_unlabelled`. Raises ConfigError for
+    an unknown source or for options that the source does not support, and DatasetError if nothing
+    is found or two subjects get the same name.
     """
     if source not in SOURCES:
         raise ConfigError(

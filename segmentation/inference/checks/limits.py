@@ -30,7 +30,7 @@ def _usual_sides() -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of all checks.
+    """Limits of all checks of a segmentation, which grade it pass, look or reject.
 
     A pair has the limit beyond which a person should look at a scan, and the limit beyond which it
     is rejected. The limits of `missing` are inclusive: one structure not found is enough to look. A
