@@ -103,7 +103,7 @@ class SubjectFiles:
         return self._files[number]
 
     def read(self, place: SlabLocation) -> StoredSlice:
-        """Read the slab at `place`: the image slices, and labels and mask of the middle slice."""
+        """Read a slice with its neighbours at `place`, and labels and mask of the middle slice."""
         file = self[place.file]
         labels = file.labels(place.view, place.middle, place.middle + 1)
         image = file.slab(place.view, place.middle, place.thick)

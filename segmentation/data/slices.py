@@ -251,7 +251,7 @@ class SubjectFile:
 
     @property
     def affine(self) -> NDArray[np.float64]:
-        """Affine (4, 4) from voxels of the working grid to RAS millimetres."""
+        """Affine (4, 4) from voxels of the slices' 1 mm grid to RAS millimetres."""
         affine: NDArray[np.float64] = self._open_file().attrs["affine"]
         return affine
 

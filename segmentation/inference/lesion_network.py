@@ -192,7 +192,7 @@ def features_of(
     Parameters
     ----------
     image : array (X, Y, Z)
-        The scan on the working grid; its contrast must be T1 or FLAIR.
+        The scan on the 1 mm working grid; its contrast must be T1 or FLAIR.
     groups : mapping
         Probabilities of the groups of structures, as `groups_of` returns them.
     prior : array

@@ -210,8 +210,8 @@ def grade_thickness(
 ) -> tuple[GradeName, tuple[str, ...]]:
     """Grade the scan for cortical thickness as pass, look or reject; return the grade and reasons.
 
-    The limits are narrower than those of the scan's own grade, because volumes tolerate more blur
-    and noise than thickness does.
+    The reasons are a cut brain, blurred edges, noise and large voxels. The limits are narrower than
+    those of the scan's own grade, because volumes tolerate more blur and noise than thickness does.
     """
     findings = []
     cut_mm2, _ = find_cut(evidence)

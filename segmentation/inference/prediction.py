@@ -80,7 +80,8 @@ class Prediction:
     Attributes
     ----------
     fused : Tensor
-        Fused class probabilities on the working grid, (X, Y, Z, K) float16, in host memory.
+        Fused class probabilities on the working grid (RAS axes, 1 mm), (X, Y, Z, K) float16, in
+        host memory.
     scheme : LabelScheme
         The K classes.
     plan : ConformPlan
@@ -92,7 +93,7 @@ class Prediction:
     agreement : array (K,) or None
         Mean Dice of each class between views; None with one view.
     uncertainty : Uncertainty or None
-        Variation of samples; None if none were drawn.
+        Variation of several predictions, with dropout or by an ensemble; None if none were made.
     not_predicted : tuple of str
         Structures of the scheme that the model does not predict: they have no volume.
     csf : str
@@ -130,8 +131,8 @@ class Prediction:
     def indices(self) -> Volume:
         """Class of each voxel in the scan's own space, uint8.
 
-        Computed on first access. If voxels of the scan lie between voxels of the working grid, the
-        probabilities are resampled, not the labels.
+        Computed on first access. If voxels of the scan lie between voxels of the 1 mm working grid,
+        the probabilities are resampled, not the labels.
         """
         if GridMap.between(self.plan.working, self.plan.scan).reordering:
             # Every voxel of the scan is one of the working grid, so labels can be restored
@@ -307,7 +308,7 @@ class Prediction:
         """Return the probability of one structure in the scan's own space, float32, from 0 to 1.
 
         `structure` is a name, an abbreviation or a FreeSurfer number; LabelError if it is unknown.
-        Outside of the working grid the background has the probability 1 and all else 0.
+        Outside of the grid that was segmented the background has the probability 1 and all else 0.
         """
         index = self.scheme.find(structure).index
         values = self.fused[..., index].float().numpy()
@@ -321,8 +322,8 @@ class Prediction:
         """Return grey matter, white matter and CSF in the scan's own space.
 
         The probability of a tissue is the sum of the probabilities of its structures, so that a
-        voxel between two tissues has a part of each. Outside of the working grid all probabilities
-        are 0.
+        voxel between two tissues has a part of each. Outside of the grid that was segmented all
+        probabilities are 0.
 
         Examples
         --------
@@ -357,8 +358,8 @@ class Prediction:
     def entropy(self) -> Volume:
         """Entropy in nats in the scan's own space.
 
-        If samples were drawn it is computed from their mean, otherwise from the fused
-        probabilities.
+        It is computed from the fused probabilities or, if several predictions were made with
+        dropout or by an ensemble, from their mean.
         """
         if self.uncertainty is not None:
             return self._to_scan_space(self.uncertainty.entropy)

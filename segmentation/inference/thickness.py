@@ -78,8 +78,8 @@ def measure_cortex(
 ) -> CortexThickness:
     """Measure the thickness of both hemispheres and of their parcels.
 
-    `probabilities` (X, Y, Z, K) are those of the classes of `scheme`, and `grid` is the working
-    grid. `parcels` says which parcel each voxel of cortex belongs to.
+    `probabilities` (X, Y, Z, K) are those of the classes of `scheme`, and `grid` is their grid, of
+    1 mm. `parcels` says which parcel each voxel of cortex belongs to.
     """
     classes = np.zeros(parcels.places.shape, np.uint8)
     classes[parcels.places] = parcels.classes

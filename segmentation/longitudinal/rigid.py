@@ -345,9 +345,9 @@ def _step(
 ) -> NDArray[np.float64]:
     """Return the rigid step that brings the second image to the first, as a twist (6,).
 
-    A twist is a rotation vector and a shift of the halfway space, relative to the origin of
-    `places`. `images` are on the same grid of `spacing_mm`, `is_head` (N,) marks the voxels to use,
-    and `places` (N, 3) are the positions of all voxels in mm.
+    A twist is a rotation vector and a shift, in the space halfway between the images, relative to
+    the origin of `places`. `images` are on the same grid of `spacing_mm`, `is_head` (N,) marks the
+    voxels to use, and `places` (N, 3) are the positions of all voxels in mm.
     """
     first, second = images
     difference = (second - first).ravel()

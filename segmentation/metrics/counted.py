@@ -21,10 +21,11 @@ _GROUPS_WITHOUT_MEAN = ("background", CSF_GROUP)
 
 
 def members_of_groups(scheme: LabelScheme) -> dict[str, tuple[Label, ...]]:
-    """Return the labels over which the mean of each group is taken, by name of the group.
+    """Return the structures of each group, such as ventricles, over which its mean is taken.
 
-    The first group, "all", has the labels of all other groups. These follow in the order of their
-    first label in the scheme. Background and CSF outside the ventricles are in no group.
+    Keys are names of groups. The first group, "all", has the labels of all other groups. These
+    follow in the order of their first label in the scheme. Background and CSF outside the
+    ventricles are in no group.
     """
     members: dict[str, list[Label]] = {ALL_STRUCTURES: []}
     for label in scheme.labels:

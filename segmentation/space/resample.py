@@ -250,11 +250,11 @@ def _copy_reordered(data: NDArray[Any], to: GridMap) -> NDArray[Any] | None:
 
 
 class _LabelVotes:
-    """Weighted votes of the labels around a position in a label map.
+    """Votes for the label of a position in a label map, by the eight voxels around it.
 
-    Labels are given by their `ranks` (X, Y, Z), int16, from 0 to `count` - 1. The map is surrounded
-    by the rank `background`. A cell is the cube between eight neighbouring voxels. If all of these
-    have one label, no vote is necessary in the cell.
+    A label is given by its rank among all labels of the map: `ranks` (X, Y, Z), int16, from 0 to
+    `count` - 1. The map is surrounded by the rank `background`. A cell is the cube between eight
+    neighbouring voxels. If all of these have one label, no vote is necessary in the cell.
     """
 
     def __init__(self, ranks: Tensor, background: int, count: int) -> None:
@@ -263,7 +263,7 @@ class _LabelVotes:
         self._cells = _cell_labels(self._labels)
 
     def elect(self, to: GridMap) -> Tensor:
-        """Return the rank of the winning label of each target voxel, int16, in the shape of `to`.
+        """Return the label of each target voxel, as its rank, int16, in the shape of `to`.
 
         Most voxels have a single label around them and need no vote. For the others, votes are
         counted in blocks, so that memory use is bounded.
@@ -287,7 +287,7 @@ class _LabelVotes:
         return out
 
     def _unanimous_label(self, to: GridMap, rows: slice, points: list[Point]) -> Tensor:
-        """Return the rank that is around all sample points of each voxel of a slab, or `_MIXED`.
+        """Return the rank of the only label around each voxel of a slab; `_MIXED` for several.
 
         `rows` is the slab, a part of the first target axis; `points` are the sample points of a
         voxel.
@@ -300,7 +300,7 @@ class _LabelVotes:
         return agreed
 
     def _label_around(self, to: GridMap, rows: slice, point: Point) -> Tensor:
-        """Return the rank at all corners of the cell around a sample point, or `_MIXED`.
+        """Return the rank of the only label at the corners of the cell around a point, or `_MIXED`.
 
         The result has a rank for each target voxel of the slab `rows`, a part of the first target
         axis; `point` is the sample point of these voxels.
@@ -326,10 +326,12 @@ class _LabelVotes:
     def _tally(
         self, to: GridMap, voxels: Tensor, points: list[Point], first: Tensor
     ) -> Tensor:
-        """Return the winning ranks (M,) at target voxels (M, 3).
+        """Return the label with the most votes at each of M target voxels, as its rank (M,).
 
-        Each corner of the cells around a voxel's sample points votes with its share. `first` (3,)
-        is the voxel from which voxels are counted to alternate the offset that breaks ties.
+        `voxels` (M, 3) are indices of the target grid of `to`. At each of the sample `points` of a
+        voxel, the eight source voxels around it vote for their labels with their shares in linear
+        interpolation. To break ties, positions are shifted a little, alternating from voxel to
+        voxel as on a chessboard that starts at voxel `first` (3,).
         """
         matrix = torch.from_numpy(to.matrix)
         # Alternate the offset of voxels as on a chessboard: 1 or -1, (M, 1).
@@ -359,7 +361,7 @@ class _LabelVotes:
 
 
 def _cell_labels(labels: Tensor) -> Tensor:
-    """Return the rank of each cell of a map (X, Y, Z) if its corners agree, else `_MIXED`."""
+    """Return the label rank of each cell of eight voxels if all have the same, else `_MIXED`."""
     lowest = labels
     highest = labels
     # Reduce each cell to the extremes of its eight corners, axis by axis.

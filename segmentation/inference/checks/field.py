@@ -132,10 +132,11 @@ def _mark_plane(
     direction: Points,
     depth_mm: float = _PLANE_MM,
 ) -> NDArray[np.bool_]:
-    """Return a mask (N,) of the points `ends` (N, 3) that lie in the outermost plane.
+    """Return a mask (N,) of the points `ends` (N, 3) that lie in the outermost plane of the brain.
 
-    The plane is perpendicular to `direction` (3,). It begins at the outermost of the points `hull`
-    (M, 3) in that direction, and is `depth_mm` thick.
+    `ends` are the labelled voxels at the end of the scan. The plane is perpendicular to `direction`
+    (3,). It begins at the outermost of the points `hull` (M, 3) in that direction, and is
+    `depth_mm` thick.
     """
     outermost = (hull @ direction).max()
     return np.asarray(ends @ direction > outermost - depth_mm)
