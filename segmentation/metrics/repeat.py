@@ -72,7 +72,11 @@ class Agreement:
 
 
 def two_scans(first: Volume, second: Volume) -> TwoScans:
-    """Align two scans of one participant; raise EvaluationError if they do not show one head."""
+    """Align two scans of one participant; return their common space, halfway between them.
+
+    The result also has the correlation of the aligned scans, and by how much the second head is
+    rotated, shifted and stretched. Raises EvaluationError if the scans do not show one head.
+    """
     images = [image_to_align(first), image_to_align(second)]
     heads = heads_of(images)
     if len(heads) > 1:

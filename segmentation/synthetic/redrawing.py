@@ -94,8 +94,9 @@ def _change(
 ) -> None:
     """Grow a structure of `head` by a voxel, or shrink it by one, in place.
 
-    `number` is its FreeSurfer number. It grows if `direction` is positive, and shrinks if it is
-    negative. Its border changes only where `is_moved` (X, Y, Z).
+    `head` (X, Y, Z) has tissue numbers, and `numbers` (E,) the FreeSurfer number of each. `number`
+    is the FreeSurfer number of the structure. It grows if `direction` is positive, and shrinks if
+    it is negative. Its border changes only where `is_moved` (X, Y, Z).
     """
     entry = _entry_of(numbers, number)
     if entry is None or not direction:
@@ -129,7 +130,10 @@ def _widened(extent: slice) -> slice:
 
 
 def _thin_cortex(head: Head, numbers: NDArray[np.int64], is_moved: Mask) -> None:
-    """Replace the outermost voxel of the cortex by fluid where `is_moved` (X, Y, Z), in place."""
+    """Replace the outermost voxel of the cortex by fluid where `is_moved` (X, Y, Z), in place.
+
+    `head` (X, Y, Z) has tissue numbers, and `numbers` (E,) the FreeSurfer number of each.
+    """
     entry_of_fluid = _entry_of(numbers, GENERATION_SURROUNDINGS)
     if entry_of_fluid is None:
         return
@@ -141,7 +145,10 @@ def _thin_cortex(head: Head, numbers: NDArray[np.int64], is_moved: Mask) -> None
 
 
 def _thicken_cortex(head: Head, numbers: NDArray[np.int64], is_moved: Mask) -> None:
-    """Let the cortex grow by a voxel into the white matter where `is_moved` (X, Y, Z), in place."""
+    """Let the cortex grow by a voxel into the white matter where `is_moved` (X, Y, Z), in place.
+
+    `head` (X, Y, Z) has tissue numbers, and `numbers` (E,) the FreeSurfer number of each.
+    """
     for white_matter, cortex in _WHITE_MATTER_AND_CORTEX:
         entry_of_cortex = _entry_of(numbers, cortex)
         entry_of_white = _entry_of(numbers, white_matter)
