@@ -157,17 +157,11 @@ def runs(
             help="Run folders, or folders of runs (folds); the first is the reference."
         ),
     ],
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out", "-o", help="Also write curves and tables to this HTML page."
-        ),
-    ] = None,
     json_: options.Json = False,
 ) -> None:
     """Compare training runs: settings that differ, steps, time, loss, best Dice and IoU.
 
-    Example: trinat runs runs/a runs/b --out compared.html
+    Example: trinat runs runs/a runs/b
     """
     from rich.console import Console
     from rich.table import Table
@@ -175,7 +169,7 @@ def runs(
 
     from trinat.pipelines.train.pages import HEAD, compare
 
-    changed, summaries = compare(runs, out)
+    changed, summaries = compare(runs)
     if json_:
         jobs_of = {
             run: [asdict(job) for job in jobs] for run, jobs in summaries.items()
@@ -192,8 +186,6 @@ def runs(
     Console().print(table)
     for line in changed:
         typer.echo(line)
-    if out is not None:
-        typer.echo(out)
 
 
 @with_fields

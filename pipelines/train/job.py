@@ -21,7 +21,7 @@ import torch
 
 from trinat.pipelines.train.clock import TrainingClock
 from trinat.pipelines.train.data import ScansOf, open_data
-from trinat.pipelines.train.log import Metrics, Trackers, append_scores
+from trinat.pipelines.train.log import Metrics, append_scores, open_events
 from trinat.pipelines.train.pages import write_page
 from trinat.pipelines.train.provenance import recorded
 from trinat.pipelines.train.result import BEST, DONE, first_weights, pseudo_labels
@@ -168,12 +168,10 @@ def train_job(
         if workers.leads:
             _resume(run, trainer, identity, by_time=clock is not None)
             step = trainer.counters.step
-            trackers = None
-            if begins:
-                trackers = written_down.enter_context(
-                    Trackers(run.folder, run.recipe, step)
-                )
-            metrics = Metrics(run.folder, step, trackers)
+            events = None
+            if begins and run.recipe.tensorboard:
+                events = written_down.enter_context(open_events(run.folder, step))
+            metrics = Metrics(run.folder, step, events)
         if workers.count > 1:
             # All processes start from the leader's state, because their disks may have different
             # files.

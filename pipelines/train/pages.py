@@ -1,4 +1,4 @@
-"""Pages of training: run.html of a job with its curves, and comparisons of runs.
+"""run.html of a training job with its curves, and comparisons of runs.
 
 Runs are compared by the files in their folders: settings that differ, time, loss and scores.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,26 +35,13 @@ from trinat.segmentation.io.files import write_whole
 from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.training.state import Counters, differences, read_latest
 
-# Name of a run or job, and its curves by name (see `read_curves`).
-NamedCurves = tuple[str, Mapping[str, Curve]]
-
 # Header of a table of jobs.
 HEAD = ("Job", "Steps", "Hours", "Final loss", "Best Dice", "IoU there")
-_COLUMNS: Columns = [
-    Column("Run", pick=True),
-    "Job",
-    Column("Steps", 0),
-    Column("Hours", 3),
-    Column("Final loss", 3),
-    Column("Best Dice", 3),
-    Column("IoU there", 3),
-]
 
 _WIDTH_IN = 8.6
 _CURVE_IN = 2.2  # the height of a panel of curves
 # Titles of the panels with the curves of validation.
 _VALIDATED = {"dice": "mean validation Dice", "iou": "mean validation IoU"}
-_WITH_LEGEND = ("loss", "dice")
 # Curves with fewer steps than this have a mark at each step.
 _FEW_STEPS = 30
 
@@ -69,13 +56,14 @@ def write_page(job: Path, title: str, scheme: LabelScheme) -> None:
     scores = read_rows(job / VALIDATIONS_FILE)
     if scores:
         tables.append(_last_scores(scores))
-    _write_run_page(
-        job / "run.html",
+    page = render(
+        "run.html",
         title=title,
         lead=f"One job of a training, as it is now. Label scheme: {scheme.name}.",
-        plots=[draw_curves([("", read_curves(job))])],
+        plots=[draw_curves(read_curves(job))],
         tables=tables,
     )
+    write_whole(job / "run.html", page)
 
 
 def _last_scores(scores: Sequence[Mapping[str, str]]) -> Table:
@@ -103,39 +91,18 @@ def _number_of(text: str) -> float | None:
     return float(text)
 
 
-def _write_run_page(
-    path: Path,
-    *,
-    title: str,
-    lead: str,
-    plots: Sequence[Drawing],
-    tables: Sequence[Table],
-) -> None:
-    """Write the page of a job or of several runs; `lead` is the sentence below the title."""
-    page = render(
-        "run.html",
-        title=title,
-        lead=lead,
-        plots=plots,
-        tables=tables,
-    )
-    write_whole(path, page)
+def draw_curves(curves: Mapping[str, Curve]) -> Drawing:
+    """Draw loss, learning rate, Dice and IoU of a job over steps.
 
-
-def draw_curves(runs: Sequence[NamedCurves]) -> Drawing:
-    """Draw loss, learning rate, Dice and IoU over steps.
-
-    The name of each run or job is in the legend; that of a single job may be "".
+    `curves` are from `read_curves`.
     """
     # Kinds of curves that have values: without validation there is no Dice.
-    known: set[str] = set()
-    for _, curves in runs:
-        known.update(key.split()[-1] for key, (steps, _) in curves.items() if steps)
+    known = {key.split()[-1] for key, (steps, _) in curves.items() if steps}
     panels = ["loss", "rate", *(panel for panel in _VALIDATED if panel in known)]
     rows = len(panels) // 2
     with canvas(_WIDTH_IN, _CURVE_IN * rows, rows, 2) as (figure, axes):
         for panel, axis in zip(panels, axes.flat, strict=True):
-            _draw_panel(axis, panel, runs)
+            _draw_panel(axis, panel, curves)
     return Drawing(
         "curves",
         figure,
@@ -143,31 +110,25 @@ def draw_curves(runs: Sequence[NamedCurves]) -> Drawing:
     )
 
 
-def _draw_panel(axis: Any, panel: str, runs: Sequence[NamedCurves]) -> None:
+def _draw_panel(axis: Any, panel: str, curves: Mapping[str, Curve]) -> None:
     """Draw all curves of one kind, `panel`; those of validation are labelled by view."""
     number = 0
-    has_legend = False
-    for name, curves in runs:
-        for key, (steps, values) in curves.items():
-            view, _, kind = key.rpartition(" ")
-            if kind != panel:
-                continue
-            label = f"{name} {view}".strip()
-            marker = None
-            if len(steps) < _FEW_STEPS:
-                marker = "."
-            color = model_color(number)
-            axis.plot(steps, values, color=color, lw=1.2, label=label, marker=marker)
-            number += 1
-            if label:
-                has_legend = True
+    for key, (steps, values) in curves.items():
+        view, _, kind = key.rpartition(" ")
+        if kind != panel:
+            continue
+        marker = "." if len(steps) < _FEW_STEPS else None
+        axis.plot(
+            steps, values, color=model_color(number), lw=1.2, label=view, marker=marker
+        )
+        number += 1
     axis.set_title(_VALIDATED.get(panel, panel))
     axis.set_xlabel("step")
     axis.grid()
     if panel in _VALIDATED:
         axis.set_ylim(0, 1)
-    # The curves of rate and IoU have the same colours as those of loss and Dice.
-    if has_legend and panel in _WITH_LEGEND:
+    # The curves of IoU have the colours of those of Dice.
+    if panel == "dice":
         axis.legend(fontsize="small", frameon=False)
 
 
@@ -205,14 +166,13 @@ def summarise(run: Path) -> list[JobSummary]:
 
 
 def compare(
-    given: Sequence[Path], out: Path | None
+    given: Sequence[Path],
 ) -> tuple[list[str], dict[str, list[JobSummary]]]:
     """Compare runs by their settings and their jobs.
 
     `given` are folders of runs, or folders that contain runs, such as those of a cross-validation.
     Return the settings in which runs differ from the first, as lines that begin with the path of
-    the run, and the jobs of each run by its path. If `out` is given, a page with both and with the
-    curves of all jobs is written there.
+    the run, and the jobs of each run by its path.
     """
     runs = []
     for place in given:
@@ -227,28 +187,6 @@ def compare(
     first, *others = configs
     for run, config in zip(runs[1:], others, strict=True):
         changed += [f"{run}: {line}" for line in differences(first, config)]
-    if out is None:
-        return changed, summaries
-
-    curves: list[NamedCurves] = []
-    for run in runs:
-        for job in _job_folders(run):
-            name = f"{run.name} {job.relative_to(run)}"
-            curves.append((name, read_curves(job)))
-    rows = []
-    for name, jobs in summaries.items():
-        rows += [(name, *astuple(job)) for job in jobs]
-    tables = [table("scores", "Scores", _COLUMNS, rows)]
-    if changed:
-        lines = [(line,) for line in changed]
-        tables.append(table("settings", "Settings that differ", ["Setting"], lines))
-    _write_run_page(
-        out,
-        title="Runs compared",
-        lead=f"{' and '.join(summaries)}: curves, scores, and settings that differ.",
-        plots=[draw_curves(curves)],
-        tables=tables,
-    )
     return changed, summaries
 
 

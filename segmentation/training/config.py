@@ -25,7 +25,6 @@ NetworkPart = Literal["encoders", "bottleneck", "decoders", "classifier"]
 # Parts before the classifier: if all are frozen, nothing is computed backward but the classifier.
 TRUNK: tuple[NetworkPart, ...] = ("encoders", "bottleneck", "decoders")
 # Services that show the curves of a training.
-Service = Literal["tensorboard", "wandb", "mlflow"]
 
 # Keys of a schedule that set the length of the stage.
 _LENGTHS = {"steps", "epochs"}
@@ -205,7 +204,7 @@ class Recipe(_Config):
     # For a model that learns from stripped scans: the shipped model that strips whole heads for
     # it.
     stripped_by: Name | None = None
-    tracking: tuple[Service, ...] = ()  # services that also receive the curves
+    tensorboard: bool = False  # also write the curves for TensorBoard
     # Reproduce the same bits from the same seed on a GPU, at some cost; CPUs always do.
     deterministic: bool = False
     stages: tuple[StageConfig, ...] = Field(min_length=1)  # one after the other

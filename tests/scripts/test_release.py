@@ -10,13 +10,11 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 BOUTIQUES = "containers/trinat-bids.boutiques.json"
-CONDA = "scripts/conda/recipe.yaml"
 FILES = {
     "pyproject.toml": '[project]\nversion = "1.2.3"\n',
     "CHANGELOG.md": "# Changelog\n\n## 1.2.3\n",
     "CITATION.cff": "version: 1.2.3\n",
     BOUTIQUES: '{\n    "tool-version": "1.2.3",\n}\n',
-    CONDA: 'context:\n  version: "1.2.3"\n',
     # The first step that these tests leave out.
     "scripts/check": "#!/bin/sh\necho checks\nexit 7\n",
     # Installing takes minutes.
@@ -71,7 +69,7 @@ def test_a_tree_that_is_not_clean_is_refused(repository: Path) -> None:
     assert "the tree is not clean" in done.stderr
 
 
-@pytest.mark.parametrize("name", ["CHANGELOG.md", "CITATION.cff", BOUTIQUES, CONDA])
+@pytest.mark.parametrize("name", ["CHANGELOG.md", "CITATION.cff", BOUTIQUES])
 def test_a_file_of_another_version_is_named(name: str, repository: Path) -> None:
     path = repository / name
     path.write_text(path.read_text().replace("1.2.3", "1.2.30"))

@@ -133,7 +133,7 @@ def test_a_view_is_trained_beside_another_of_its_run(tmp_path: Path) -> None:
 def test_a_refused_start_leaves_the_run_of_another_that_is_about_to_begin(
     tmp_path: Path,
 ) -> None:
-    recipe, run = tiny_recipe(tmp_path, tracking=["tensorboard"]), tmp_path / "run"
+    recipe, run = tiny_recipe(tmp_path, tensorboard=True), tmp_path / "run"
     other = run / "train/coronal/.lock"
 
     def refuse(*_: object) -> None:

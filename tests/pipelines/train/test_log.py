@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import re
 from pathlib import Path
 
 import numpy as np
@@ -157,22 +156,10 @@ def test_without_validation_there_are_two_panels_in_place_of_four(
 ) -> None:
     panels = []
     for _ in range(2):
-        drawn = draw_curves([("", read_curves(tmp_path))])
+        drawn = draw_curves(read_curves(tmp_path))
         panels.append(len(drawn.figure.axes))
         append_scores(tmp_path, 10, scores(0.5), SCHEME)
     assert panels == [2, 4]
-
-
-def test_runs_are_named_beside_the_first_panel_of_their_colours(tmp_path: Path) -> None:
-    Metrics(tmp_path, 0).add(report(1, 1.0), last=True)
-    append_scores(tmp_path, 1, scores(0.5), SCHEME)
-    curves = read_curves(tmp_path)
-    drawn = draw_curves([("first", curves), ("second", curves)]).inline()
-    texts = re.findall(r"<text[^>]*>([^<]*)</text>", drawn)
-    # Loss, then Dice by view; the rate and IoU use the same colours.
-    for name in ("first", "second"):
-        named = [text for text in texts if text.startswith(name)]
-        assert named == [name, f"{name} axial"]
 
 
 def test_a_run_of_a_minute_has_a_curve_and_one_of_hours_few_lines(

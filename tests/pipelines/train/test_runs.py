@@ -122,8 +122,8 @@ def test_a_folder_of_runs_stands_for_the_runs_in_it(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
     (tmp_path / "fold-2/config.yaml").write_text("batch: 2\n")
     (tmp_path / "fold-10/config.yaml").write_text("batch: 4\n")
-    changed, summaries = compare([tmp_path], None)
+    changed, summaries = compare([tmp_path])
     assert list(summaries) == [str(tmp_path / "fold-2"), str(tmp_path / "fold-10")]
     assert changed == [f"{tmp_path / 'fold-10'}: batch: 2 -> 4"]
     with refusal(TrainingError, tmp_path / "notes"):
-        compare([tmp_path / "notes"], None)
+        compare([tmp_path / "notes"])
