@@ -219,7 +219,7 @@ class SliceDataset(Dataset[tuple[Tensor, Tensor]]):
     def _index(
         self, store: Store
     ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.uint32]]:
-        """Return subject index (M,), slice number (M,) and voxels per class (M, K) of all items."""
+        """Return subject index (M,), slice number (M,) and voxels per class (M, K) of M slices."""
         if not self.subjects:
             raise DatasetError("no subject to take slices from", where=store.root)
         subjects: list[NDArray[np.int32]] = []

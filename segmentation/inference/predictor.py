@@ -296,7 +296,7 @@ class Predictor:
     def find_parcels(
         self, image: Tensor, probabilities: Tensor, *, mirror: bool = False
     ) -> Parcels | None:
-        """Predict the parcels of the cortex; None if parcels were not requested.
+        """Predict the parcel of each voxel that may be cortex; None if parcels were not requested.
 
         `image` (X, Y, Z) is the scan, and `probabilities` (X, Y, Z, K) are those of the structures,
         both cropped to a box around the brain. With `mirror`, predictions are averaged with those

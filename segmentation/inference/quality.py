@@ -145,7 +145,8 @@ CHECKS: Sequence[Check] = (
 def mean_agreement(found: Prediction | Evidence) -> float | None:
     """Return the mean Dice between views, averaged over structures large enough to compare.
 
-    None with one view; 0 if no structure is large enough.
+    Views are the axial, coronal and sagittal predictions before fusion. None with one view; 0 if no
+    structure is large enough.
     """
     if found.agreement is None:
         return None

@@ -136,6 +136,7 @@ def segment_participant(
     `scans` must be in the order of `in_order`, which depends on their content only. `images` are
     the same scans with voxels of 1 mm, as from `image_to_align`, and `alignments` map the first
     image to each of them. With `mirror`, predictions are averaged with those for mirrored scans.
+    The result computes the segmentation of each scan when it is asked for.
     """
     preprocessing = predictor.model.info.preprocessing
     with stage("halfway"):
