@@ -257,8 +257,8 @@ def why_left_out(dataset: Dataset, *, any_contrast: bool = False) -> str:
     if modality != "MR" or dataset.get("SOPClassUID") not in _MR_CLASSES:
         # Quote the modality only if it has the standard's form.
         if _MODALITY.fullmatch(modality):
-            return f"not an MR image ({modality})"
-        return "not an MR image"
+            return f"no MR image ({modality})"
+        return "no MR image"
     reasons = _reasons_against_anatomy(dataset)
     if not any_contrast:
         reasons.update(_reasons_against_t1(dataset))
@@ -281,7 +281,7 @@ def _reasons_against_anatomy(dataset: Dataset) -> dict[str, object]:
         "a localiser": "LOCALIZER" in kinds or _SCOUT.search(words),
         "a mosaic": "MOSAIC" in kinds,
         "derived from other images": _DERIVED.intersection(kinds),
-        "not a magnitude image": _PHASES.intersection(kinds[2:]),
+        "no magnitude image": _PHASES.intersection(kinds[2:]),
         "echo-planar": "EP" in pulses or echo_planar_pulse,
         "an angiogram": dataset.get("AngioFlag") == "Y",
         "its description names another kind of image": (

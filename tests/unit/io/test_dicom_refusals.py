@@ -127,13 +127,13 @@ CHANGED = {
     "another contrast": (each(AcquisitionContrast="T2"), "its contrast is not T1"),
     "CT": (
         each(Modality="CT", SOPClassUID="1.2.840.10008.5.1.4.1.1.2"),
-        "not an MR image (CT)",
+        "no MR image (CT)",
     ),
     "another kind that says MR": (
         each(SOPClassUID="1.2.840.10008.5.1.4.1.1.7"),
-        "not an MR image",
+        "no MR image",
     ),
-    "a name for a modality": (each(Modality="CANARY"), "not an MR image"),
+    "a name for a modality": (each(Modality="CANARY"), "no MR image"),
     "few slices": (
         lambda images: images.__delitem__(slice(0, 5)),
         "only 12 images, and at least 16 are needed",
