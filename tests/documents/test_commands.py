@@ -90,7 +90,7 @@ REPLACED = (
     # Stands in for what a person does in the browser.
     (
         r"^trinat view results$",
-        "for name in scan scan1 scan2; do cp manual/$name.nii.gz "
+        "for name in scan scan1 scan2; do cp drawn/$name.nii.gz "
         "results/${name}_desc-corrected_dseg.nii.gz; done",
     ),
     # The same for networks of parcels.
@@ -112,7 +112,7 @@ REPLACED = (
     (r"torchio\.ScalarImage\(\"head.nii.gz\"\)", 'torchio.ScalarImage("scan.nii.gz")'),
     (
         r"torchio\.LabelMap\(\"head_truth.nii.gz\"\)",
-        'torchio.LabelMap("manual/scan.nii.gz")',
+        'torchio.LabelMap("drawn/scan.nii.gz")',
     ),
     # Segments whole heads; tests/pipelines/test_demo.py runs scripts/demo, which segments
     # three.
@@ -366,6 +366,14 @@ def _labels_of_sessions(folder: Path) -> None:
         labels.write(folder / f"anna-{number}.nii.gz", labels=True)
 
 
+def _drawn(folder: Path) -> None:
+    """Write hand-drawn labels of the scans of the page."""
+    if (folder.parent / "sessions").exists():
+        _labels_of_sessions(folder)
+    else:
+        _scans(folder, truth=True)
+
+
 def _known_model(folder: Path) -> None:
     """Write a model that finds the structures of these heads."""
     shutil.copytree(overfitted_model(), folder)
@@ -377,7 +385,6 @@ DATA: dict[str, Callable[[Path], None]] = {
     "study": _scans,
     "scans": _scans,
     "results/ratings.tsv": _ratings,
-    "manual": lambda path: _scans(path, truth=True),
     "bids": _bids,
     "BIDS_DIR": _bids,
     "SUBJECTS_DIR": _subjects,
@@ -393,7 +400,7 @@ DATA: dict[str, Callable[[Path], None]] = {
     "malc": _malc,
     "sessions": _sessions,
     "sessions.tsv": _table_of_sessions,
-    "drawn": _labels_of_sessions,
+    "drawn": _drawn,
     "t1": _scans,
     "validation/t1": _scans,
     "labels": lambda path: _scans(path, truth=True),
