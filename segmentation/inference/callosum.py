@@ -67,9 +67,10 @@ _ROSTRUM_FROM = 0.72
 # The fornix touches the callosum along less than this.
 _CONTACT_MM = 20.0
 # Largest width of the border of the callosum, and its width where other tissue that the networks
-# label as white matter lies next to it.
-_BORDER_MM = 2.0
+# label as white matter lies next to it, and where the fornix was cut off.
+_BORDER_MM = 2.5
 _HALF_BORDER_MM = 0.5
+_FORNIX_BORDER_MM = 1.0
 # The brightness of cortex and of white matter is measured in voxels with at least this probability,
 # within this distance of the plane's origin along each axis.
 _SURE = 0.9
@@ -381,7 +382,10 @@ def find_callosum(
         plane_of_kept = plane
         plane = _aligned_to(plane, kept)
     section = _average_over_slab(white, plane_of_kept)
-    is_callosum = _with_border(kept, section >= 0.5) & ~is_cut
+    is_callosum = _with_border(kept, section >= 0.5)
+    # The border of the callosum lies below the cut, too.
+    to_kept = ndimage.distance_transform_edt(~kept, sampling=_STEP_MM)
+    is_callosum &= ~is_cut | (to_kept <= _FORNIX_BORDER_MM)
     section = np.where(is_callosum, section, 0)
     inside = largest_part(section >= 0.5)
     if not inside.any():
