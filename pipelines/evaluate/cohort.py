@@ -190,12 +190,15 @@ def report_cohort(
         covariates=settings.covariates,
     )
     changes = _changes(group, cohort, settings)
-    sections = sections_of(
-        group.uncorrected,
-        settings,
-        known.norms,
-        parcels=not known.scheme.has_parcels,
-    )
+    sections = [
+        replace(section, changes=_changes(group, cohort, settings, section.name))
+        for section in sections_of(
+            group.uncorrected,
+            settings,
+            known.norms,
+            parcels=not known.scheme.has_parcels,
+        )
+    ]
     with claimed(settings.out, _OUTPUTS, within=["figures"]):
         written = _write_tables(settings.out, cohort, sections, changes)
         facts = provenance(started, settings.command, known.scheme.name)
@@ -473,18 +476,20 @@ def _scan_of(volumes: MapVolumes, participant: Facts, result: ScanResult) -> Sca
 
 
 def _changes(
-    group: MeasuredGroup, cohort: Cohort, settings: CohortSettings
+    group: MeasuredGroup, cohort: Cohort, settings: CohortSettings, section: str = ""
 ) -> Changes | None:
     """Compare changes over time between groups, from longitudinal segmentations.
 
-    Scans and structures that the report leaves out are also left out here. None if no participant
-    was segmented longitudinally.
+    `section` is the name of a section, whose measures are compared; "" for volumes. Scans and
+    structures that the report leaves out are also left out here. None if no participant was
+    segmented longitudinally, or if this output has no changes.
     """
     courses = []
     left_out = {
         absolute(each.file.result): each.scan.structures_left_out
         for each in group.measured
-        if not each.scan.left_out
+        # Measures of a section are from before a correction.
+        if not each.scan.left_out and not (section and each.file.corrects is not None)
     }
     for folder, entries in group.results.folders.items():
         counting = {
@@ -493,7 +498,7 @@ def _changes(
             for name in entry.outputs
             if absolute(folder / name) in left_out
         }
-        courses += courses_in(entries, folder, settings.excluded, counting)
+        courses += courses_in(entries, folder, settings.excluded, counting, section)
     if not courses:
         return None
     participants = participants_of(cohort.frame, "volume")
@@ -544,6 +549,8 @@ def _write_tables(
         if section.model is not None:
             tables[f"{section.name}_effects.csv"] = section.model.effects
             tables[f"{section.name}_trends.csv"] = section.model.slopes
+        if section.changes is not None and section.changes.model is not None:
+            tables[f"{section.name}_change_effects.csv"] = section.changes.model.effects
     written = ["volumes.csv"]
     for name, table in tables.items():
         if not table.empty:

@@ -24,7 +24,9 @@ Pair = tuple[ScanResult, Scan]
 _PARCELS = "parcels"
 _NAMES = (_PARCELS, *FURTHER)
 SECTION_TABLES = tuple(
-    f"{name}{kind}.csv" for name in _NAMES for kind in ("", "_effects", "_trends")
+    f"{name}{kind}.csv"
+    for name in _NAMES
+    for kind in ("", "_effects", "_trends", "_change_effects")
 )
 # Words for the rater, by grade, in the reason for leaving out a scan or structure of this grade.
 QUALITY_CONTROL = {

@@ -91,8 +91,8 @@ def write_changes(
         left_out += _left_out(participants[name], excluded)
     rows = [_table_row(course, digits=1) for course in courses]
     write_tsv(folder / changes, _COLUMNS, rows)
-    write_whole(folder / page, changes_page(courses, left_out))
     written = [changes, time_points, page]
+    further = {}
     for output in FURTHER:
         of_output = []
         for name in natsorted(participants):
@@ -102,6 +102,8 @@ def write_changes(
             rows = [_table_row(course, digits=3) for course in of_output]
             write_tsv(folder / table, _FURTHER_COLUMNS, rows)
             written.append(table)
+            further[output] = of_output
+    write_whole(folder / page, changes_page(courses, left_out, further))
     return tuple(written)
 
 
@@ -147,8 +149,11 @@ def courses_in(
     results: Path,
     excluded: Collection[str],
     counting: Mapping[str, Collection[str]],
+    output: str = "",
 ) -> list[Course]:
     """Return the course of each structure of each participant with two or more usable scans.
+
+    With the name of a further `output`, such as thickness, return the courses of its measures.
 
     `results` is the folder that the paths of scans are relative to. Scans and structures whose
     grade is in `excluded` are left out. So are cases that are not keys of `counting`; its values
@@ -158,7 +163,9 @@ def courses_in(
     courses = []
     for name in natsorted(participants):
         taken = [entry for entry in participants[name] if entry.case in counting]
-        if taken:
+        if taken and output:
+            courses += further_courses(output, taken, excluded)
+        elif taken:
             courses += _courses(taken, excluded, counting)
     return courses
 

@@ -6,10 +6,12 @@ from 100 to 90 is -10.53 %, and back is +10.53 % (symmetrised per cent change). 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
+from itertools import chain
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -36,8 +38,10 @@ from trinat.pipelines.report.page import (
     number,
     render,
     short_name,
+    shown_unit,
     table,
 )
+from trinat.pipelines.study.record import FURTHER, unit_of
 from trinat.segmentation.errors import some
 
 __all__ = [
@@ -280,23 +284,23 @@ def compare_changes(
 
 
 def changes_page(
-    courses: Sequence[Course], left_out: Sequence[tuple[str, str, str]] = ()
+    courses: Sequence[Course],
+    left_out: Sequence[tuple[str, str, str]] = (),
+    further: Mapping[str, Sequence[Course]] = MappingProxyType({}),
 ) -> str:
     """Return the HTML page: warnings, a plot of each structure, and tables of all changes.
 
     `left_out` are the scans and structures that are excluded from changes: the scan, the structure
-    ("" for the whole scan), and the reason.
+    ("" for the whole scan), and the reason. `further` has the courses of the measures of further
+    outputs, by their names in `FURTHER`; each output has a section of its own.
     """
     participants = {course.participant for course in courses}
-    beyond = [course for course in courses if course.change.is_beyond_noise]
+    every = [*courses, *chain.from_iterable(further.values())]
+    beyond = [course for course in every if course.change.is_beyond_noise]
     structures = _structures_of(courses)
-    # Changes per year and changes over any time are not drawn together and have no common mean.
-    timed = [course for course in courses if course.has_times]
-    untimed = [course for course in courses if not course.has_times]
-    comparable = timed or courses
     cards = [
         ("Participants", f"{len(participants):,}", "with two or more usable scans"),
-        ("Beyond noise", f"{len(beyond):,}", f"of {len(courses):,} changes"),
+        ("Beyond noise", f"{len(beyond):,}", f"of {len(every):,} changes"),
     ]
     rows_left_out = []
     for scan, structure, why in left_out:
@@ -308,10 +312,16 @@ def changes_page(
         lead=f"{count(len(participants), 'participant')}, {len(structures)} structures.",
         notices=_notices(courses, left_out),
         cards=cards,
-        plot=courses_plot(comparable) if comparable else None,
-        groups=_group_table(comparable),
-        changes=[_change_table(group) for group in (timed, untimed) if group],
-        looked_at=len(courses),
+        **_section_variables(courses),
+        sections=[
+            {
+                "name": name,
+                "title": FURTHER[name].title,
+                **_section_variables(of_output, name),
+            }
+            for name, of_output in further.items()
+        ],
+        looked_at=len(every),
         left_out=table(
             "left-out-table",
             "Excluded from all changes",
@@ -319,6 +329,28 @@ def changes_page(
             rows_left_out,
         ),
     )
+
+
+def _section_variables(courses: Sequence[Course], output: str = "") -> dict[str, Any]:
+    """Return the template variables of the figure and the tables of some courses.
+
+    `output` is the name of a further output; "" for volumes.
+    """
+    # Changes per year and changes over any time are not drawn together and have no common mean.
+    timed = [course for course in courses if course.has_times]
+    untimed = [course for course in courses if not course.has_times]
+    comparable = timed or courses
+    plot = courses_plot(comparable) if comparable else None
+    groups = _group_table(comparable)
+    changes = [_change_table(group, output) for group in (timed, untimed) if group]
+    if output:
+        # Names and ids are unique in the page.
+        if plot is not None:
+            plot = replace(plot, name=f"{output}-{plot.name}")
+        if groups is not None:
+            groups = replace(groups, id=f"{output}-{groups.id}")
+        changes = [replace(each, id=f"{output}-{each.id}") for each in changes]
+    return {"plot": plot, "groups": groups, "changes": changes}
 
 
 def _notices(
@@ -381,7 +413,7 @@ def courses_plot(courses: Sequence[Course]) -> Drawing:
         if len(groups) > 1:
             add_legend(figure, [group or "no group" for group in groups])
     label = (
-        f"Volumes of {len(structures)} structures over time, one line per participant"
+        f"{len(structures)} structures or measures over time, one line per participant"
     )
     return Drawing(
         "courses",
@@ -432,8 +464,11 @@ def _draw_panel(
         x += course.times
         y += course.percents
         colors += [color] * len(course.cases)
-        for case, volume in zip(course.cases, course.values, strict=True):
-            names.append(f"{case}: {volume:,.0f} mm³")
+        unit = unit_of(course.structure) or "mm3"
+        # Volumes and areas have no decimals, and lengths two.
+        digits = 2 if unit == "mm" else 0
+        for case, value in zip(course.cases, course.values, strict=True):
+            names.append(f"{case}: {value:,.{digits}f} {shown_unit(unit)}")
     axis.scatter(x, y, s=10, c=colors, gid=gid)
     largest_change = max(abs(value) for value in y)
     farthest = max(half, largest_change, 0.1)
@@ -495,11 +530,11 @@ def _percent_change(course: Course) -> float:
     return course.change.percent_per_year
 
 
-def _change_table(courses: Sequence[Course]) -> Table:
+def _change_table(courses: Sequence[Course], output: str) -> Table:
     """Return the table of changes by structure and participant, sorted by the ratio to the noise.
 
     Either all courses have times, or none has; without times there is no column of changes per
-    year.
+    year. `output` is the name of a further output; "" for volumes.
     """
     ranked = sorted(courses, key=_relative_to_noise, reverse=True)
     has_times = courses[0].has_times
@@ -535,7 +570,8 @@ def _change_table(courses: Sequence[Course]) -> Table:
         rows.append([*row, change.noise, beyond])
     note = ""
     if len(ranked) > _MOST_ROWS:
-        note = f"The first {_MOST_ROWS}; changes.tsv has all."
+        file = f"{output}_changes.tsv" if output else "changes.tsv"
+        note = f"The first {_MOST_ROWS}; {file} has all."
     identity = "change-table"
     caption = "Participants with dates, sorted by change per year relative to noise"
     if not has_times:

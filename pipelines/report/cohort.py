@@ -26,6 +26,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy import stats
 
+from trinat.pipelines.report.changes import Changes
 from trinat.pipelines.report.group_model import FACTORS, GroupModel, fit_groups
 from trinat.pipelines.report.harmonised import Harmonisation, harmonise
 from trinat.segmentation.errors import EvaluationError
@@ -256,7 +257,8 @@ class Section:
     """Section of the page for parcels, thickness, callosum or lesions, laid out like the volumes.
 
     `name` is the stem of its table files, such as thickness.csv. `notices` are warnings to show
-    above the numbers.
+    above the numbers. `changes` is the comparison of longitudinal changes, None if no participant
+    was segmented longitudinally.
     """
 
     name: str
@@ -264,6 +266,7 @@ class Section:
     cohort: Cohort
     model: GroupModel | None = None
     notices: tuple[str, ...] = ()
+    changes: Changes | None = None
 
 
 def cohort_of(

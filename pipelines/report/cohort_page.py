@@ -79,8 +79,7 @@ def cohort_drawings(
         residuals = residual_plot(cohort.model)
         if residuals is not None:
             drawings.append(residuals)
-    if changes is not None and changes.model is not None:
-        drawings += forest_plots(changes.model, CHANGES)
+    drawings += _change_plots(changes)
     if cohort.is_tested:
         drawings.append(z_score_plot(cohort.frame, cohort.structures, OUTLIER_Z))
     if cohort.harmonisation is not None:
@@ -93,9 +92,17 @@ def cohort_drawings(
             measured = section.cohort
             plot = z_score_plot(measured.frame, measured.structures, OUTLIER_Z)
             of_section.append(plot)
+        of_section += _change_plots(section.changes)
         for drawing in of_section:
             drawings.append(replace(drawing, name=f"{section.name}-{drawing.name}"))
     return drawings
+
+
+def _change_plots(changes: Changes | None) -> list[Drawing]:
+    """Return the figures of differences between groups in their changes."""
+    if changes is None or changes.model is None:
+        return []
+    return forest_plots(changes.model, CHANGES)
 
 
 def cohort_page(
@@ -144,7 +151,7 @@ def cohort_page(
         groups=[found for found in by_facts if found is not None],
         model=cohort.model,
         **_model_variables(cohort),
-        changes=None if changes is None else _change_variables(changes, drawings),
+        changes=_change_variables(changes, drawings),
         adjustment=cohort.adjustment,
         adjusted=_describe_metric(cohort, ADJUSTED) if cohort.adjustment else None,
         coefficients=adjustment_table(cohort.adjustment),
@@ -194,25 +201,31 @@ def _model_variables(cohort: Cohort) -> dict[str, Any]:
 
 
 def _change_variables(
-    changes: Changes, drawings: Sequence[Drawing]
-) -> dict[str, object]:
-    """Return the template variables of the section on longitudinal changes.
+    changes: Changes | None, drawings: Sequence[Drawing], section: str = ""
+) -> dict[str, object] | None:
+    """Return the template variables of longitudinal changes; None without changes.
 
-    `drawings` are all figures of the page.
+    `drawings` are all figures of the page. `section` is the name of the section with these
+    measures, followed by "-"; "" for volumes.
     """
-    shown: dict[str, object] = {
+    if changes is None:
+        return None
+    tables: list[Table] = []
+    methods = ""
+    if changes.model is not None:
+        means = change_table(changes.model)
+        if means is not None:
+            tables.append(replace(means, id=f"{section}{means.id}"))
+        effects = effect_tables(changes.model, "% a year", 2)
+        tables += [replace(each, id=f"{section}change-{each.id}") for each in effects]
+        methods = change_methods_text(changes.model)
+    return {
         "notices": changes.notices,
         "model": changes.model,
-        "plots": [each for each in drawings if each.name.partition("-")[0] == CHANGES],
-        "means": None,
-        "effects": [],
+        "plots": [each for each in drawings if each.name.startswith(section + CHANGES)],
+        "tables": tables,
+        "methods": methods,
     }
-    if changes.model is not None:
-        shown["means"] = change_table(changes.model)
-        effects = effect_tables(changes.model, "% a year", 2)
-        shown["effects"] = [replace(each, id=f"change-{each.id}") for each in effects]
-        shown["methods"] = change_methods_text(changes.model)
-    return shown
 
 
 def _section_variables(
@@ -249,7 +262,13 @@ def _section_variables(
     shown["scans"] = len(cohort.scans)
     shown["is_tested"] = cohort.is_tested
     is_of_section = f"{section.name}-"
-    shown["plots"] = [each for each in drawings if each.name.startswith(is_of_section)]
+    shown["changes"] = _change_variables(section.changes, drawings, is_of_section)
+    shown["plots"] = [
+        each
+        for each in drawings
+        if each.name.startswith(is_of_section)
+        and not each.name.startswith(is_of_section + CHANGES)
+    ]
     return shown
 
 

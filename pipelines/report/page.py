@@ -207,8 +207,13 @@ def _short_column(column: str) -> str:
             parcel = column.removeprefix(hemisphere).removesuffix("_thickness")
             return letter + parcel.replace("MeanThickness", "mean thickness")
     unit = unit_of(column)
-    shown = unit.replace("mm3", "mm³").replace("mm2", "mm²")
-    return f"{column.removesuffix(f'_{unit}').replace('_', ' ')} ({shown})"
+    name = column.removesuffix(f"_{unit}").replace("_", " ")
+    return f"{name} ({shown_unit(unit)})"
+
+
+def shown_unit(unit: str) -> str:
+    """Return a unit as it is shown: mm³ for mm3 and mm² for mm2."""
+    return unit.replace("mm3", "mm³").replace("mm2", "mm²")
 
 
 def provenance(started: datetime, command: str, labels: str) -> dict[str, str]:

@@ -10,10 +10,16 @@ import pytest
 
 from trinat.pipelines.evaluate.cohort import report_cohort
 from trinat.pipelines.evaluate.settings import CohortSettings
+from trinat.pipelines.study.corrections import Saving, save_correction
 from trinat.pipelines.study.entry import Entry
 from trinat.pipelines.study.ledger import Ledger
 from trinat.pipelines.study.ratings import Rating, save_rating
-from trinat.pipelines.study.record import ScanResult, TimePoint
+from trinat.pipelines.study.record import (
+    ScanResult,
+    SheetResult,
+    ThicknessResult,
+    TimePoint,
+)
 from trinat.segmentation.io.files import sha256_of
 from trinat.segmentation.io.volume import Volume
 
@@ -48,13 +54,21 @@ def study(tmp_path: Path) -> Path:
                         "Brain-Stem": 200.0 - session * (n % 3),
                     },
                 )
+                # Participants of group b lose 0.2 mm, which is 6.87 % a year more than group a.
+                mm = 3.0 - session * (0.2 * (n % 2) - 0.02 * (n // 2 % 2))
+                insula = SheetResult(
+                    side="left", mm=mm, std_mm=0.5, area_mm2=900.0, mm3=2700.0
+                )
+                thickness = ThicknessResult(
+                    grade="pass", reasons=[], sheets={"ctx-lh-insula": insula}
+                )
                 ledger.add(
                     Entry(
                         case,
                         "done",
                         input_sha256=case,
                         outputs={path.name: sha256_of(path)},
-                        result=ScanResult(longitudinal=together),
+                        result=ScanResult(longitudinal=together, thickness=thickness),
                     )
                 )
     (maps / "participants.tsv").write_text("\n".join([*rows, ""]))
@@ -91,3 +105,34 @@ def test_what_a_rater_rejects_has_no_part_in_changes(study: Path) -> None:
         "Left-Hippocampus": PARTICIPANTS - 1,
         "Brain-Stem": PARTICIPANTS,
     }
+
+
+def test_changes_of_thickness_are_compared_between_groups(study: Path) -> None:
+    report_cohort(CohortSettings(study, study / "out", jobs=1))
+    (effect,) = pd.read_csv(study / "out/thickness_change_effects.csv").to_dict(
+        "records"
+    )
+    assert (effect["structure"], effect["first_group"]) == ("lh_insula_thickness", "a")
+    # From 3.00 to 3.00 or 3.02 mm, and from 3.00 to 2.80 or 2.82 mm.
+    assert effect["difference"] == pytest.approx(0.3322 + 6.5411, abs=1e-3)
+    page = (study / "out/report.html").read_text()
+    assert 'id="thickness-change-means-table"' in page
+
+
+def test_thickness_of_a_corrected_scan_has_no_change(study: Path) -> None:
+    """Thickness was measured in the labels before their correction."""
+    result = study / "scan0_dseg.nii.gz"
+    labels = Volume.read(result, labels=True)
+    labels.data[0, 0, 0] = 2
+    saving = Saving(by="anna", at="2026-01-01T00:00:00+00:00", minutes=1)
+    save_correction(
+        result,
+        labels,
+        saving,
+        builds_on=sha256_of(result),
+        names={2: "Left-Cerebral-White-Matter"},
+        lock=study / "lock",
+    )
+    report_cohort(CohortSettings(study, study / "out", jobs=1))
+    effects = pd.read_csv(study / "out/thickness_change_effects.csv")
+    assert effects["participants"].to_list() == [PARTICIPANTS - 1]

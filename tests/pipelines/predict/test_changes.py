@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -148,6 +149,10 @@ def test_thickness_changes_in_a_table_of_its_own(tmp_path: Path) -> None:
     assert (row["first"], row["last"]) == ("3.0", "2.8")
     # 0.2 of 2.9 in two years.
     assert (row["change_percent"], row["percent_per_year"]) == ("-6.897", "-3.448")
+    page = (tmp_path / "changes.html").read_text()
+    (of_thickness,) = re.findall(r'<section id="thickness">.*?</section>', page, re.S)
+    assert 'id="thickness-change-table"' in of_thickness
+    assert ">L insula<" in of_thickness
 
 
 def test_thickness_of_one_scan_has_not_changed(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 
@@ -183,6 +184,19 @@ def test_two_scans_are_in_the_band_where_their_change_is_within_noise(
     assert is_inside != course_.change.is_beyond_noise
     assert is_inside == (percent < 1)
     assert "participants with 2 scans" in drawing.caption
+
+
+@pytest.mark.parametrize(
+    ("measure", "shown"),
+    [
+        ("Left-Hippocampus", "a-0: 1,003 mm³"),
+        ("CC_area_mm2", "a-0: 1,003 mm²"),
+        ("lh_insula_thickness", "a-0: 1,002.60 mm"),
+    ],
+)
+def test_values_have_the_unit_of_their_measure(measure: str, shown: str) -> None:
+    of_measure = replace(course("a", [1002.6, 1000]), structure=measure)
+    assert courses_plot([of_measure]).marks["scans-0"][0] == shown
 
 
 def test_one_participant_of_a_group_has_no_standard_deviation() -> None:
