@@ -111,13 +111,11 @@ class Known:
 class MeasuredScan:
     """A measured label map.
 
-    `file` is the label map. `result` is its entry in the run ledger, empty if there is none. `scan`
-    has its volumes and the participant's data; a scan that is left out has the reason in
-    `left_out`.
+    `file` is the label map. `scan` has its volumes and the participant's data; a scan that is left
+    out has the reason in `left_out`.
     """
 
     file: ScanFile
-    result: ScanResult
     scan: Scan
 
 
@@ -147,7 +145,7 @@ class MeasuredGroup:
     def uncorrected(self) -> list[tuple[ScanResult, Scan]]:
         """Result and scan of each label map that was not corrected by hand and is not left out."""
         return [
-            (each.result, each.scan)
+            (each.file.scan_result, each.scan)
             for each in self.measured
             if each.file.corrects is None and not each.scan.left_out
         ]
@@ -244,11 +242,11 @@ def measure_group(
         _log.info("%s", corrected)
     unfit = results.unfit(found)
     fit = [file for file in found if file.result not in unfit]
-    check(_facts_of(fit, known, results, settings.excluded), known.table)
+    check(_facts_of(fit, known, settings.excluded), known.table)
     volumes = measure_volumes(
         fit, settings.labels, settings.trust_affine, settings.jobs, progress
     )
-    measured, in_part = _make_scans(volumes, known, results, settings.excluded)
+    measured, in_part = _make_scans(volumes, known, settings.excluded)
 
     # Label maps that are unfit or could not be read, and scans without a label map.
     failures = [
@@ -322,19 +320,16 @@ def _read_known(settings: CohortSettings, results: Results) -> Known:
 def _facts_of(
     files: Iterable[ScanFile],
     known: Known,
-    results: Results,
     excluded: Collection[str],
 ) -> pd.DataFrame:
     """Return a row for each scan that the run ledger does not leave out.
 
-    The columns are subject, age, sex, site and group. `files` are the label maps, `known` has the
-    participants table, and `results` the ledger entries. `excluded` are the grades of scans to
-    leave out.
+    The columns are subject, age, sex, site and group. `files` are the label maps, and `known` has
+    the participants table. `excluded` are the grades of scans to leave out.
     """
     rows = []
     for file in files:
-        result = results.result_of(file)
-        if file.corrects is None and result.why_left_out(excluded):
+        if file.corrects is None and file.scan_result.why_left_out(excluded):
             continue
         participant = known.matched.of(file.name, file.participant)
         sex = participant.sex or ""
@@ -354,14 +349,12 @@ def _facts_of(
 def _make_scans(
     measured: Iterable[MapVolumes],
     known: Known,
-    results: Results,
     excluded: Collection[str],
 ) -> tuple[list[MeasuredScan], set[tuple[str, str]]]:
     """Make a scan of each measured label map, and record why scans and structures are left out.
 
-    `known` has the tables that the user named, and `results` the ledger entries of the label maps.
-    Structures that were rejected, or that the model does not predict, get no volume. `excluded` are
-    the grades of scans and structures to leave out.
+    `known` has the tables that the user named. Structures that were rejected, or that the model
+    does not predict, get no volume. `excluded` are the grades of scans and structures to leave out.
 
     The second result has the rejected structures that were measured nevertheless, as a part of
     another structure: each is (SHA-256 of the label map, name of the structure).
@@ -376,11 +369,10 @@ def _make_scans(
             continue
         file = volumes.file
         rejected_here = rejected.get(volumes.sha256, {})
-        result = results.result_of(file)
-        judged = result
+        judged = file.scan_result
         if file.corrects is not None:
             # The grades in the ledger are for the prediction, before a rater corrected it.
-            judged = result.corrected()
+            judged = judged.corrected()
         names = measured_in(scheme, judged.volumes_mm3, judged.parcels)
         made = made_by(names, rated, scheme)
         graded = {
@@ -410,7 +402,7 @@ def _make_scans(
             left_out=why_scan,
             structures_left_out=why_structures,
         )
-        chosen.append(MeasuredScan(file, result, scan))
+        chosen.append(MeasuredScan(file, scan))
         if "" not in rejected_here:
             for structure in made.rejected_but_measured(scheme, rejected_here):
                 in_part.add((volumes.sha256, structure))
@@ -431,7 +423,7 @@ def _two_kinds_of_heads(measured: Iterable[MeasuredScan]) -> str:
     for each in measured:
         if each.scan.intracranial_mm3 is None or each.scan.left_out:
             continue
-        if each.result.intracranial_mm3 is None:
+        if each.file.scan_result.intracranial_mm3 is None:
             of_table += 1
         else:
             of_ledger += 1

@@ -6,6 +6,7 @@ It accepts corrections, but no ratings.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -102,22 +103,28 @@ class QueueStudy(Study):
         path = self.queue.file(self._submission(item), Product.BRAIN_MASK)
         return path if path.is_file() else None
 
-    def overview(self) -> dict[str, Any]:
-        """Return the overview of `Study`, with the state of each scan in the queue."""
+    def overview(self) -> dict[str, object]:
+        """Return the overview of `Study`, with the properties of the service."""
+        return {
+            **super().overview(),
+            "title": "Scans sent to this service",
+            "service": True,
+            "norms": self.queue.has_norms,
+        }
+
+    def scan_rows(
+        self, ratings: Sequence[Mapping[str, object]]
+    ) -> list[dict[str, object]]:
+        """Return the list of scans, with the state of each in the queue."""
         submissions = {submission.id: submission for submission in self.submissions}
-        overview = super().overview()
-        scans = []
-        for scan in overview["scans"]:
-            submission = submissions.get(scan["name"])
+        rows = []
+        for row in super().scan_rows(ratings):
+            submission = submissions.get(str(row["name"]))
             if submission is None:
                 continue  # accepted since, or deleted
             seen = submission.seen().model_dump(exclude={"grade"})
-            scans.append({**scan, "number": submission.number, **seen})
-        overview["title"] = "Scans sent to this service"
-        overview["service"] = True
-        overview["norms"] = self.queue.has_norms
-        overview["scans"] = scans
-        return overview
+            rows.append({**row, "number": submission.number, **seen})
+        return rows
 
     def rate(self, *_: object, **__: object) -> None:
         """Refuse every rating."""

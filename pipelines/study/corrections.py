@@ -24,7 +24,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -302,7 +301,9 @@ def correction_of(result: Path) -> Correction | None:
     )
 
 
-def _are_sides_swapped(corrected: NDArray[Any], result: NDArray[Any]) -> bool:
+def _are_sides_swapped(
+    corrected: NDArray[np.integer], result: NDArray[np.integer]
+) -> bool:
     """Return True if a label map agrees better with a result if left and right are exchanged.
 
     Both are arrays (X, Y, Z) of label numbers. Returns False if the numbers are not those of the
@@ -381,9 +382,8 @@ def save_correction(
             changed_voxels=int(changed.sum()),
             structures=_changed_by_structure(original, corrected, changed, names),
             savings=(*savings, saving),
-            **_origin_of(result),
         )
-        return _write(result, corrected, changed, sidecar)
+        return _write(result, corrected, changed, _with_origin(sidecar, result))
 
 
 def list_correction(
@@ -486,16 +486,19 @@ def _changed_by_structure(
     return counts
 
 
-def _origin_of(result: Path) -> dict[str, Any]:
-    """Return the fields of the result's own sidecar to copy; empty if it has no sidecar."""
+def _with_origin(sidecar: Sidecar, result: Path) -> Sidecar:
+    """Return the sidecar with the fields that are copied from the result's own, if it has one."""
     path = result.with_name(f"{without_suffix(result)}.json")
     if not path.is_file():
-        return {}
+        return sidecar
     said = json.loads(read_text(path))
-    return {
-        "spatial_reference": said.get("SpatialReference"),
-        "sources": said.get("Sources"),
-    }
+    return Sidecar.model_validate(
+        {
+            **sidecar.model_dump(),
+            "spatial_reference": said.get("SpatialReference"),
+            "sources": said.get("Sources"),
+        }
+    )
 
 
 def _read_sidecar(path: Path) -> Sidecar | None:

@@ -14,6 +14,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from trinat.pipelines.study.cases import Case, Found, Refusal, given_names
@@ -24,15 +25,15 @@ from trinat.pipelines.study.corrections import (
     result_of,
     structures_beside,
 )
-from trinat.pipelines.study.discovery import is_result, stem_ends, walk
+from trinat.pipelines.study.discovery import absolute, is_result, stem_ends, walk
 from trinat.pipelines.study.entry import Entry
 from trinat.pipelines.study.naming import Product
+from trinat.pipelines.study.record import ScanResult
 from trinat.segmentation.data.identity import (
     Identity,
     Named,
     disambiguate,
     identity_alone,
-    identity_of,
 )
 from trinat.segmentation.data.sources.base import natural_order, without_suffix
 from trinat.segmentation.data.sources.bids import (
@@ -102,6 +103,16 @@ class ScanFile:
     fold: FoldingTable | None = None
     participant: str = ""
     table_session: str = ""
+    # Ledger entry of the run that made the label map; None if no ledger lists it.
+    entry: Entry | None = None
+
+    @property
+    def scan_result(self) -> ScanResult:
+        """Result of the run that made the label map; empty if no ledger lists it.
+
+        It describes the prediction, even if a rater has corrected the label map since.
+        """
+        return ScanResult() if self.entry is None else self.entry.result
 
     @property
     def result(self) -> Path:
@@ -135,7 +146,7 @@ def find_files(
     suffix: str = Product.LABELS.suffix,
     parcels: bool = False,
     corrected: bool = True,
-    entry_of: Callable[[Path], Entry | None] = lambda path: None,
+    entries: Mapping[Path, Entry] = MappingProxyType({}),
 ) -> list[ScanFile]:
     """Return the label maps (or with suffix "T1w" the images) under a path, in natural order.
 
@@ -147,9 +158,9 @@ def find_files(
     In a folder, a correction replaces the label map that it corrects and gets its name. Without
     `corrected`, label maps are returned as they were before correction.
 
-    `entry_of` returns the ledger entry of a label map. Such a label map has the names of the scan
-    and its folders as given, not as made safe for the output, and the participant of a joint
-    segmentation.
+    `entries` has the ledger entries of label maps by absolute path. Label maps with an entry have
+    the names of the scan and its folders as given, not as made safe for the output, and the
+    participant of a joint segmentation.
 
     ConfigError is raised if the path does not exist, EvaluationError if it has no such file.
     """
@@ -159,7 +170,7 @@ def find_files(
                 "not a known kind of scan", where=place, remedy=remedy_for_format(place)
             )
         file = replace(_identify_by_name(place), is_given=True)
-        return _with_participants([file], place.parent, entry_of)
+        return name_files([file], place.parent, entries)
     if not place.is_dir():
         remedy = "check the path; a relative one starts at the current folder"
         raise ConfigError("no such file or folder", where=place, remedy=remedy)
@@ -167,9 +178,9 @@ def find_files(
         _files_below(place, suffix, parcels=parcels), corrected=corrected
     )
     if found:
-        files = _with_unique_names(_with_participants(found, place, entry_of))
         return sorted(
-            files, key=lambda file: (natural_order(file.name), str(file.path))
+            name_files(found, place, entries),
+            key=lambda file: (natural_order(file.name), str(file.path)),
         )
     what = "no image here"
     if suffix == Product.LABELS.suffix:
@@ -220,15 +231,7 @@ def _files_below(place: Path, suffix: str, *, parcels: bool) -> list[ScanFile]:
         if parcels:
             marked = _with_parcels(place, marked)
         if marked:
-            files = []
-            for path in marked:
-                file = _identify_by_name(path)
-                # Folders identify the subject unless BIDS entities do.
-                if not file.identity:
-                    folders = path.parent.relative_to(place).parts
-                    file = replace(file, folders=folders)
-                files.append(file)
-            return files
+            return [file_below(place, path) for path in marked]
     paths = image_files(place, _READ).values()
     # Skip results beside the scans.
     files = [
@@ -237,11 +240,11 @@ def _files_below(place: Path, suffix: str, *, parcels: bool) -> list[ScanFile]:
     if files or of_labels:
         return files
     # Search subfolders for scans in the same way as `trinat predict`.
-    for path in walk(place):
-        if path.name.lower().endswith(_READ) and not is_result(path):
-            folders = path.parent.relative_to(place).parts
-            files.append(replace(_identify_by_name(path), folders=folders))
-    return files
+    return [
+        file_below(place, path)
+        for path in walk(place)
+        if path.name.lower().endswith(_READ) and not is_result(path)
+    ]
 
 
 def _with_corrections(files: Sequence[ScanFile], *, corrected: bool) -> list[ScanFile]:
@@ -350,6 +353,14 @@ def _with_parcels(place: Path, structures: Sequence[Path]) -> list[Path]:
     return kept
 
 
+def file_below(place: Path, path: Path) -> ScanFile:
+    """Return a file with the identity in its name, or else in the folders below `place`."""
+    file = _identify_by_name(path)
+    if file.identity:
+        return file
+    return replace(file, folders=path.parent.relative_to(place).parts)
+
+
 def _with_unique_names(files: Sequence[ScanFile]) -> Iterator[ScanFile]:
     """Make names unique: prefix files that have the same name with their folders.
 
@@ -374,28 +385,25 @@ def _with_unique_names(files: Sequence[ScanFile]) -> Iterator[ScanFile]:
         yield replace(file, name=distinct, subject=distinct)
 
 
-def _with_participants(
-    files: Iterable[ScanFile],
-    place: Path,
-    entry_of: Callable[[Path], Entry | None],
+def name_files(
+    files: Iterable[ScanFile], place: Path, entries: Mapping[Path, Entry]
 ) -> list[ScanFile]:
-    """Return the files with `participant` and `table_session` set, from their names and folders.
+    """Return the files with unique names and their participants, by their names and folders.
 
     `place` is the folder that was searched. A name without a recognisable participant counts as a
     participant of its own. Files with BIDS names that occur in several folders get the names of
-    their folders. `entry_of` returns the ledger entry of a label map; see `find_files`.
+    their folders. `entries` has the ledger entries, by absolute path of the label map; see
+    `find_files`.
     """
     identified = []
     identities = []
-    entries = []
     for file in files:
         folders = file.path.parent.relative_to(place).parts
-        entry = entry_of(file.result)
+        entry = entries.get(absolute(file.result))
         if entry is not None:
             given = given_names(entry.input)
             folders = tuple(given.get(folder, folder) for folder in folders)
-            file = _as_given(file, given)
-        entries.append(entry)
+            file = replace(_as_given(file, given), entry=entry)
         identified.append(file)
         identity = identity_alone(Named(file.name, folders))
         if file.participant:
@@ -405,14 +413,13 @@ def _with_participants(
             identity = replace(identity, scan=file.scan)
         identities.append(identity)
     named = []
-    apart = disambiguate(identities)
-    for file, entry, identity in zip(identified, entries, apart, strict=True):
+    for file, identity in zip(identified, disambiguate(identities), strict=True):
         folders = file.folders
         if file.identity and identity.participant != file.subject:
             folders = identity.site
         participant = identity.participant
         session = identity.scan
-        together = None if entry is None else entry.result.longitudinal
+        together = file.scan_result.longitudinal
         if together is not None and together.participant != participant:
             participant = together.participant
             session = session or file.name
@@ -421,7 +428,7 @@ def _with_participants(
                 file, participant=participant, table_session=session, folders=folders
             )
         )
-    return named
+    return list(_with_unique_names(named))
 
 
 def _as_given(file: ScanFile, given: Mapping[str, str]) -> ScanFile:
@@ -434,14 +441,7 @@ def _as_given(file: ScanFile, given: Mapping[str, str]) -> ScanFile:
     name = file.name.removesuffix(f"_{Product.LABELS.suffix}")
     if name not in given:
         return file
-    scan = _identify_by_name(Path(f"{given[name]}.nii"))
-    return replace(
-        file,
-        name=scan.name,
-        subject=scan.subject,
-        session=scan.session,
-        identity=scan.identity,
-    )
+    return _renamed(file, Path(f"{given[name]}.nii"))
 
 
 def corrected_among(files: Sequence[ScanFile]) -> str:
@@ -507,23 +507,15 @@ def _identify_by_name(path: Path) -> ScanFile:
     return ScanFile(name, path, f"sub-{facts['sub']}", session, identity)
 
 
-def as_scan(file: ScanFile, scan: Path) -> ScanFile:
-    """Return a label map under the name of its scan: with its subject, session and entities.
-
-    `scan` is the path of the scan. The path of the label map stays.
-    """
-    named = _identify_by_name(scan)
-    participant = file.participant
-    if participant == file.subject:
-        identity = identity_of(named.name)
-        participant = named.subject if identity is None else identity.participant
+def _renamed(file: ScanFile, path: Path) -> ScanFile:
+    """Return a file with the name, subject, session and entities in the name of another path."""
+    named = _identify_by_name(path)
     return replace(
         file,
         name=named.name,
         subject=named.subject,
         session=named.session,
         identity=named.identity,
-        participant=participant,
     )
 
 
@@ -587,7 +579,7 @@ def stored_files(store: Store, subjects: Iterable[str], kind: str) -> list[ScanF
         )
         # Identify the map as its prediction `ID_dseg.nii.gz` would be, so that the two are paired.
         # If that name has no identity, use the participant in the store.
-        file = as_scan(file, Path(f"{name}_dseg.nii.gz"))
+        file = _renamed(file, Path(f"{name}_dseg.nii.gz"))
         if not file.identity:
             session = name.removeprefix(participant_of[name]).strip("_-")
             file = replace(file, subject=participant_of[name], session=session)

@@ -237,13 +237,6 @@ def with_folds(folder: Path) -> list[Path]:
     return [folder, *folds]
 
 
-def entries_in(folder: Path) -> Iterator[tuple[Path, Entry]]:
-    """Yield pairs of folder and entry: each valid entry in an output folder and its folds."""
-    for each in with_folds(folder):
-        for entry in read_entries(ledgers_in(each)).values():
-            yield each, entry
-
-
 class LedgerContents:
     """Joint content of several ledgers.
 

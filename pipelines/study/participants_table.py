@@ -16,7 +16,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+
+from pydantic import TypeAdapter
 
 from trinat.pipelines.study.participants import Facts, ParticipantsTable
 from trinat.segmentation.errors import DatasetError, summarise
@@ -74,7 +75,9 @@ _MM3_OF = {
 _VOLUME_UNITS = {1.0: "mm³", 1e3: "cm³", 1e6: "l"}
 _INTRACRANIAL_MM3 = (0.7e6, 2.3e6)
 
-ValueIn = Callable[[str], Any]
+Value = str | float
+ValueIn = Callable[[str], Value]
+_FACTS = TypeAdapter(Facts)
 
 
 @dataclass(frozen=True)
@@ -151,7 +154,7 @@ def inspect_participants(path: Path) -> ParticipantsTable:
     return _Reader(path, read_table(path), _sidecar(path)).participants()
 
 
-def _sidecar(table: Path) -> dict[str, dict[str, Any]]:
+def _sidecar(table: Path) -> dict[str, dict[str, object]]:
     """Read BIDS' descriptions of columns from the .json file beside a .tsv table.
 
     Returns the description of each column by title, with titles and keys in lower case. Empty if
@@ -166,7 +169,7 @@ def _sidecar(table: Path) -> dict[str, dict[str, Any]]:
         raise DatasetError(
             "is no JSON", where=path, remedy="mend it, or move it away"
         ) from None
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, dict[str, object]] = {}
     if isinstance(content, dict):
         for title, described in content.items():
             if isinstance(described, dict):
@@ -180,7 +183,7 @@ class _Reader:
     """Reader of one table, which collects messages: notes, doubts and problems."""
 
     def __init__(
-        self, path: Path, table: Table, sidecar: Mapping[str, Mapping[str, Any]]
+        self, path: Path, table: Table, sidecar: Mapping[str, Mapping[str, object]]
     ) -> None:
         self._path = path
         self._rows = table.rows
@@ -193,18 +196,20 @@ class _Reader:
     def participants(self) -> ParticipantsTable:
         """Read all rows; merge rows of the same participant, as IXI has some without an age."""
         columns = self._find_columns()
-        values = {kind: self._values(kind, columns[kind]) for kind in columns}
+        values: dict[str, Mapping[int, Value]] = {
+            kind: self._values(kind, columns[kind]) for kind in columns
+        }
         for kind in _NAMES:
             if kind in values:
                 values[kind] = self._with_one_spelling(kind, values[kind])
         participants = values.pop("participant")
-        facts: dict[str, dict[str, Any]] = {}
+        facts: dict[str, dict[str, Value]] = {}
         first_row: dict[str, int] = {}
         for row in self._rows:
-            name = participants.get(row.number)
-            if name is None:
+            if row.number not in participants:
                 self._doubts.append(f"row {row.number}: names no participant")
                 continue
+            name = str(participants[row.number])
             known = facts.setdefault(name, {})
             first = first_row.setdefault(name, row.number)
             for kind, of_rows in values.items():
@@ -218,7 +223,7 @@ class _Reader:
                         "scans: sub-01_ses-1)"
                     )
         return ParticipantsTable(
-            {name: Facts(**known) for name, known in facts.items()},
+            {name: _FACTS.validate_python(known) for name, known in facts.items()},
             {kind: of_kind[0].title for kind, of_kind in columns.items()},
             tuple(self._notes),
             tuple(self._doubts),
@@ -345,7 +350,7 @@ class _Reader:
                 "H and M for sex: M could be a man or a woman (write M and F)"
             )
 
-    def _values(self, kind: str, columns: Sequence[_Column]) -> dict[int, Any]:
+    def _values(self, kind: str, columns: Sequence[_Column]) -> dict[int, Value]:
         """Parse the cells of columns of one kind, such as ages; return the values by row number.
 
         `kind` says what the columns hold: "age", "sex", "participant" and so on. Rows without a
@@ -353,7 +358,7 @@ class _Reader:
         name participants, a reason to refuse the table (`problems`). Columns with different values
         in one row are a reason to refuse it, too.
         """
-        values: dict[int, Any] = {}
+        values: dict[int, Value] = {}
         rows_of: dict[str, list[int]] = defaultdict(list)
         for row in self._rows:
             for column in columns:
@@ -380,14 +385,15 @@ class _Reader:
         return values
 
     def _with_one_spelling(
-        self, kind: str, values: Mapping[int, str]
+        self, kind: str, values: Mapping[int, Value]
     ) -> dict[int, str]:
         """Return the values by row number, with the most frequent of spellings that differ in case.
 
         `kind` is the kind of fact, for a note on what was joined.
         """
         spellings: dict[str, Counter[str]] = defaultdict(Counter)
-        for value in values.values():
+        words = {number: str(value) for number, value in values.items()}
+        for value in words.values():
             spellings[value.casefold()][value] += 1
         chosen = {}
         for folded, counts in spellings.items():
@@ -396,10 +402,10 @@ class _Reader:
                 self._notes.append(
                     f"{kind}: {_quoted_names(list(counts))} are read as one, {chosen[folded]!r}"
                 )
-        return {number: chosen[value.casefold()] for number, value in values.items()}
+        return {number: chosen[word.casefold()] for number, word in words.items()}
 
     def _intracranial_reader(
-        self, place: int, title: _Title, described: Mapping[str, Any]
+        self, place: int, title: _Title, described: Mapping[str, object]
     ) -> ValueIn | None:
         """Return the parser of intracranial volumes in mm³; None if the column is of another kind.
 
@@ -451,7 +457,7 @@ class _Reader:
         return unit
 
 
-def _age_reader(title: _Title, described: Mapping[str, Any]) -> ValueIn | None:
+def _age_reader(title: _Title, described: Mapping[str, object]) -> ValueIn | None:
     """Return the parser of ages, in years; None if the column is of another kind.
 
     `described` is the description of the column in the JSON sidecar.
@@ -467,7 +473,7 @@ def _age_reader(title: _Title, described: Mapping[str, Any]) -> ValueIn | None:
 
 
 def _sex_reader(
-    title: _Title, described: Mapping[str, Any], is_ixi: bool
+    title: _Title, described: Mapping[str, object], is_ixi: bool
 ) -> ValueIn | None:
     """Return the parser of sexes; None if the column is of another kind.
 
@@ -500,7 +506,7 @@ def _sex_reader(
 
 
 def _unit(
-    of_title: str, described: Mapping[str, Any], units: Mapping[str, float]
+    of_title: str, described: Mapping[str, object], units: Mapping[str, float]
 ) -> float | None:
     """Return the unit of a column as a value of `units`; None if none is stated.
 
@@ -547,11 +553,11 @@ def _ixi_name(cell: str) -> str:
     return f"IXI{int(cell):03d}"
 
 
-def _agree(first: Any, second: Any) -> bool:
+def _agree(first: Value, second: Value) -> bool:
     """Return True for equal values; numbers may differ by rounding."""
     if isinstance(first, float) and isinstance(second, float):
         return math.isclose(first, second)
-    return bool(first == second)
+    return first == second
 
 
 def _words_for(kind: str) -> str:

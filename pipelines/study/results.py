@@ -23,7 +23,6 @@ from trinat.pipelines.study.ledger import (
     read_ledgers,
     with_folds,
 )
-from trinat.pipelines.study.record import ScanResult
 from trinat.segmentation.errors import IntegrityError
 from trinat.segmentation.labels import Csf
 
@@ -42,16 +41,19 @@ class Results:
     def __init__(self, place: Path) -> None:
         self.place = place
         self._ledgers = dict(_ledgers_of(place))
-        self._entries: dict[Path, Entry] = {}
         self.folders: dict[Path, list[Entry]] = {}
         here = absolute(place)
         for folder, contents in self._ledgers.items():
             is_in_place = absolute(folder).is_relative_to(here)
-            for entry in contents.entries.values():
-                files = [absolute(folder / name) for name in entry.outputs]
-                if is_in_place or any(file.is_relative_to(here) for file in files):
-                    self.folders.setdefault(folder, []).append(entry)
-                    self._entries.update(dict.fromkeys(files, entry))
+            self.folders[folder] = [
+                entry
+                for entry in contents.entries.values()
+                if is_in_place
+                or any(
+                    absolute(folder / name).is_relative_to(here)
+                    for name in entry.outputs
+                )
+            ]
 
     @cached_property
     def entries(self) -> list[Entry]:
@@ -59,26 +61,16 @@ class Results:
         return [entry for entries in self.folders.values() for entry in entries]
 
     def find(self, *, parcels: bool = False, corrected: bool = True) -> list[ScanFile]:
-        """Return the label maps as `find_files` does, with the names of their scans in the ledger.
-
-        A file name may differ from the name of its scan, because it was made safe. Scans that were
-        segmented together get the participant of that run, whatever their names say.
-        """
+        """Return the label maps as `find_files` does, with the entries of the ledgers."""
+        entries = {
+            absolute(folder / name): entry
+            for folder, of_folder in self.folders.items()
+            for entry in of_folder
+            for name in entry.outputs
+        }
         return find_files(
-            self.place, parcels=parcels, corrected=corrected, entry_of=self.entry_of
+            self.place, parcels=parcels, corrected=corrected, entries=entries
         )
-
-    def entry_of(self, result: Path) -> Entry | None:
-        """Return the ledger entry that lists a label map; None if there is none."""
-        return self._entries.get(absolute(result))
-
-    def result_of(self, file: ScanFile) -> ScanResult:
-        """Return the result of the run that made a label map; empty if no ledger lists the map.
-
-        It describes the prediction, even if a rater has corrected the label map since.
-        """
-        entry = self.entry_of(file.result)
-        return ScanResult() if entry is None else entry.result
 
     @property
     def models(self) -> set[str]:

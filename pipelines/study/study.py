@@ -13,19 +13,23 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from trinat.pipelines.study.cases import named_as_given
 from trinat.pipelines.study.corrections import (
     Correction,
     corrected_path,
     list_correction,
 )
+from trinat.pipelines.study.discovery import absolute
 from trinat.pipelines.study.entry import Entry
-from trinat.pipelines.study.files import ScanFile, find_files, find_images
-from trinat.pipelines.study.ledger import entries_in
+from trinat.pipelines.study.files import (
+    ScanFile,
+    file_below,
+    find_files,
+    find_images,
+    name_files,
+)
 from trinat.pipelines.study.naming import (
     CORRECTIONS,
     FOLD,
@@ -45,7 +49,7 @@ from trinat.pipelines.study.ratings import (
     save_rating,
 )
 from trinat.pipelines.study.record import GRADES
-from trinat.segmentation.data.identity import Named, identify
+from trinat.pipelines.study.results import Results
 from trinat.segmentation.data.sources.base import natural_order
 from trinat.segmentation.errors import ConfigError, InputError
 from trinat.segmentation.io.files import read_rows, sha256_of
@@ -76,6 +80,7 @@ class Item:
     `folder` is the output folder that has its ledger: the study's own folder, or that of a fold.
     `labels` is the label map of structures, before any correction; None if the scan has none.
     `layers` maps the keys of `LAYERS`, such as "parcels", to the paths of further label maps.
+    `file` has the names by which other files of the scan are found.
     """
 
     name: str
@@ -84,11 +89,7 @@ class Item:
     entry: Entry
     labels: Path | None
     layers: Mapping[str, Path] = field(default_factory=dict)
-
-    @property
-    def named(self) -> Named:
-        """Name of the scan and of its folders as the user gave them."""
-        return named_as_given(self.name, self.entry.input)
+    file: ScanFile | None = None
 
     @property
     def shown(self) -> Path | None:
@@ -99,7 +100,7 @@ class Item:
         return corrected if corrected.is_file() else self.labels
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         """Name, grade and reasons of the scan for the list, as JSON values.
 
         The grade of a scan without a grade is its status, such as "failed".
@@ -156,26 +157,13 @@ class Study:
         if not self.folder.is_dir():
             remedy = "give the --out of trinat predict"
             raise ConfigError("no such folder", where=self.folder, remedy=remedy)
-        items: list[Item] = []
-        for folder, entry in entries_in(self.folder):
-            if entry.status == "skipped":
-                continue
-            name = (folder / entry.case).relative_to(self.folder).as_posix()
-            labels = _output(folder, entry, Product.LABELS)
-            layers = {}
-            for layer, (product, *_) in LAYERS.items():
-                path = _output(folder, entry, product)
-                if path is not None:
-                    layers[layer] = path
-            items.append(Item(name, name, folder, entry, labels, layers))
-        items = _with_participants(items)
+        items = _items_of_ledgers(self.folder)
         if not items:
             # These are label maps of another origin.
             for file in find_files(self.folder, corrected=False):
                 entry = Entry(file.name, "done")
-                items.append(
-                    Item(file.name, file.participant, self.folder, entry, file.path)
-                )
+                item = Item(file.name, file.participant, self.folder, entry, file.path)
+                items.append(replace(item, file=file))
         return sorted(
             items, key=lambda item: (item.entry.doubt, natural_order(item.name))
         )
@@ -231,7 +219,7 @@ class Study:
         """Return the path of the brain mask; None if it was not written."""
         return _output(item.folder, item.entry, Product.BRAIN_MASK)
 
-    def overview(self) -> dict[str, Any]:
+    def overview(self) -> dict[str, object]:
         """Return the content of the page that lists the study, as JSON values.
 
         It has the list of scans (`scans`), and each structure with the distribution of its volumes
@@ -241,22 +229,6 @@ class Study:
         against = ""
         if self.against:
             against = self.against.resolve().name
-
-        # Maps each scan to the rater's own rating of the whole scan.
-        own_ratings = {}
-        for rating in ratings:
-            if rating["mine"] and not rating["structure"]:
-                own_ratings[rating["scan"]] = rating
-        scans = []
-        for number, item in enumerate(self.items):
-            row: dict[str, Any] = {"number": number}
-            row |= item.facts
-            row["agreement"] = item.agreement
-            row["there"] = item.labels is not None
-            row["layers"] = list(item.layers)
-            row["rating"] = own_ratings.get(item.name)
-            scans.append(row)
-
         return {
             "title": self.folder.resolve().name,
             "grades": GRADES,
@@ -270,10 +242,34 @@ class Study:
                 layer: self._structure_rows(structures)
                 for layer, structures in self.layers.items()
             },
-            "scans": scans,
+            "scans": self.scan_rows(ratings),
         }
 
-    def _structure_rows(self, structures: Sequence[Structure]) -> list[dict[str, Any]]:
+    def scan_rows(
+        self, ratings: Sequence[Mapping[str, object]]
+    ) -> list[dict[str, object]]:
+        """Return the list of scans as JSON values, with the rater's own ratings of whole scans.
+
+        `ratings` are all ratings of the study, as `ratings` returns them.
+        """
+        own_ratings = {}
+        for rating in ratings:
+            if rating["mine"] and not rating["structure"]:
+                own_ratings[rating["scan"]] = rating
+        rows = []
+        for number, item in enumerate(self.items):
+            row: dict[str, object] = {"number": number}
+            row |= item.facts
+            row["agreement"] = item.agreement
+            row["there"] = item.labels is not None
+            row["layers"] = list(item.layers)
+            row["rating"] = own_ratings.get(item.name)
+            rows.append(row)
+        return rows
+
+    def _structure_rows(
+        self, structures: Sequence[Structure]
+    ) -> list[dict[str, object]]:
         """Return structures, each with its volumes in mm³ over the study, as JSON values.
 
         More than 101 volumes are reduced to 101 quantiles; `count` is the number of scans. Rejected
@@ -295,7 +291,7 @@ class Study:
             rows.append(row)
         return rows
 
-    def detail(self, item: Item) -> dict[str, Any]:
+    def detail(self, item: Item) -> dict[str, object]:
         """Return the content of the page of one scan, as JSON values: result, files and ratings."""
         ratings = [rating for rating in self.ratings() if rating["scan"] == item.name]
         return {
@@ -342,7 +338,7 @@ class Study:
         lock = self.folder / WORK / "lock.ratings"
         save_rating(self.folder / RATINGS, saved, lock=lock)
 
-    def ratings(self) -> list[dict[str, Any]]:
+    def ratings(self) -> list[dict[str, object]]:
         """Return all ratings of the study as JSON values.
 
         `mine` is True for ratings by this rater, `stale` if the label map has changed since the
@@ -357,7 +353,7 @@ class Study:
             rows.append(row)
         return rows
 
-    def raters(self) -> list[dict[str, Any]]:
+    def raters(self) -> list[dict[str, object]]:
         """Return the agreement of each pair of raters, as rows of `agreement_table`.
 
         An undefined kappa is None.
@@ -383,19 +379,32 @@ class Study:
         return _files_of_items(self.items, find_files(self.against))
 
 
-def _with_participants(items: Sequence[Item]) -> list[Item]:
-    """Return the scans with the participants that they belong to.
-
-    The participant is that of the joint segmentation, if the scan was part of one. Otherwise it is
-    read from the names of the scan and its folders.
-    """
-    identities = identify([item.named for item in items])
-    found = []
-    for item, identity in zip(items, identities, strict=True):
-        together = item.entry.result.longitudinal
-        participant = identity.participant if together is None else together.participant
-        found.append(replace(item, participant=participant))
-    return found
+def _items_of_ledgers(study: Path) -> list[Item]:
+    """Return the scans in the ledgers of a folder of results, without those that were skipped."""
+    items = []
+    files = []
+    entries = {}
+    for folder, of_folder in Results(study).folders.items():
+        for entry in of_folder:
+            if entry.status == "skipped" or not folder.is_relative_to(study):
+                continue
+            case = folder / entry.case
+            name = case.relative_to(study).as_posix()
+            labels = _output(folder, entry, Product.LABELS)
+            layers = {}
+            for layer, (product, *_) in LAYERS.items():
+                path = _output(folder, entry, product)
+                if path is not None:
+                    layers[layer] = path
+            items.append(Item(name, name, folder, entry, labels, layers))
+            # A failed scan has the participant in the name of its case.
+            path = labels or case.with_name(f"{case.name}.nii.gz")
+            files.append(file_below(study, path))
+            entries[absolute(path)] = entry
+    return [
+        replace(item, participant=file.participant, file=file)
+        for item, file in zip(items, name_files(files, study, entries), strict=True)
+    ]
 
 
 def _output(folder: Path, entry: Entry, product: Product) -> Path | None:
@@ -418,20 +427,14 @@ def _files_of_items(
     rules by which `trinat evaluate` pairs predictions with truths. Items without a file are
     omitted.
     """
-    label_maps: list[ScanFile] = []
-    # Maps the id() of a label map's ScanFile to the name of its item.
-    item_of: dict[int, str] = {}
-    entries = {item.labels: item.entry for item in items}
+    label_maps = []
+    names = {}
     for item in items:
-        if item.labels is None:
-            continue
-        (label_map,) = find_files(item.labels, entry_of=entries.get)
-        label_maps.append(label_map)
-        item_of[id(label_map)] = item.name
-    found = {}
-    for pair in pair_files(label_maps, files).pairs:
-        found[item_of[id(pair.truth)]] = pair.prediction.path
-    return found
+        if item.file is not None and item.labels is not None:
+            label_maps.append(item.file)
+            names[item.file.path] = item.name
+    pairs = pair_files(label_maps, files).pairs
+    return {names[pair.truth.path]: pair.prediction.path for pair in pairs}
 
 
 def digest(path: Path | None) -> str:

@@ -158,6 +158,15 @@ def folder_of(module: str) -> str:
     return ".".join(module.split(".")[2:3])
 
 
+def test_records_of_scans_and_results_are_typed_without_any() -> None:
+    study = ROOT / "pipelines/study"
+    modules = sorted(study.glob("*.py"))
+    assert modules
+    assert [
+        path.name for path in modules if "typing.Any" in imported_modules(path)
+    ] == []
+
+
 def test_the_help_page_imports_nothing_heavy() -> None:
     probe = (
         "import sys; sys.argv = ['trinat', '--help']\n"

@@ -10,13 +10,15 @@ from pathlib import Path
 import nibabel as nib
 import numpy as np
 import pytest
+from helpers.files import touch
 from helpers.refusals import refusal
 from helpers.studies import add_callosum, write_study
 
 from trinat.pipelines.predict.tables import write_tables
 from trinat.pipelines.study.entry import Entry
-from trinat.pipelines.study.ledger import Ledger, entries_in
+from trinat.pipelines.study.ledger import Ledger
 from trinat.pipelines.study.record import ScanResult, TimePoint
+from trinat.pipelines.study.results import Results
 from trinat.pipelines.study.study import Study
 from trinat.pipelines.view.voxels import Voxels
 from trinat.segmentation.errors import ConfigError, InputError, IntegrityError
@@ -120,6 +122,22 @@ def test_the_scan_is_found_where_predict_read_it_or_among_the_images_named(
     assert moved.image(item) == tmp_path / "moved" / "scan2.nii.gz"
 
 
+def test_other_label_maps_of_scans_of_one_name_are_found_by_their_folders(
+    tmp_path: Path,
+) -> None:
+    maps = ["anna/T1_dseg.nii.gz", "bob/T1_dseg.nii.gz"]
+    out = touch(tmp_path / "out", *maps)
+    manual = touch(tmp_path / "manual", *maps)
+    with Ledger(out / "run.jsonl") as ledger:
+        for name in maps:
+            case = name.removesuffix("_dseg.nii.gz")
+            ledger.add(Entry(case, "done", f"{case}.nii.gz", outputs={name: "0"}))
+    study = Study(out, "anna", against=manual)
+    assert [study.other(item) for item in study.items] == [
+        manual / name for name in maps
+    ]
+
+
 def test_a_ledger_that_names_a_file_outside_the_folder_is_refused(out: Path) -> None:
     (out.parent / "secret_dseg.nii.gz").write_bytes(b"secret")
     ledger = out / "run.jsonl"
@@ -199,7 +217,7 @@ def test_of_the_brain_mask_there_is_the_outline(out: Path) -> None:
 
 def test_a_scan_without_entropy_says_so(out: Path) -> None:
     study = Study(out, "anna")
-    for _, entry in list(entries_in(out)):
+    for entry in Results(out).entries:
         kept = {k: v for k, v in entry.outputs.items() if "entropy" not in k}
         with Ledger(out / "run.jsonl") as ledger:
             ledger.add(replace(entry, outputs=kept))
