@@ -55,6 +55,13 @@ def test_series_are_told_apart_by_uid_and_named_without_the_patient(
         assert volume.source_sha256 == sha256_of(*case.files)
 
 
+def test_a_series_has_the_names_of_its_folders_as_given(tmp_path: Path) -> None:
+    write_classic(tmp_path / "P01 é_V1", small())
+    (case,) = find_cases([tmp_path]).cases
+    assert case.id.isascii()
+    assert case.named.folders == ("P01 é_V1",)
+
+
 def test_what_a_disc_holds_beside_its_scans_is_no_scan_that_was_skipped(
     tmp_path: Path,
 ) -> None:
