@@ -21,7 +21,6 @@ from trinat.segmentation.errors import ConfigError
 if TYPE_CHECKING:
     from trinat.pipelines.predict.recorder import Outcome
     from trinat.pipelines.predict.settings import PredictRequest
-    from trinat.segmentation.metrics.norms import Norms
 
 HELP = {"help_option_names": ["-h", "--help"]}
 # Maximum length of a command's help in the list of commands, in characters.
@@ -133,45 +132,32 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class ComparedWith:
-    """Option for reference values that volumes are compared with on the pages of scans."""
+    """Option for norms that volumes are compared with on the pages of scans."""
 
     reference: Annotated[
         Path | None,
         Option(
-            "TSV of norms (`trinat norms`) for the pages, or of normal volumes with columns "
-            "structure, low_mm3, high_mm3.",
+            "Table of `trinat norms`, for percentiles on the pages.",
             is_file=True,
             panel=FILES,
         ),
     ] = None
 
     def apply_to(self, request: PredictRequest) -> PredictRequest:
-        """Return the request with the reference values of the table; unchanged without a table.
+        """Return the request with the norms of the table; unchanged without a table.
 
-        Raises ConfigError for norms of another model, and for a table of ranges that do not hold
-        for everyone: only norms take age and sex of a participant into account.
+        Raises ConfigError for norms of another model.
         """
         if self.reference is None:
             return request
-        from trinat.pipelines.evaluate.user_tables import (
-            is_of_norms,
-            ranges_for_all,
-            read_norms,
-            refuse_other_model,
-        )
+        from trinat.pipelines.evaluate.user_tables import read_norms, refuse_other_model
         from trinat.segmentation.io.files import sha256_of
         from trinat.segmentation.models.zoo import MODEL_FILE, find_model, read_scheme
 
-        table = self.reference
         model = find_model(request.model)
-        scheme = read_scheme(model)
-        compared: tuple[tuple[str, float, float], ...] | Norms
-        if is_of_norms(table):
-            compared = read_norms(table, scheme)
-            refuse_other_model(compared, table, [sha256_of(model / MODEL_FILE)])
-        else:
-            compared = ranges_for_all(table, scheme)
-        return replace(request, output=replace(request.output, reference=compared))
+        norms = read_norms(self.reference, read_scheme(model))
+        refuse_other_model(norms, self.reference, [sha256_of(model / MODEL_FILE)])
+        return replace(request, output=replace(request.output, reference=norms))
 
 
 def say_next(*words: str | Path) -> None:

@@ -26,9 +26,7 @@ from trinat.pipelines.evaluate.sections import (
 from trinat.pipelines.evaluate.settings import CohortSettings
 from trinat.pipelines.evaluate.shown_scans import cohort_pictures
 from trinat.pipelines.evaluate.user_tables import (
-    is_of_norms,
     read_norms,
-    read_ranges,
     refuse_other_model,
 )
 from trinat.pipelines.jobs.lock import claimed, keep_only, refuse_foreign
@@ -36,7 +34,6 @@ from trinat.pipelines.predict.changes import courses_in
 from trinat.pipelines.report.changes import Changes, compare_changes
 from trinat.pipelines.report.cohort import (
     Cohort,
-    Range,
     Scan,
     Section,
     cohort_of,
@@ -93,13 +90,12 @@ _OUTPUTS = (*_TABLES, "figures", "report.html")
 class Known:
     """Label maps and tables that are read before anything is measured.
 
-    `ranges` or `norms` are from the reference table, if there is one. `ratings` are people's
+    `norms` are from the reference table, if there is one. `ratings` are people's
     ratings, and `files` the label maps. `matched` assigns each label map to a row of the
     participants `table`.
     """
 
     scheme: LabelScheme
-    ranges: list[Range]
     norms: Norms | None
     ratings: list[Rating]
     files: list[ScanFile]
@@ -181,7 +177,6 @@ def report_cohort(
     cohort = cohort_of(
         group.scans,
         known.scheme,
-        known.ranges,
         settings.adjust,
         harmonising=settings.harmonise is not None,
         norms=known.norms,
@@ -291,13 +286,9 @@ def _read_known(settings: CohortSettings, results: Results) -> Known:
     not exist, and DatasetError if it has no participant of these label maps.
     """
     scheme = load_scheme(settings.labels)
-    ranges: list[Range] = []
     norms = None
     if settings.reference is not None:
-        if is_of_norms(settings.reference):
-            norms = read_norms(settings.reference, scheme)
-        else:
-            ranges = read_ranges(settings.reference, scheme)
+        norms = read_norms(settings.reference, scheme)
     ratings = read_given(settings.ratings)
 
     files = results.find(parcels=scheme.has_parcels, corrected=not settings.uncorrected)
@@ -314,7 +305,7 @@ def _read_known(settings: CohortSettings, results: Results) -> Known:
     twice = two_maps_of_a_scan(files)
     if twice:
         _log.warning("%s: each map counts as a scan", twice)
-    return Known(scheme, ranges, norms, ratings, files, table, matched)
+    return Known(scheme, norms, ratings, files, table, matched)
 
 
 def _facts_of(

@@ -25,11 +25,10 @@ from trinat.pipelines.evaluate.cohort import MeasuredGroup, measure_group
 from trinat.pipelines.evaluate.measuring import MapVolumes
 from trinat.pipelines.evaluate.sections import further_cohort, further_scans
 from trinat.pipelines.evaluate.settings import CohortSettings
-from trinat.pipelines.evaluate.user_tables import is_of_norms
 from trinat.pipelines.report.cohort import cohort_of
 from trinat.pipelines.study.record import FURTHER, unit_of
 from trinat.segmentation.errors import ConfigError, EvaluationError, OutputError
-from trinat.segmentation.io.files import write_whole
+from trinat.segmentation.io.files import read_table, write_whole
 from trinat.segmentation.metrics.norms import (
     NO_SKEWNESS,
     SEXES,
@@ -74,7 +73,7 @@ def make_norms(
     controls, ConfigError if they may be patients or have volumes of several models, and OutputError
     if `out` exists and is no table of norms.
     """
-    if os.path.lexists(out) and not (out.is_file() and is_of_norms(out)):
+    if os.path.lexists(out) and not (out.is_file() and _is_of_norms(out)):
         raise OutputError(
             "exists and is not a table of norms, so it is not replaced",
             where=out,
@@ -493,3 +492,8 @@ def _longest_run(flags: NDArray[np.bool_]) -> slice:
             best = slice(start, place)
         start = place + 1
     return best
+
+
+def _is_of_norms(path: Path) -> bool:
+    """Return True if the column names are those of a table of `trinat norms`."""
+    return {"l", "m", "s", "unit"} <= set(read_table(path).titles)

@@ -223,10 +223,7 @@ class CohortSettings(LabelMapOptions):
     strict: Strict = False
     reference: Annotated[
         Path | None,
-        Option(
-            "TSV of norms (`trinat norms`), or of normal volumes with columns structure, low_mm3, "
-            "high_mm3, and optionally sex, age_from, age_to."
-        ),
+        Option("Table of `trinat norms`."),
     ] = None
     adjust: Annotated[
         Literal["residual", "proportion"] | None,

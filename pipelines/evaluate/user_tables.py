@@ -1,32 +1,21 @@
-"""Readers of user tables: label numbers, expected volumes of structures, and norms."""
+"""Readers of user tables: label numbers, and norms."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import combinations
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from trinat.pipelines.study.record import unit_of
 from trinat.segmentation.errors import ConfigError
-from trinat.segmentation.io.cells import (
-    age_in,
-    may_be_thousands,
-    number_in,
-    sex_in,
-)
-from trinat.segmentation.io.files import read_rows, read_table
+from trinat.segmentation.io.cells import may_be_thousands, number_in
+from trinat.segmentation.io.files import read_rows
 from trinat.segmentation.labels.folding import FoldingTable
 from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.metrics.norms import COLUMNS, SEXES, Norms
-
-# Importing the report takes half a second, and measuring label maps does not need it.
-if TYPE_CHECKING:
-    from trinat.pipelines.report.cohort import Range
 
 # Line number, in its file, of the first row of a table.
 _FIRST_LINE = 2
@@ -42,13 +31,9 @@ _LIMITS_OF_NORMS = {
     "intracranial_power": (-5, 5),
 }
 _WHOLE = ("participants", "participants_near")
-# Columns of participants in a table of ranges.
-_COLUMNS_OF_PARTICIPANTS = ("sex", "age_from", "age_to")
-_ABOUT_PARTICIPANTS = re.compile(r"(^|[^a-z])(age|sex|gender)")
 # Matches numbers that may have a thousands separator (2.800) or be below a thousand. Any other
 # number in the table shows whether points are decimal points or separators.
 _UP_TO_THOUSANDS = re.compile(r"\d{1,3}(\.\d{3})?", re.ASCII)
-_BOTH_SEXES = frozenset({"", "all", "any", "both", "b", "mf", "m/f", "m+f"})
 
 
 @dataclass(frozen=True)
@@ -103,70 +88,6 @@ def read_mapping(path: Path) -> Mappings:
     return Mappings(truth, prediction)
 
 
-def read_ranges(path: Path, scheme: LabelScheme) -> list[Range]:
-    """Read a table with columns structure, low_mm3, high_mm3, and optionally sex, age_from, age_to.
-
-    A structure is the name or the FreeSurfer number of a structure of the scheme. A range up to a
-    whole year includes that year's last day, unless another range begins with that year. Raises
-    ConfigError, with the line, for an unknown structure or sex, for limits that are not numbers or
-    in the wrong order, and for two ranges of a structure for the same participants.
-    """
-    from trinat.pipelines.report.cohort import Range
-
-    by_number = {str(label.fs_id): label.name for label in scheme.labels}
-    rows = read_rows(path, required=("structure", "low_mm3", "high_mm3"))
-    _refuse_unread(rows[0] if rows else (), path)
-    volumes = [row[column] for row in rows for column in ("low_mm3", "high_mm3")]
-    _refuse_thousands(volumes, path)
-    ranges = []
-    lines = []
-    for line, row in enumerate(rows, start=_FIRST_LINE):
-        if not any(row.values()):
-            continue
-        name = by_number.get(row["structure"], row["structure"])
-        if name not in scheme.names:
-            raise ConfigError(f"line {line}: {scheme.name} has no {name!r}", where=path)
-        values = {}
-        for column in ("low_mm3", "high_mm3", "sex", "age_from", "age_to"):
-            cell = row.get(column, "")
-            try:
-                values[column] = _limit_in(column, cell)
-            except ValueError as error:
-                what = f"line {line}, {column}: {cell!r} {error}"
-                raise ConfigError(what, where=path) from None
-        limits = Range(name, **values)
-        if limits.low_mm3 > limits.high_mm3:
-            raise ConfigError(f"line {line}: low_mm3 is above high_mm3", where=path)
-        if limits.age_from > limits.age_to:
-            raise ConfigError(f"line {line}: age_from is above age_to", where=path)
-        ranges.append(limits)
-        lines.append(line)
-    ranges = [_to_the_last_day(limits, ranges) for limits in ranges]
-    _refuse_overlaps(ranges, lines, path)
-    return ranges
-
-
-def _refuse_overlaps(ranges: Sequence[Range], lines: Sequence[int], path: Path) -> None:
-    """Raise ConfigError if two ranges of a structure are for the same participants.
-
-    `lines` has the line of each range. One range may end at the age at which the other begins.
-    """
-    for (line, one), (other_line, other) in combinations(
-        zip(lines, ranges, strict=True), 2
-    ):
-        if one.structure != other.structure:
-            continue
-        if one.sex and other.sex and one.sex != other.sex:
-            continue
-        if max(one.age_from, other.age_from) < min(one.age_to, other.age_to):
-            raise ConfigError(
-                f"lines {line} and {other_line}: two ranges of {one.structure} for the same "
-                "participants",
-                where=path,
-                remedy="keep one of them, or give each its own sex or ages",
-            )
-
-
 def _refuse_thousands(volumes: Sequence[str], path: Path) -> None:
     """Raise ConfigError for volumes such as 2.800, unless others show whether that is 2800."""
     is_clear = any(not _UP_TO_THOUSANDS.fullmatch(cell) for cell in volumes if cell)
@@ -177,47 +98,6 @@ def _refuse_thousands(volumes: Sequence[str], path: Path) -> None:
             where=path,
             remedy="write thousands without a point: 2800",
         )
-
-
-def _refuse_unread(titles: Iterable[str], path: Path) -> None:
-    """Raise ConfigError for a column about age or sex whose title is not one of the known ones."""
-    for title in titles:
-        if (
-            _ABOUT_PARTICIPANTS.search(title.lower())
-            and title not in _COLUMNS_OF_PARTICIPANTS
-        ):
-            raise ConfigError(
-                f"the column {title!r} is not understood",
-                where=path,
-                remedy="its columns for participants are sex, age_from and age_to",
-            )
-
-
-def ranges_for_all(
-    path: Path, scheme: LabelScheme
-) -> tuple[tuple[str, float, float], ...]:
-    """Return the ranges of a table that hold for any participant.
-
-    Each is (structure, lowest, highest) with limits in mm³. Raises ConfigError if every range is
-    limited to a sex or to ages.
-    """
-    found = tuple(
-        (limits.structure, limits.low_mm3, limits.high_mm3)
-        for limits in read_ranges(path, scheme)
-        if not limits.is_for_some
-    )
-    if not found:
-        raise ConfigError(
-            "every range is for one sex or some ages, which are not known of a scan",
-            where=path,
-            remedy="give ranges without sex and age, or norms, or use trinat report",
-        )
-    return found
-
-
-def is_of_norms(path: Path) -> bool:
-    """Return True if the column names are those of a table of `trinat norms`."""
-    return {"l", "m", "s", "unit"} <= set(read_table(path).titles)
 
 
 def read_norms(path: Path, scheme: LabelScheme) -> Norms:
@@ -301,32 +181,3 @@ def refuse_other_model(norms: Norms, table: Path, models: Iterable[str]) -> None
             where=table,
             remedy="segment the controls with the model of the scans, and make norms from them",
         )
-
-
-def _limit_in(column: str, cell: str) -> Any:
-    """Read a cell of a table of ranges; raise ValueError if it cannot be read.
-
-    An empty age sets no limit (infinity), and an empty sex stands for both ("").
-    """
-    if column == "sex":
-        return "" if cell.casefold() in _BOTH_SEXES else sex_in(cell)
-    if column == "age_from":
-        return age_in(cell) if cell else -np.inf
-    if column == "age_to":
-        return age_in(cell) if cell else np.inf
-    return number_in(cell)
-
-
-def _to_the_last_day(limits: Range, ranges: Iterable[Range]) -> Range:
-    """Extend a range to the end of its last year: 20 to 29 includes all ages below 30."""
-    # A range ends where another range begins that is for the same sex, or if either is for both
-    # sexes.
-    begins_another = any(
-        other.age_from == limits.age_to
-        for other in ranges
-        if other.structure == limits.structure
-        and (other.sex == limits.sex or not other.sex or not limits.sex)
-    )
-    if begins_another or not float(limits.age_to).is_integer():
-        return limits
-    return replace(limits, age_to=np.nextafter(limits.age_to + 1, 0))

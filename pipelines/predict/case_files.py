@@ -513,7 +513,7 @@ class CaseFiles:
             result,
             facts,
             title=self.case.stem,
-            reference=self._output.reference,
+            norms=self._output.reference,
             participant=self.case.facts,
         )
         write_whole(self.names.path(Product.PAGE), page)

@@ -62,7 +62,6 @@ from trinat.segmentation.errors import (
     OutputError,
     some,
 )
-from trinat.segmentation.metrics.norms import Norms
 from trinat.segmentation.models.zoo import find_model, is_for_any_contrast
 from trinat.segmentation.timing import stage
 
@@ -126,7 +125,7 @@ def predict(request: PredictRequest, callbacks: Listener | None = None) -> Outco
         raise InputError(
             "there are no scans to segment", remedy="give scans or folders with scans"
         )
-    if isinstance(request.output.reference, Norms):
+    if request.output.reference is not None:
         found = replace(found, cases=_with_facts(request, found))
     if request.output.fmriprep:
         _check_for_fmriprep(request.suffix, found)

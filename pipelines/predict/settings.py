@@ -111,8 +111,8 @@ class OutputSettings:
 
     `views` are in the order of computation; empty: all views of the model. The settings from
     `stats` to `page` write files: each is the `setting` of some `Product`. Label maps are always
-    written, and the files of `fmriprep` only in BIDS datasets. `reference` is what volumes on pages
-    are compared with: norms, or normal ranges (structure, lowest and highest mm³).
+    written, and the files of `fmriprep` only in BIDS datasets. Volumes on pages are
+    compared with the norms `reference`.
     """
 
     views: Annotated[
@@ -250,7 +250,7 @@ class OutputSettings:
         bool,
         Option("Write a page for each scan (HTML), to read and to print.", panel=FILES),
     ] = False
-    reference: tuple[tuple[str, float, float], ...] | Norms = ()
+    reference: Norms | None = None
     fill_nonfinite: Annotated[
         bool, Option("Replace NaN and infinite voxels by 0.", panel=INPUT)
     ] = False
@@ -415,7 +415,7 @@ class PredictRequest(WorkerOptions):
     - `timeout_s` is for one scan; 0 is no limit, None the default of `limit_s`.
     - `participants` and `sessions` select scans of a BIDS dataset; empty: all. `suffix` is the BIDS
       suffix of its scans.
-    - `participants_table` has the age and sex of participants, if `output.reference` are norms.
+    - `participants_table` has the age and sex of participants, for the norms `output.reference`.
       Default: participants.tsv of a BIDS dataset.
     - `sessions_table` assigns scans to participants, for `output.longitudinal`. No change is
       computed from scans and structures whose grade is in `excluded`.
@@ -545,8 +545,8 @@ class PredictRequest(WorkerOptions):
 
     def check(self) -> None:
         """Raise ConfigError for options that contradict or require each other."""
-        reads_participants = isinstance(self.output.reference, Norms)
-        if self.output.reference and not self.output.page:
+        reads_participants = self.output.reference is not None
+        if reads_participants and not self.output.page:
             raise ConfigError(
                 "--reference has no effect without --page", remedy="give --page too"
             )

@@ -15,7 +15,7 @@ their scans: intervals count participants, not scans.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -91,42 +91,6 @@ class Scan:
     def name(self) -> str:
         """Subject and session, as shown on the page."""
         return f"{self.subject} {self.session}".strip()
-
-
-@dataclass(frozen=True)
-class Range:
-    """Normal range of a structure's volume, for all participants or for those of a sex and age.
-
-    Volumes are in mm³, ages in years; both limits are included. `sex` is "" for both sexes.
-    """
-
-    structure: str
-    low_mm3: float
-    high_mm3: float
-    sex: str = ""
-    age_from: float = -np.inf
-    age_to: float = np.inf
-
-    @property
-    def is_for_some(self) -> bool:
-        """True if the range is limited to one sex or to some ages."""
-        is_by_age = np.isfinite(self.age_from) or np.isfinite(self.age_to)
-        return bool(self.sex or is_by_age)
-
-    def fits(self, scan: Scan) -> bool:
-        """Return True if the range applies to this participant.
-
-        If both sex and age are given, both must match. A range by age or sex does not apply to
-        participants whose age or sex is unknown.
-        """
-        if self.sex and self.sex != scan.sex:
-            return False
-        is_by_age = np.isfinite(self.age_from) or np.isfinite(self.age_to)
-        if not is_by_age:
-            return True
-        if scan.age is None:
-            return False
-        return self.age_from <= scan.age <= self.age_to
 
 
 @dataclass(frozen=True)
@@ -272,7 +236,6 @@ class Section:
 def cohort_of(
     scans: Sequence[Scan],
     scheme: LabelScheme,
-    ranges: Iterable[Range] = (),
     adjusting: Method | None = None,
     *,
     harmonising: bool = False,
@@ -291,9 +254,8 @@ def cohort_of(
     - With `harmonising`, it has another row, without the effects of sites.
     - The column `z` is the robust z over the group: of asymmetries, and of the last of these
       volumes.
-    - The column `note` says if a measured volume is outside of its range in `ranges`.
-    - With `norms`, measured volumes have a percentile and `norm_z`; an unusual percentile is the
-      note.
+    - With `norms`, measured volumes have a percentile and `norm_z`; an unusual percentile is in the
+      column `note`.
 
     `covariates` are the terms that the user named for the linear model; None for an automatic
     choice. For another `metric` than the volume, `unit_of` returns the unit of a structure's
@@ -328,7 +290,7 @@ def cohort_of(
     frame["z"] = frame.groupby(["structure", "metric"])["value"].transform(_z_scores)
     is_compared = frame["metric"].isin([compared, "asymmetry_index"])
     frame["z"] = frame["z"].where(is_compared)
-    frame["note"] = _range_notes(frame, scans, ranges)
+    frame["note"] = ""
     if norms is not None:
         places = _norm_positions(frame, scans, norms, metric)
         frame = frame.join(places)
@@ -434,27 +396,6 @@ def _volume_frame(
 
 def _or_nan(value: float | None) -> float:
     return float("nan") if value is None else value
-
-
-def _range_notes(
-    frame: pd.DataFrame, scans: Sequence[Scan], ranges: Iterable[Range]
-) -> pd.Series:
-    """Return a note for each row of `frame` that is outside of its range; "" for all others.
-
-    If one range ends at the age at which another begins, the range that begins applies.
-    """
-    notes = pd.Series("", frame.index)
-    is_volume = frame["metric"] == "volume"
-    for limits in sorted(ranges, key=lambda limits: limits.age_from):
-        scan_fits = np.array([limits.fits(scan) for scan in scans])
-        is_structure = frame["structure"] == limits.structure
-        asked = scan_fits[frame["scan"]] & is_volume & is_structure
-        notes[asked] = ""
-        too_small = asked & (frame["value"] < limits.low_mm3)
-        too_large = asked & (frame["value"] > limits.high_mm3)
-        notes[too_small] = f"below {limits.low_mm3:,.0f} mm³"
-        notes[too_large] = f"above {limits.high_mm3:,.0f} mm³"
-    return notes
 
 
 def _norm_positions(

@@ -362,7 +362,7 @@ def _outlier_table(cohort: Cohort) -> Table:
         Column(
             "Robust z", 1, "Distance from the group's median in robust SDs", sign=True
         ),
-        "Reference range",
+        "Percentile",
     ]
     rows = []
     outliers = cohort.outliers()

@@ -1,4 +1,4 @@
-"""Page of one scan: views, grade, volumes, normal ranges, further outputs."""
+"""Page of one scan: views, grade, volumes, percentiles, further outputs."""
 
 from __future__ import annotations
 
@@ -36,9 +36,6 @@ from trinat.segmentation.rendering.pictures import (
 )
 from trinat.segmentation.space.views import View, to_slices
 
-# A normal range of volumes: structure, lowest and highest volume in mm³.
-NormalRange = tuple[str, float, float]
-
 _GRADES = {
     "pass": "all checks of the whole scan passed",
     "look": "look at the picture before you use the numbers",
@@ -57,7 +54,7 @@ def scan_page(
     facts: Mapping[str, str],
     *,
     title: str,
-    reference: Sequence[NormalRange] | Norms = (),
+    norms: Norms | None = None,
     participant: Facts | None = None,
 ) -> str:
     """Return the page as HTML.
@@ -65,10 +62,10 @@ def scan_page(
     Without thickness, callosum and lesions (the further outputs) it prints on two A4 pages.
 
     `result` is the scan's result in the ledger. `facts` describe how it was made, by their titles.
-    `reference` are normal ranges or norms to compare volumes with; if empty, volumes are shown
-    alone. `participant` has the age, sex and intracranial volume that norms need.
+    Volumes are compared with `norms`, if given; `participant` has the age, sex and intracranial
+    volume that these need.
     """
-    compared = _compare_with_reference(result, reference, participant or Facts())
+    compared = _compare_with_norms(result, norms, participant or Facts())
     return render(
         "scan.html",
         script="",
@@ -170,7 +167,7 @@ def _fullest_slice(classes: np.ndarray, count: int) -> int:
 
 @dataclass(frozen=True)
 class _Compared:
-    """Comparison of volumes with normal ranges or norms.
+    """Comparison of volumes with norms.
 
     `cells` has a cell for each compared structure by name. `title` is the title of their column;
     `note` explains it.
@@ -181,39 +178,27 @@ class _Compared:
     cells: Mapping[str, Cell] = field(default_factory=dict)
 
 
-def _compare_with_reference(
+def _compare_with_norms(
     result: ScanResult,
-    reference: Sequence[NormalRange] | Norms,
+    norms: Norms | None,
     participant: Facts,
 ) -> _Compared:
-    """Compare the volumes of a scan with normal ranges or norms.
+    """Compare the volumes of a scan with norms.
 
-    `participant` has the age and sex that norms need. The result has no cells if `reference` is
-    empty, or if the norms do not cover the participant; then `note` has the reason.
+    `participant` has the age and sex that norms need. The result has no cells without norms, or if
+    the norms do not cover the participant; then `note` has the reason.
     """
-    volumes_mm3 = result.volumes_mm3
-    if not isinstance(reference, Norms):
-        if not reference:
-            return _Compared()
-        return _Compared(
-            "Normal",
-            "Normal: the range of the table that was given, for the left side or the only one, "
-            "then for the right side; the bar is the range, the dot this scan.",
-            {
-                name: _range_cell(volumes_mm3[name], low, high)
-                for name, low, high in reference
-                if name in volumes_mm3
-            },
-        )
+    if norms is None:
+        return _Compared()
     intracranial_mm3 = result.intracranial_mm3
     if intracranial_mm3 is None:
         intracranial_mm3 = participant.intracranial_mm3
     cells = {}
     participants = []
     why = ""
-    for name, volume_mm3 in volumes_mm3.items():
+    for name, volume_mm3 in result.volumes_mm3.items():
         try:
-            place = reference.place(
+            place = norms.place(
                 name, volume_mm3, participant.sex, participant.age, intracranial_mm3
             )
         except NormError as error:
@@ -243,7 +228,7 @@ def _volume_table(
     """Return the table of volumes, with a row for each structure and both its sides.
 
     A structure without sides has its volume in the column of both sides together. `compared` has
-    the cells of the comparison with ranges or norms.
+    the cells of the comparison with norms.
     """
     volumes_mm3 = result.volumes_mm3
     labels = {label.name: label for label in found.scheme.labels}
@@ -363,17 +348,6 @@ def _reason_for_doubt(names: Sequence[str], result: ScanResult) -> str:
         for name, doubt in doubts.items()
         if doubt
     )
-
-
-def _range_cell(volume_mm3: float, low: float, high: float) -> Cell:
-    """Return a cell with the position of a volume relative to its normal range, in mm³."""
-    words = "within"
-    if volume_mm3 < low:
-        words = "below"
-    elif volume_mm3 > high:
-        words = "above"
-    text = f"{words} {low:,.0f}–{high:,.0f}"
-    return Cell(text, place=_strip_positions(volume_mm3, low, (low + high) / 2, high))
 
 
 def _percentile_cell(volume_mm3: float, place: NormPosition) -> Cell:

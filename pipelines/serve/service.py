@@ -59,7 +59,6 @@ from trinat.segmentation.io.files import read_text
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.parcels import Parcellation
 from trinat.segmentation.labels.scheme import LabelScheme
-from trinat.segmentation.metrics.norms import Norms
 from trinat.segmentation.models.zoo import (
     find_model,
     find_parcels_folder,
@@ -531,7 +530,7 @@ def run_service(
                 queued=settings.max_waiting,
                 per_client=settings.max_of_client,
                 keep_s=settings.keep_hours * 3600,
-                has_norms=isinstance(request.output.reference, Norms),
+                has_norms=request.output.reference is not None,
             )
             # Starlette keeps large uploads in temporary files: on the queue's disk, which is
             # checked for room, and not in /tmp, which may be small.

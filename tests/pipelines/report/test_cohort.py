@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from helpers.pages import rows_of
 
-from trinat.pipelines.report.cohort import Range, Scan, adjust, cohort_of
+from trinat.pipelines.report.cohort import Scan, adjust, cohort_of
 from trinat.pipelines.report.cohort_page import cohort_drawings, cohort_page
 from trinat.pipelines.report.participants import participants_plot
 from trinat.segmentation.errors import EvaluationError
@@ -79,21 +79,19 @@ def test_too_few_intracranial_volumes_are_refused() -> None:
         adjust(*arrays(scans), "proportion")
 
 
-def test_the_frame_has_both_and_ranges_are_of_what_was_measured() -> None:
-    cohort = cohort_of(LINE, SCHEME, [Range(STEM, 0, 400)], "residual")
+def test_the_frame_has_measured_and_adjusted_volumes() -> None:
+    cohort = cohort_of(LINE, SCHEME, "residual")
     assert cohort.compared == "adjusted_volume"
     by = cohort.frame.set_index(["metric", "subject"])
     assert by.loc[("volume", "sub-1"), "value"] == 410
-    assert by.loc[("volume", "sub-1"), "note"] == "above 400 mm³"
     assert by.loc[("adjusted_volume", "sub-1"), "value"] == pytest.approx(310)
-    assert by.loc[("adjusted_volume", "sub-1"), "note"] == ""
     assert cohort.frame["metric"].tolist()[:2] == ["volume", "adjusted_volume"]
 
 
 def test_z_scores_are_of_the_adjusted_volumes_alone() -> None:
     rng = np.random.default_rng(0)
     scans = [scan(n, 1000 + rng.normal(), 1e6 + 1e4 * rng.normal()) for n in range(9)]
-    z = cohort_of(scans, SCHEME, (), "proportion").frame.groupby("metric")["z"].count()
+    z = cohort_of(scans, SCHEME, "proportion").frame.groupby("metric")["z"].count()
     assert (z["volume"], z["adjusted_volume"]) == (0, 9)
 
 
@@ -139,7 +137,7 @@ def test_the_page_shows_coefficients_effects_and_a_panel_for_each_structure() ->
     groups = ["control", "control", "patient", "patient", "control", "patient"]
     participants = [*LINE, scan(4, 310.0, 150.0), scan(5, 310.0, 150.0)]
     scans = [replace(s, group=g) for s, g in zip(participants, groups, strict=True)]
-    cohort = cohort_of(scans, SCHEME, (), "residual", covariates=())
+    cohort = cohort_of(scans, SCHEME, "residual", covariates=())
     drawings = cohort_drawings(cohort)
     page = cohort_page(cohort, drawings, [], {})
     assert [drawing.name for drawing in drawings] == [

@@ -1,4 +1,4 @@
-"""The page of one scan: sides in a row, asymmetry, the worse grade, normal ranges, no network."""
+"""The page of one scan: sides in a row, asymmetry, the worse grade, percentiles, no network."""
 
 from __future__ import annotations
 
@@ -100,21 +100,6 @@ def test_both_sides_are_in_a_row_with_their_asymmetry(found: Prediction) -> None
     assert "1,235 ml" in page
 
 
-def test_normal_ranges_say_where_each_side_is(found: Prediction) -> None:
-    ranges = [
-        ("Left-Hippocampus", 3000, 4000),
-        ("Right-Hippocampus", 3000, 4000),
-        ("Brain-Stem", 10000, 15000),
-    ]
-    page = scan_page(found, ScanResult(**RESULT), {}, title="sub-1", reference=ranges)
-    assert [row[7:9] for row in rows_of(page)] == [
-        ["within 3,000–4,000", "below 3,000–4,000"],
-        ["above 10,000–15,000", ""],
-    ]
-    # 3300 is 0.3 into the middle third of the strip: 33.3 + 0.3 * 33.3.
-    assert 'cx="43.3"' in page
-
-
 def norms_of(*structures: str) -> Norms:
     """Return norms for women of 30.
 
@@ -135,7 +120,7 @@ def test_norms_say_a_percentile_and_a_z_of_each_side(found: Prediction) -> None:
         ScanResult(**RESULT),
         {},
         title="sub-1",
-        reference=reference,
+        norms=reference,
         participant=participant,
     )
     assert [row[7:9] for row in rows_of(page)] == [
@@ -154,7 +139,7 @@ def test_the_measured_head_goes_before_the_one_of_the_table(found: Prediction) -
         ScanResult(**result),
         {},
         title="sub-1",
-        reference=reference,
+        norms=reference,
         participant=participant,
     )
     assert rows_of(page)[0][7] == "50 (z +0.0)"
@@ -162,9 +147,7 @@ def test_the_measured_head_goes_before_the_one_of_the_table(found: Prediction) -
 
 def test_why_there_are_no_percentiles_is_said(found: Prediction) -> None:
     reference = norms_of("Left-Hippocampus")
-    page = scan_page(
-        found, ScanResult(**RESULT), {}, title="sub-1", reference=reference
-    )
+    page = scan_page(found, ScanResult(**RESULT), {}, title="sub-1", norms=reference)
     assert "No percentiles: age and sex are not known." in page
     assert all(len(row) == 7 for row in rows_of(page))
 
@@ -256,14 +239,13 @@ def test_a_page_is_self_contained_and_escapes_names(found: Prediction) -> None:
 def test_a_page_prints_on_two_sheets_and_fits_a_phone(
     found: Prediction, tmp_path: Path
 ) -> None:
-    """With all 32 structures and a normal range for each."""
+    """With all 32 structures and a percentile for each."""
     chromium = find_chromium()
     if chromium is None:
         pytest.skip("no Chromium")
     names = SCHEME.names[1:]
     volumes = dict.fromkeys(names, 123456.0)
     result = {**RESULT, "volumes_mm3": volumes, "structure_grades": {}}
-    ranges = [(name, 100_000, 200_000) for name in names]
     facts = {"scan": f"sub-1 (SHA-256 {'0' * 64})", "model": f"fast ({'0' * 64})"}
     page = tmp_path / "sub-1_page.html"
     page.write_text(
@@ -272,7 +254,8 @@ def test_a_page_prints_on_two_sheets_and_fits_a_phone(
             ScanResult(**result),
             facts,
             title="sub-1",
-            reference=ranges,
+            norms=norms_of(*names),
+            participant=Facts(age=30.0, sex="F", intracranial_mm3=1.5e6),
         )
     )
     sheets = re.findall(rb"/Type\s*/Page[^s]", print_to_pdf(page).read_bytes())
