@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta, tzinfo
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
@@ -223,27 +222,6 @@ def unchanged(before: Mapping[str, str], folder: Path, what: str) -> None:
 def copy(source: Path, target: Path) -> Path:
     shutil.copytree(source, target, symlinks=True)
     return target
-
-
-def skewed(chance: random.Random, days: float) -> Callable[[], None]:
-    """Return a function that skews the clock of a process, and of its ledger, by up to `days`."""
-    shift_s = chance.uniform(-days, days) * 86400
-
-    def install() -> None:
-        from trinat.pipelines.study import entry
-
-        now = time.time
-        time.time = lambda: now() + shift_s  # type: ignore[assignment]
-        real = entry.datetime
-
-        class Shifted(real):  # type: ignore[valid-type, misc]
-            @classmethod
-            def now(cls, tz: tzinfo | None = None) -> datetime:
-                return real.now(tz) + timedelta(seconds=shift_s)
-
-        entry.datetime = Shifted  # type: ignore[misc]
-
-    return install
 
 
 def tiny_scan(seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
