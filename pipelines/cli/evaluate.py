@@ -68,25 +68,10 @@ def evaluate(
             "--numbering cannot be combined with --store",
             remedy="leave --numbering out: the store has its own numbering",
         )
-    if settings.sessions_table is not None and not settings.repeat:
-        raise ConfigError(
-            "--sessions has no effect without --repeat", remedy="give both"
-        )
-    if settings.repeat and scans.store is not None:
-        raise ConfigError(
-            "--repeat cannot be combined with --store", remedy="give scans by --images"
-        )
-    work: Callable[..., int] = evaluate_predictions
-    table = "metrics.csv"
-    if settings.repeat:
-        from trinat.pipelines.evaluate.repeat import evaluate_repeat
-
-        work = evaluate_repeat
-        table = "structures.csv"
     with log_lines(quiet), batch_progress(quiet) as progress:
-        status = work(settings, progress=progress)
+        status = evaluate_predictions(settings, progress=progress)
     if not quiet:
-        result = table if settings.tables_only else "report.html"
+        result = "metrics.csv" if settings.tables_only else "report.html"
         typer.echo(settings.out / result)
     return status
 

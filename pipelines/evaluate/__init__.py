@@ -1,1 +1,1 @@
-"""The jobs evaluate (with repeat), report and norms."""
+"""The jobs evaluate, report and norms."""

@@ -87,10 +87,6 @@ class EvaluationSettings(LabelMapOptions):
     numbers. `numbering` is the numbering of the truth (a folding table's name or file), and
     `numbering_pred` that of the predictions: one for all, or one for each model.
 
-    With `repeat`, scans of one participant are compared with each other: `images` are the scans,
-    `sessions_table` assigns them to participants, and without a `truth` only predictions are
-    compared.
-
     `csf` is the meaning of CSF in the truth; without it, the meaning in a ledger next to the truth,
     else a small region. `csf_pred` is the meaning of CSF in predictions without a ledger: one for
     all, or one for each model; without it their meaning is unknown.
@@ -130,21 +126,6 @@ class EvaluationSettings(LabelMapOptions):
     images: Annotated[Path | None, Option("T1 scans, to show the worst cases on.")] = (
         None
     )
-    repeat: Annotated[
-        bool,
-        Option(
-            "How far labels repeat: compare label maps and predictions of each participant's "
-            "scans with each other, laid on one another rigidly. Needs --images; --truth may be "
-            "missing."
-        ),
-    ] = False
-    sessions_table: Annotated[
-        Path | None,
-        Option(
-            "With --repeat: table with columns scan and participant. Default: by names.",
-            names=("--sessions",),
-        ),
-    ] = None
     resample: Annotated[
         bool, Option("Resample predictions on another grid to the truth's grid.")
     ] = False
