@@ -22,7 +22,7 @@ from trinat.pipelines.evaluate.settings import EvaluationSettings
 from trinat.pipelines.evaluate.shown_scans import lowest_scans
 from trinat.pipelines.jobs.lock import claimed, keep_only, refuse_foreign
 from trinat.pipelines.jobs.process import cpu_count
-from trinat.pipelines.report.evaluation import latex, printed
+from trinat.pipelines.report.evaluation import printed
 from trinat.pipelines.report.measurements import metrics_frame, write_table
 from trinat.pipelines.report.page import provenance
 from trinat.pipelines.study.entry import taught_by_models
@@ -44,7 +44,6 @@ _OUTPUTS = (
     "metrics.csv",
     "summary.json",
     "structures.csv",
-    "structures.tex",
     "raters.csv",
     "figures",
     "report.html",
@@ -144,15 +143,8 @@ def _publish(
     evaluation = evaluate_frame(frame, pairs, inputs.scheme)
     summary = {"provenance": facts, **evaluation.to_json()}
     write_whole(out / "summary.json", json.dumps(summary, indent=1) + "\n")
-    written = ["pairs.csv", "metrics.csv", "summary.json"]
-    if settings.csv or settings.latex:
-        table = printed(evaluation)
-        if settings.csv:
-            write_table(out / "structures.csv", table)
-            written.append("structures.csv")
-        if settings.latex:
-            write_whole(out / "structures.tex", latex(table))
-            written.append("structures.tex")
+    write_table(out / "structures.csv", printed(evaluation))
+    written = ["pairs.csv", "metrics.csv", "summary.json", "structures.csv"]
     if settings.ratings:
         write_table(out / "raters.csv", agreement_table(inputs.ratings))
         written.append("raters.csv")

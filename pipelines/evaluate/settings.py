@@ -161,13 +161,6 @@ class EvaluationSettings(LabelMapOptions):
     tables_only: Annotated[
         bool, Option("Write tables only, without figures and page.")
     ] = False
-    latex: Annotated[
-        bool,
-        Option("Also write structures.tex: Dice, IoU and distances for a paper."),
-    ] = False
-    csv: Annotated[
-        bool, Option("Also write structures.csv: the numbers of structures.tex.")
-    ] = False
 
 
 @dataclass(frozen=True)

@@ -28,22 +28,6 @@ from trinat.segmentation.metrics.statistics import (
     fewest_participants_for,
 )
 
-# Escapes of characters that LaTeX reads as commands.
-_LATEX = str.maketrans(
-    {
-        "&": r"\&",
-        "%": r"\%",
-        "$": r"\$",
-        "#": r"\#",
-        "_": r"\_",
-        "{": r"\{",
-        "}": r"\}",
-        "\\": r"\textbackslash{}",
-        "~": r"\textasciitilde{}",
-        "^": r"\textasciicircum{}",
-    }
-)
-
 
 @dataclass(frozen=True)
 class WorstScan:
@@ -375,41 +359,3 @@ def printed(evaluation: Evaluation) -> pd.DataFrame:
                 row[f"{metric}_undefined"] = undefined
             rows.append(row)
     return pd.DataFrame(rows)
-
-
-def latex(table: pd.DataFrame) -> str:
-    """Format the table of `printed` for LaTeX's package booktabs, one table for each model.
-
-    Characters that LaTeX reads as commands are escaped. The first line, a comment, names the
-    package.
-    """
-    texts = []
-    for model, rows in table.groupby("model", sort=False):
-        names = [name.translate(_LATEX) for name in rows["structure"]]
-        shown = pd.DataFrame(
-            {"Structure": names, "Participants": rows["participants"].to_numpy()}
-        )
-        for metric in PRINTED:
-            title = METRICS[metric].title_with_unit.translate(_LATEX)
-            cells = []
-            for mean, sd in zip(
-                rows[f"{metric}_mean"], rows[f"{metric}_sd"], strict=True
-            ):
-                cells.append(rf"{mean} $\pm$ {sd}" if sd else mean)
-            shown[title] = cells
-        caption = rf"{str(model).translate(_LATEX)}: mean $\pm$ SD over participants."
-        # Number of undefined values of structures, by metric.
-        of_all = rows[rows["structure"] == short_name("group:all")]
-        undefined = []
-        for metric in PRINTED:
-            number = "".join(of_all[f"{metric}_undefined"])
-            if number not in ("", "0"):
-                undefined.append(f"{METRICS[metric].title} {number}")
-        if undefined:
-            listed = ", ".join(undefined).translate(_LATEX)
-            caption += f" Undefined values are left out: {listed}."
-        columns = "lr" + len(PRINTED) * "l"
-        texts.append(
-            shown.to_latex(index=False, column_format=columns, caption=caption)
-        )
-    return "% needs \\usepackage{booktabs}\n" + "\n".join(texts)

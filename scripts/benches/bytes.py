@@ -69,7 +69,7 @@ merge           trinat merge shards --include-rejected
 bids            trinat-bids bids derivatives participant --model known --stats
 bids-group      trinat-bids bids derivatives group
 evaluate        trinat evaluate --truth truth --pred predicted --pred shards --model-name known \
-                --model-name again --images scans --out evaluated --jobs 1 --latex --csv
+                --model-name again --images scans --out evaluated --jobs 1
 report          trinat report predicted --participants participants.tsv --include-rejected \
                 --images scans --adjust proportion --out reported --jobs 1
 participants    trinat participants participants.tsv predicted

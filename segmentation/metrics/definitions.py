@@ -238,7 +238,7 @@ HEADLINE = (
     "assd",
     "absolute_volume_difference",
 )
-# structures.csv, the LaTeX table, and the tables of scans x structures on the page.
+# structures.csv, and the tables of scans x structures on the page.
 PRINTED = HEADLINE[:4]
 # Box plots.
 PLOTTED = (*PRINTED, "assd", "boundary_iou", "volume_difference")

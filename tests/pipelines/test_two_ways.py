@@ -64,9 +64,7 @@ def report(pairs: Path) -> Path:
         "--jobs": "1",
     }
     words = [word for option in options.items() for word in option]
-    done = CliRunner().invoke(
-        app, ["evaluate", *words, "--csv", "--tables-only", "--quiet"]
-    )
+    done = CliRunner().invoke(app, ["evaluate", *words, "--tables-only", "--quiet"])
     assert done.exit_code == 0, done.output
     return pairs / "report"
 
