@@ -77,19 +77,15 @@ def train(
     if asked.fold is not None:
         ((run, recipe),) = recipes.items()
         refuse_before_others(recipe, asked.view, run)
-    calls = [{run: recipes[run]} for run in recipes]
-    if len(asked.devices) > 1:
-        calls = [recipes]
-    for number, call in enumerate(calls, start=1):
-        if len(calls) > 1 and not quiet:
+    for number, (run, recipe) in enumerate(recipes.items(), start=1):
+        if len(recipes) > 1 and not quiet:
             # The steps of all folds are named alike, so announce the fold.
-            (run,) = call
-            typer.echo(f"fold {number} of {len(calls)}: {run}", err=True)
-        models = launch(call, partial(training_progress, quiet), asked)
+            typer.echo(f"fold {number} of {len(recipes)}: {run}", err=True)
+        model = launch(run, recipe, partial(training_progress, quiet), asked)
     if store is not None and asked.fold is None and not quiet:
         tested: tuple[str | Path, ...] = ("--folds", "--model", out)
         if not folds:
-            tested = ("--part", "test", "--model", *models)
+            tested = ("--part", "test", "--model", model)
         if folds or read_split(store / SPLIT).test:
             say_next("predict", "--store", store, *tested, "--out", "found")
     if clock is not None:
@@ -103,14 +99,9 @@ def _refuse_contradictions(
 
     These are --timings with several processes, folds given twice, and folds without --store.
     """
-    several = ""
-    if asked.processes > 1:
-        several = f"--nproc {asked.processes}"
-    elif len(asked.devices) > 1:
-        several = f"--device {','.join(asked.devices)}"
-    if timings and several:
+    if timings and asked.processes > 1:
         raise ConfigError(
-            f"--timings cannot be combined with {several}: it measures one process",
+            "--timings cannot be combined with --nproc: it measures one process",
             remedy="leave one of them out",
         )
     of_folds = ["--folds"] if scans.folds else []

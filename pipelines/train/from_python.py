@@ -11,7 +11,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trinat.pipelines.common.option import split_devices
 from trinat.pipelines.train.job import Job, Watcher
 from trinat.pipelines.train.launch import launch
 from trinat.pipelines.train.log import METRICS_FILE, VALIDATIONS_FILE, read_rows
@@ -19,7 +18,6 @@ from trinat.pipelines.train.progress import training_progress
 from trinat.pipelines.train.result import CONFIG, best_dice
 from trinat.pipelines.train.run import adapt_to_store, read_recipe
 from trinat.pipelines.train.settings import TrainSettings
-from trinat.segmentation.errors import ConfigError
 from trinat.segmentation.training.config import Recipe
 
 if TYPE_CHECKING:
@@ -123,7 +121,7 @@ def train(
     seconds : float, optional
         Wall-clock limit, instead of the recipe's steps or epochs.
     device : str
-        "auto", "cpu", "cuda", "cuda:1" or "mps". Only the command `trinat train` uses several.
+        "auto", "cpu", "cuda", "cuda:1" or "mps".
     progress : bool
         Show progress on stderr.
     on_score : callable, optional
@@ -138,7 +136,7 @@ def train(
     Raises
     ------
     ConfigError
-        If the recipe or a setting is invalid, or several devices are given.
+        If the recipe or a setting is invalid.
     DatasetError
         If the store or its split cannot be used.
     TrainingError
@@ -153,17 +151,11 @@ def train(
     >>> int(run.metrics.step.max())
     2
     """
-    devices = split_devices(device)
-    if len(devices) > 1:
-        raise ConfigError(
-            f"{device}: one process trains on one device",
-            remedy="use the command trinat train for several",
-        )
     whole = read_recipe(os.fspath(recipe), as_overrides(settings or {}))
     if store is not None:
         whole = adapt_to_store(whole, Path(store))
     folder = Path("runs") / whole.name if out is None else Path(out)
-    asked = TrainSettings(view=view, resume=resume, seconds=seconds, devices=devices)
+    asked = TrainSettings(view=view, resume=resume, seconds=seconds, device=device)
 
     @contextmanager
     def watching() -> Iterator[Watcher]:
@@ -177,5 +169,5 @@ def train(
                 watcher = replace(watcher, score=score)
             yield watcher
 
-    (model,) = launch({folder: whole}, watching, asked)
+    model = launch(folder, whole, watching, asked)
     return TrainedRun(folder, model)

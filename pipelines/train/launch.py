@@ -11,7 +11,7 @@ import multiprocessing
 import os
 import pickle
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -24,7 +24,7 @@ from trinat.pipelines.jobs.pool import pickle_error
 from trinat.pipelines.jobs.process import cpu_count, prepare_process
 from trinat.pipelines.train.job import Watcher
 from trinat.pipelines.train.progress import training_progress
-from trinat.pipelines.train.run import find_device, train_runs
+from trinat.pipelines.train.run import find_device, train
 from trinat.pipelines.train.settings import TrainSettings
 from trinat.segmentation.errors import ConfigError, DeviceError, TrainingError
 from trinat.segmentation.io.files import write_whole
@@ -45,8 +45,6 @@ _STOP_SIGNALS = "SIGTERM,SIGINT,SIGUSR1,SIGALRM"
 # for up to hours.
 _STEP_TIMEOUT = timedelta(minutes=15)
 _LEADER_TIMEOUT = timedelta(hours=6)
-# Processes that train different views wait for each other between stages.
-_APART_TIMEOUT = timedelta(days=365)
 # "[/.../gloo/transport/tcp/pair.cc:537] Read error ..."
 _GLOO_ERROR = re.compile(r"/gloo/transport/\S+:\d+\]|Connection closed by peer")
 
@@ -55,12 +53,12 @@ _GLOO_ERROR = re.compile(r"/gloo/transport/\S+:\d+\]|Connection closed by peer")
 class _Request:
     """A training, as it is passed to all of its processes.
 
-    `recipes` has the recipe of each run, by its folder. `device` may name several devices, as
-    "cuda:0,cuda:1": then each trains jobs of its own. `watching` is opened in the process with rank
-    0. The error that ends the training is pickled to `error_file`, unless this is None.
+    `out` is the folder of the run. `watching` is opened in the process with rank 0. The error that
+    ends the training is pickled to `error_file`, unless this is None.
     """
 
-    recipes: Mapping[Path, Recipe]
+    out: Path
+    recipe: Recipe
     watching: Watching
     views: tuple[View, ...] | None
     resume: bool
@@ -68,35 +66,19 @@ class _Request:
     device: str
     error_file: Path | None = None
 
-    @property
-    def out(self) -> Path:
-        """Folder of the run; of several runs, the folder that contains them."""
-        first, *others = self.recipes
-        return first.parent if others else first
-
-    @property
-    def devices(self) -> list[str]:
-        """Names of the devices, one or several."""
-        return self.device.split(",")
-
-    @property
-    def is_apart(self) -> bool:
-        """True if each process trains jobs of its own, instead of sharing each batch."""
-        return len(self.devices) > 1
-
 
 def launch(
-    recipes: Mapping[Path, Recipe],
+    out: Path,
+    recipe: Recipe,
     watching: Watching,
     asked: TrainSettings,
-) -> list[Path]:
-    """Train runs, in one process or in several; return the folders of their models.
+) -> Path:
+    """Train a run in the folder `out`, in one process or in several; return its model's folder.
 
-    `recipes` has the recipe of each run, by its folder. `watching` is opened in the process with
-    rank 0; for several processes it must be picklable. `asked` are the settings of the command
-    line. If torchrun has started this process, it trains together with the others. Raises
-    ConfigError for an unknown view, and for numbers of processes and devices that contradict each
-    other.
+    `watching` is opened in the process with rank 0; for several processes it must be picklable.
+    `asked` are the settings of the command line, of which `out` is not used. If torchrun has
+    started this process, it trains together with the others. Raises ConfigError for an unknown
+    view, and for numbers of processes and devices that contradict each other.
     """
     known = {each.value: each for each in View}
     views = None
@@ -105,35 +87,31 @@ def launch(
             remedy = f"all, {', '.join(known)}"
             raise ConfigError(f"{asked.view!r} is no view", remedy=remedy)
         views = (known[asked.view],)
-    device = ",".join(asked.devices)
-    request = _Request(recipes, watching, views, asked.resume, asked.seconds, device)
-    if request.is_apart and asked.processes > 1:
-        remedy = "give --device cuda and --nproc for several GPUs a view"
-        raise ConfigError(
-            "--nproc with several devices, which have a view each", remedy=remedy
-        )
-    count = max(asked.processes, len(request.devices))
+    request = _Request(
+        out, recipe, watching, views, asked.resume, asked.seconds, asked.device
+    )
     if all(name in os.environ for name in _TORCHRUN_VARIABLES):
-        if count > 1:
-            remedy = "leave --nproc out, and give one device"
+        if asked.processes > 1:
+            remedy = "leave --nproc out"
             raise ConfigError("torchrun has started the processes", remedy=remedy)
         return _train_together(request)
-    if count > 1:
-        return _run_processes(request, count)
+    if asked.processes > 1:
+        return _run_processes(request, asked.processes)
     prepare_process()
     with watching() as watcher:
-        return train_runs(
-            recipes,
+        return train(
+            recipe,
+            out,
             watcher,
             views=views,
             resume=asked.resume,
             seconds=asked.seconds,
-            device=device,
+            device=asked.device,
         )
 
 
-def _run_processes(request: _Request, count: int) -> list[Path]:
-    """Train in `count` processes of this machine; return the folders of the models.
+def _run_processes(request: _Request, count: int) -> Path:
+    """Train in `count` processes of this machine; return the folder of the model.
 
     Raises the error of a process, or TrainingError if a process died. If this process gets a
     signal, torchrun passes it on to the others, which save their state and end.
@@ -165,10 +143,10 @@ def _run_processes(request: _Request, count: int) -> list[Path]:
         )
         try:
             start = elastic_launch(config, _train_in_process)
-            models_of_rank: dict[int, list[Path]] = start(
+            model_of_rank: dict[int, Path] = start(
                 replace(request, error_file=error_file)
             )
-            return models_of_rank[0]
+            return model_of_rank[0]
         except (ChildFailedError, SignalException) as error:
             if error_file.is_file():
                 raise pickle.loads(error_file.read_bytes()) from None
@@ -189,19 +167,19 @@ def _silence_torchrun() -> None:
         logger.propagate = False
 
 
-def _train_in_process(request: _Request) -> list[Path]:
+def _train_in_process(request: _Request) -> Path:
     """Train as one of the processes that `_run_processes` starts."""
     _silence_torchrun()
-    models = _train_together(request)
+    model = _train_together(request)
     parent = multiprocessing.parent_process()
     if parent is not None and not parent.is_alive():
         # A killed parent process cannot receive the result, and torch would wait for it forever.
         os._exit(0)
-    return models
+    return model
 
 
-def _train_together(request: _Request) -> list[Path]:
-    """Train as one of several processes; return the folders of the models.
+def _train_together(request: _Request) -> Path:
+    """Train as one of several processes; return the folder of the model.
 
     Raises TrainingError if another process has died.
     """
@@ -223,8 +201,8 @@ def _train_together(request: _Request) -> list[Path]:
         raise
 
 
-def _join_and_train(request: _Request) -> list[Path]:
-    """Connect to the other processes and train; return the folders of the models."""
+def _join_and_train(request: _Request) -> Path:
+    """Connect to the other processes and train; return the folder of the model."""
     rank, count, local_rank, local_count = (
         int(os.environ[name]) for name in _TORCHRUN_VARIABLES
     )
@@ -235,37 +213,28 @@ def _join_and_train(request: _Request) -> list[Path]:
     backend = "gloo"
     if device.startswith("cuda"):
         use_gpu(device)
-        if not request.is_apart:
-            backend = "nccl"
-    step = leader = _APART_TIMEOUT
-    if not request.is_apart:
-        step = _STEP_TIMEOUT
-        leader = _LEADER_TIMEOUT
+        backend = "nccl"
     # Waits until all processes have connected.
-    distributed.init_process_group(backend, timeout=step)
-    patient = distributed.new_group(backend="gloo", timeout=leader)
+    distributed.init_process_group(backend, timeout=_STEP_TIMEOUT)
+    patient = distributed.new_group(backend="gloo", timeout=_LEADER_TIMEOUT)
     workers = Workers(rank, count, patient)
 
     watching: AbstractContextManager[Watcher] = training_progress(quiet=True)
     if workers.leads:
         watching = request.watching()
-    elif request.is_apart:
-        # Makes rich print plain lines next to the progress bar of the process with rank 0.
-        os.environ["TTY_COMPATIBLE"] = "0"
-        watching = request.watching()
     with watching as watcher:
-        models = train_runs(
-            request.recipes,
+        model = train(
+            request.recipe,
+            request.out,
             watcher,
             views=request.views,
             resume=request.resume,
             seconds=request.seconds,
             device=device,
             workers=workers,
-            apart=request.is_apart,
         )
     distributed.destroy_process_group()
-    return models
+    return model
 
 
 def _own_device(request: _Request, local_rank: int, local_count: int) -> str:
@@ -274,8 +243,6 @@ def _own_device(request: _Request, local_rank: int, local_count: int) -> str:
     `local_rank` is the number of the process, and `local_count` the number of processes on this
     machine. Raises if there are too few devices.
     """
-    if request.is_apart:
-        return request.devices[local_rank]
     device = request.device
     if device == "auto":
         device = find_device(device).type

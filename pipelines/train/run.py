@@ -17,7 +17,7 @@ import json
 import logging
 import shutil
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -213,68 +213,36 @@ def train(
     resume: bool = False,
     seconds: float | None = None,
     device: str = "cpu",
+    workers: Workers = ALONE,
 ) -> Path:
     """Train all jobs of a recipe in the folder `out`; return the folder of the model.
 
     `views` limits the training to some of the recipe's views. A folder that already holds a run is
     refused unless `resume` is given, and then the recipe and the data must be the same as before.
-
     With `seconds` the remaining training is fitted into that time, whatever number of steps the
-    recipe has.
-    """
-    (model,) = train_runs(
-        {out: recipe},
-        watcher,
-        views=views,
-        resume=resume,
-        seconds=seconds,
-        device=device,
-    )
-    return model
-
-
-def train_runs(
-    recipes: Mapping[Path, Recipe],
-    watcher: Watcher,
-    *,
-    views: Sequence[View] | None = None,
-    resume: bool = False,
-    seconds: float | None = None,
-    device: str = "cpu",
-    workers: Workers = ALONE,
-    apart: bool = False,
-) -> list[Path]:
-    """Train several runs, each as `train` does; return the folders of their models.
-
-    `recipes` has the recipe of each run, by its folder. They differ in their data only, as those of
-    folds do. `workers` are the processes of this training. They share each batch, and only the one
-    with rank 0 writes. If `apart`, the jobs of all runs are divided among the processes instead.
+    recipe has. `workers` are the processes of this training. They share each batch, and only the
+    one with rank 0 writes.
 
     Raises InterruptedRunError at a signal, or if the time is over before all jobs are done. The
-    state of the runs is then saved.
+    state of the run is then saved.
     """
-    recipe = next(iter(recipes.values()))
     chosen = tuple(view for view in recipe.views if views is None or view in views)
     if not chosen:
         raise ConfigError(f"the recipe {recipe.name} trains none of these views")
     target = find_device(device)
-    together = ALONE if apart else workers
     prepare_training(target, deterministic=recipe.deterministic)
     if target.type != "cpu":
         timing.wait_first(partial(torch.accelerator.synchronize, target))
     with ExitStack() as stack:
         signalled = threading.Event()
         stack.enter_context(stop_signals(signalled.set))
-        runs = []
-        left = []
-        for out, each in recipes.items():
-            jobs = plan_jobs(each, chosen)
-            if workers.leads:
-                stack.enter_context(_claimed(each, out, jobs, resume=resume))
-            left += _unfinished(jobs, out)
-            runs += [JobRun(each, job, out, watcher, target, together) for job in jobs]
+        jobs = plan_jobs(recipe, chosen)
+        if workers.leads:
+            stack.enter_context(_claimed(recipe, out, jobs, resume=resume))
+        left = _unfinished(jobs, out)
+        runs = [JobRun(recipe, job, out, watcher, target, workers) for job in jobs]
         if target.type == "cpu":
-            refuse_too_large(recipe, left, together.count)
+            refuse_too_large(recipe, left, workers.count)
             if workers.leads and seconds is None:
                 log_duration(recipe, left, workers.count)
         clock = None
@@ -287,17 +255,14 @@ def train_runs(
                 return "it got a signal"
             return clock.why_over if clock is not None else ""
 
-        ended = _train_jobs(recipe, runs, workers, why_stop, clock, apart=apart)
-        models = []
-        for out, each in recipes.items():
-            model = out / "model"
-            saved = workers.share(partial(_save_model, each, out, model))
-            what = f"{model}: {', '.join(saved)} of {each.name}"
-            if ended:
-                what += f", ended by {ended}"
-            _log.info(what)
-            models.append(model)
-    return models
+        ended = _train_jobs(runs, workers, why_stop, clock)
+        model = out / "model"
+        saved = workers.share(partial(_save_model, recipe, out, model))
+        what = f"{model}: {', '.join(saved)} of {recipe.name}"
+        if ended:
+            what += f", ended by {ended}"
+        _log.info(what)
+    return model
 
 
 def _save_model(recipe: Recipe, out: Path, model: Path) -> list[str]:
@@ -453,51 +418,32 @@ def _unfinished(jobs: Iterable[Job], out: Path) -> list[Job]:
 
 
 def _train_jobs(
-    recipe: Recipe,
     runs: Sequence[JobRun],
     workers: Workers,
     why_stop: Callable[[], str],
     clock: TrainingClock | None,
-    *,
-    apart: bool,
 ) -> str:
     """Train the jobs of a run that are not finished; return why the training of the last one ended.
 
     The reason is "" if all jobs were finished before. `why_stop` returns the reason to stop now (a
     signal, or the time is over), or "". `clock` fits the training into a given time; None trains
-    all steps. `workers` are the processes of the training: together they train one job after the
-    other, or, if `apart`, each trains its part of the jobs of each stage. Raises
-    InterruptedRunError if the run is to stop between two jobs.
+    all steps. `workers` are the processes of the training. Raises InterruptedRunError if the run is
+    to stop between two jobs.
     """
     # The process with rank 0 decides which jobs are not finished. Otherwise a job that finishes
-    # meanwhile would change the division of the jobs.
+    # meanwhile would be trained by some of the processes only.
     places = workers.share(
         lambda: [place for place, run in enumerate(runs) if not run.is_done]
     )
-    left = [runs[place] for place in places]
-    stages = []
-    for stage in recipe.stages:
-        of_stage = [run for run in left if run.job.stage.name == stage.name]
-        if apart:
-            of_stage = of_stage[workers.rank :: workers.count]
-        stages.append(of_stage)
-
-    count = sum(len(of_stage) for of_stage in stages)
-    begun = 0
     ended = ""
-    for of_stage in stages:
-        for run in of_stage:
-            why = why_stop()
-            if begun and run.workers.largest(float(bool(why))):
-                what = f"stopped before {run.job.name}: {why or IN_ANOTHER_PROCESS}"
-                remedy = "run the same command with --resume to continue"
-                raise InterruptedRunError(what, where=run.out, remedy=remedy)
-            begun += 1
-            ended = train_job(run, why_stop, clock, others=count - begun)
-        if apart:
-            # A stage may start from another view, so all views of the stage before must be
-            # finished.
-            workers.share(lambda: None)
+    for begun, place in enumerate(places):
+        run = runs[place]
+        why = why_stop()
+        if begun and run.workers.largest(float(bool(why))):
+            what = f"stopped before {run.job.name}: {why or IN_ANOTHER_PROCESS}"
+            remedy = "run the same command with --resume to continue"
+            raise InterruptedRunError(what, where=run.out, remedy=remedy)
+        ended = train_job(run, why_stop, clock, others=len(places) - begun - 1)
     return ended
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from trinat.pipelines.common.option import Option, as_tuple, split_devices
+from trinat.pipelines.common.option import Option, as_tuple
 
 
 @dataclass(frozen=True)
@@ -15,8 +15,7 @@ class TrainSettings:
 
     - `view` is one of the recipe's, or "all". `fold` is one of a store's.
     - `start` and `overrides` change the recipe. `out` is the folder of the run.
-    - With several `devices`, each trains a job of its own at the same time: a view of the run, or
-      of one of several runs. `processes` share each batch.
+    - `processes` share each batch.
     - `seconds` is a wall time, in place of the recipe's steps or epochs.
     """
 
@@ -48,17 +47,7 @@ class TrainSettings:
         Path | None, Option("Run folder. Default: runs/NAME.", names=("--out", "-o"))
     ] = None
     resume: Annotated[bool, Option("Continue the run in --out.")] = False
-    devices: Annotated[
-        tuple[str, ...],
-        Option(
-            "auto, cpu, cuda, cuda:1, mps; cuda:0,1,2 trains a view on each at once, with "
-            "--folds a view of a fold.",
-            names=("--device",),
-            typed=str,
-            default="auto",
-            parse=split_devices,
-        ),
-    ] = ("auto",)
+    device: Annotated[str, Option("auto, cpu, cuda, cuda:1 or mps.")] = "auto"
     processes: Annotated[
         int,
         Option(

@@ -346,8 +346,8 @@ def test_gpus_train_as_one_by_nccl(tmp_path: Path, sync_norms: str) -> None:
         pytest.skip("one GPU")
     recipe = recipe_on_store(tmp_path / "store", f"sync_norms={sync_norms}")
     watcher = partial(nullcontext, Watcher(print))
-    asked = TrainSettings(devices=(CUDA,), processes=2)
-    launch({tmp_path / "run": recipe}, watcher, asked)
+    asked = TrainSettings(device=CUDA, processes=2)
+    launch(tmp_path / "run", recipe, watcher, asked)
     done = json.loads((tmp_path / "run/train/coronal/done.json").read_text())
     assert done["step"] == 16
     assert done["bad"] == 0

@@ -108,16 +108,6 @@ def test_jobs_in_any_order_two_at_a_time_each_killed_once_make_the_models_of_one
     assert not list(tmp_path.rglob(".lock"))
 
 
-@pytest.mark.slow
-@pytest.mark.important
-def test_devices_are_dealt_views_of_folds(
-    warm: Warm, recipe: Path, store: Path, in_turn: dict[str, bytes], tmp_path: Path
-) -> None:
-    words = ("--folds", "--device", "cpu,cpu,cpu,cpu")
-    assert start(warm, recipe, store, tmp_path, *words).wait() == 0
-    assert files_of_models(tmp_path) == in_turn
-
-
 def test_a_view_is_trained_beside_another_of_its_run(tmp_path: Path) -> None:
     """The other process holds its job, and now and then the folder of the run."""
     recipe, run = tiny_recipe(tmp_path), tmp_path / "run"

@@ -87,12 +87,6 @@ def test_a_view_that_does_not_exist_is_refused(tmp_path: Path) -> None:
         trinat.train(write_recipe(tmp_path), tmp_path / "run", view="frontal")
 
 
-def test_several_devices_are_refused(tmp_path: Path) -> None:
-    """Several devices need processes, and callbacks cannot be sent to them."""
-    with pytest.raises(ConfigError, match="one device"):
-        trinat.train(write_recipe(tmp_path), tmp_path / "run", device="cuda:0,1")
-
-
 def test_a_setting_may_be_a_path(tmp_path: Path) -> None:
     settings = {"start": tmp_path / "gone"}
     with pytest.raises(ModelError, match="gone"):

@@ -19,10 +19,9 @@ import torch
 import yaml
 from helpers.refusals import refusal
 from helpers.small_store import all_train, small_store
-from helpers.tiny_training import LONG_STEPS, SILENT, write_long_recipe, write_recipe
+from helpers.tiny_training import LONG_STEPS, SILENT, write_long_recipe
 from helpers.warm import Started, Warm
 
-from trinat.pipelines.jobs.process import cpu_count
 from trinat.pipelines.train.launch import launch
 from trinat.pipelines.train.run import find_device, read_recipe
 from trinat.pipelines.train.settings import TrainSettings
@@ -293,7 +292,8 @@ def test_torchrun_on_two_machines_gives_the_bits_of_two_processes_on_one(
 def test_an_unknown_view_is_refused(recipe: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="'oblique' is no view"):
         launch(
-            {tmp_path / "run": read_recipe(str(recipe))},
+            tmp_path / "run",
+            read_recipe(str(recipe)),
             lambda: nullcontext(SILENT),
             TrainSettings(view="oblique"),
         )
@@ -306,7 +306,8 @@ def test_whom_torchrun_started_starts_no_others(
         monkeypatch.setenv(name, "0" if name.endswith("RANK") else "2")
     with refusal(ConfigError, remedy="--nproc"):
         launch(
-            {tmp_path: read_recipe(str(recipe))},
+            tmp_path,
+            read_recipe(str(recipe)),
             lambda: nullcontext(SILENT),
             TrainSettings(processes=2),
         )
@@ -320,70 +321,12 @@ def test_processes_of_one_machine_do_not_share_a_gpu(
         TrinatError, match=r"cannot share cuda:0|devices for 99 processes"
     ):
         launch(
-            {tmp_path / "run": read_recipe(str(recipe))},
+            tmp_path / "run",
+            read_recipe(str(recipe)),
             lambda: nullcontext(SILENT),
-            TrainSettings(devices=(device,), processes=99),
+            TrainSettings(device=device, processes=99),
         )
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.slow
-@pytest.mark.important
-def test_devices_train_a_view_each_at_once_as_they_would_one_after_the_other(
-    tmp_path: Path,
-) -> None:
-    """The first device has two views of the first stage.
-
-    The second device continues one of them.
-    """
-    path = write_recipe(
-        tmp_path,
-        views=["coronal", "axial", "sagittal"],
-        stages=[
-            {"name": "first", "schedule": {"steps": 4}},
-            {
-                "name": "second",
-                "views": ["axial", "sagittal"],
-                "schedule": {"steps": 4},
-            },
-        ],
-    )
-    # As many threads alone as each of two processes: other partial sums differ in their last
-    # bits.
-    threads = {"OMP_NUM_THREADS": str(max(1, cpu_count() // 2))}
-    for name, device in (("alone", "cpu"), ("apart", "cpu,cpu")):
-        done = subprocess.run(
-            [*CLI, "train", path, "--out", tmp_path / name, "--device", device],
-            env=ENVIRONMENT | threads,
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=500,
-        )
-        assert done.returncode == 0, done.stderr
-    alone, apart = (
-        load_model(tmp_path / name / "model") for name in ("alone", "apart")
-    )
-    assert set(apart.networks) == set(View)
-    for view, network in alone.networks.items():
-        for name, value in network.state_dict().items():
-            assert torch.equal(value, apart.networks[view].state_dict()[name]), (
-                view,
-                name,
-            )
-    for job in ("first/coronal", "first/axial", "first/sagittal", "second/sagittal"):
-        assert read_latest(tmp_path / "apart" / job)[0] is not None
-
-
-def test_several_devices_and_several_processes_a_view_are_refused(
-    recipe: Path, tmp_path: Path
-) -> None:
-    with refusal(ConfigError, remedy="--device"):
-        launch(
-            {tmp_path / "run": read_recipe(str(recipe))},
-            lambda: nullcontext(SILENT),
-            TrainSettings(devices=("cpu", "cpu"), processes=2),
-        )
 
 
 @pytest.mark.parametrize(
@@ -396,7 +339,7 @@ def test_several_devices_and_several_processes_a_view_are_refused(
                 torch.backends.mps.is_available(), reason="has one"
             ),
         ),
-        ("cpu,cuda:77", "cuda:77"),
+        ("cuda:77", "cuda"),
         ("xpu", "not supported"),
     ],
 )
@@ -405,9 +348,10 @@ def test_a_device_that_is_not_there_is_refused_before_there_is_a_run(
 ) -> None:
     with pytest.raises(DeviceError, match=reason):
         launch(
-            {tmp_path / "run": read_recipe(str(recipe))},
+            tmp_path / "run",
+            read_recipe(str(recipe)),
             lambda: nullcontext(SILENT),
-            TrainSettings(devices=tuple(device.split(","))),
+            TrainSettings(device=device),
         )
     assert not (tmp_path / "run").exists()
 

@@ -14,7 +14,7 @@ from helpers.claimed import Claims, claimed, device_of
 from helpers.tiny_training import NETWORK, SILENT
 
 from trinat.pipelines.train.job import Job, Watcher
-from trinat.pipelines.train.run import train_runs
+from trinat.pipelines.train.run import train
 from trinat.segmentation.data import augmentation
 from trinat.segmentation.errors import InterruptedRunError
 from trinat.segmentation.labels.scheme import load_scheme
@@ -267,8 +267,8 @@ def test_a_whole_run_is_validated_stopped_and_resumed(tmp_path: Path) -> None:
     stopping = Watcher(step=stop_after_two_steps)
     with claimed():
         with pytest.raises(InterruptedRunError):
-            train_runs({out: recipe}, stopping, device="cuda")
-        train_runs({out: recipe}, SILENT, device="cuda", resume=True)
+            train(recipe, out, stopping, device="cuda")
+        train(recipe, out, SILENT, device="cuda", resume=True)
     job = out / "train/coronal-axial"
     assert json.loads((job / "done.json").read_text())["step"] == 6
     assert len((job / "validations.csv").read_text().splitlines()) > 1
