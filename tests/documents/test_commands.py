@@ -54,7 +54,7 @@ PAGES = [
 REPLACED = (
     # Takes hours; trains a tiny network instead.
     (r"^trinat train (fast|quicknat-paper|quicknat)\b", "trinat train miniature"),
-    # A few steps only; test_way.py and test_whole.py test how good a network is after more.
+    # A few steps only; test_way.py tests how good a network is after more.
     (
         r"^trinat train miniature --(?!set seed)",
         "trinat train miniature --set stages.0.schedule.steps=8 "
@@ -125,7 +125,7 @@ REPLACED = (
     (r"--device cuda(:[\d,]+)?", "--device cpu"),
     (r"--nproc 4", "--nproc 2"),
     (r"--seconds 420", "--seconds 6"),
-    # Gigabytes from a server; tests/pipelines/test_whole.py downloads from a local server.
+    # Gigabytes from a server; tests/pipelines/prepare/test_data_clis.py downloads from a local server.
     (r"^trinat data get ", "test -d oasis && true "),
 )
 

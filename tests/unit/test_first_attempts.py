@@ -52,10 +52,6 @@ def refused(scan: object, message: str, **options: object) -> None:
     assert len(str(error.value).splitlines()) == 1
 
 
-def test_a_wrong_type(scan: Path) -> None:
-    refused(scan.read_bytes(), f"cannot use bytes: {TAKEN}")
-
-
 def test_an_array_without_its_affine(scan: Path) -> None:
     voxels = nib.load(scan).get_fdata()
     lacks = (
@@ -103,11 +99,6 @@ def test_an_extension_in_upper_case(scan: Path, name: str) -> None:
     np.testing.assert_array_equal(one.labels, same.labels)
 
 
-def test_a_path_as_text_and_as_path(scan: Path) -> None:
-    one, same = (segment(path, views="axial") for path in (str(scan), scan))
-    np.testing.assert_array_equal(one.labels, same.labels)
-
-
 def test_a_packed_file_without_its_extension(scan: Path) -> None:
     refused(
         scan.rename(scan.with_name("scan")),
@@ -128,10 +119,6 @@ def test_a_label_map_as_scan(scan: Path) -> None:
     result = segment(miniature("LIA")[1])
     assert result.quality.name != "pass"
     assert result.quality.reasons
-
-
-def test_a_missing_model(scan: Path) -> None:
-    refused(scan, "no such model: shipped: any, fast", model="fats")
 
 
 def test_a_side_is_forgotten_and_a_view_misspelt(scan: Path) -> None:

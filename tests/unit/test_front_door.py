@@ -21,7 +21,6 @@ from helpers.serial import small_scan
 import trinat
 from trinat.pipelines.predict.settings import OutputSettings
 from trinat.segmentation.errors import (
-    ConfigError,
     FormatError,
     GeometryError,
     IntegrityError,
@@ -145,16 +144,6 @@ def test_a_model_of_another_licence_warns(
     scan = small_scan()
     with pytest.warns(UserWarning, match="weights of bound are licensed under mine"):
         segment(scan, model=folder)
-
-
-def test_some_views_can_be_named() -> None:
-    scan = small_scan()
-    found = trinat.segment(scan, model=random_model(), views=["axial"])
-    assert found.agreement is None  # a single view cannot agree with another
-    with pytest.raises(
-        ConfigError, match="'top' is not a valid View: choose from coronal"
-    ):
-        trinat.segment(scan, model=random_model(), views=["top"])
 
 
 def test_a_scan_is_cleaned_and_mirrored_as_the_command_line_does() -> None:
