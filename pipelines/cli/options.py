@@ -150,7 +150,7 @@ class ComparedWith:
         """
         if self.reference is None:
             return request
-        from trinat.pipelines.evaluate.user_tables import read_norms, refuse_other_model
+        from trinat.pipelines.evaluate.norms_table import read_norms, refuse_other_model
         from trinat.segmentation.io.files import sha256_of
         from trinat.segmentation.models.zoo import MODEL_FILE, find_model, read_scheme
 

@@ -18,6 +18,10 @@ import pandas as pd
 
 from trinat.pipelines.common.exits import Exit, batch_exit
 from trinat.pipelines.evaluate.measuring import MapVolumes, measure_volumes
+from trinat.pipelines.evaluate.norms_table import (
+    read_norms,
+    refuse_other_model,
+)
 from trinat.pipelines.evaluate.sections import (
     QUALITY_CONTROL,
     SECTION_TABLES,
@@ -25,10 +29,6 @@ from trinat.pipelines.evaluate.sections import (
 )
 from trinat.pipelines.evaluate.settings import CohortSettings
 from trinat.pipelines.evaluate.shown_scans import cohort_pictures
-from trinat.pipelines.evaluate.user_tables import (
-    read_norms,
-    refuse_other_model,
-)
 from trinat.pipelines.jobs.lock import claimed, keep_only, refuse_foreign
 from trinat.pipelines.predict.changes import courses_in
 from trinat.pipelines.report.changes import Changes, compare_changes

@@ -14,7 +14,6 @@ from typing import TypeVar
 
 from trinat.pipelines.evaluate.measuring import Task
 from trinat.pipelines.evaluate.settings import EvaluationSettings
-from trinat.pipelines.evaluate.user_tables import Mappings, read_mapping
 from trinat.pipelines.study.files import (
     ScanFile,
     find_files,
@@ -35,7 +34,7 @@ from trinat.segmentation.data.identity import clash_among
 from trinat.segmentation.data.store import Store
 from trinat.segmentation.errors import ConfigError, EvaluationError
 from trinat.segmentation.labels import Csf
-from trinat.segmentation.labels.folding import load_folding
+from trinat.segmentation.labels.folding import FoldingTable, load_folding
 from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
 from trinat.segmentation.metrics.counted import Made, made_by
 
@@ -51,7 +50,8 @@ class Inputs:
     `settings` are those of the user, completed from the store. `truth` is the folder, file or store
     with the ground truth. `store` is None if it is no store; else `subjects` are the subjects to
     evaluate. `images` are the scans to show. The ledgers of the predictions (`results`), the pairs
-    of files (`pairings`) and the label numbers (`mappings`) are by name of the model. `unfit` has
+    of files (`pairings`) and the numberings of the predictions are by name of the model.
+    `truth_numbering` is that of the truth; None stands for FreeSurfer's. `unfit` has
     the reason for each prediction that cannot be measured.
     """
 
@@ -63,7 +63,8 @@ class Inputs:
     images: list[ScanFile]
     results: dict[str, Results]
     pairings: dict[str, Pairing]
-    mappings: dict[str, Mappings]
+    truth_numbering: FoldingTable | None
+    numberings: dict[str, FoldingTable | None]
     unfit: dict[Path, str]
     ratings: list[Rating]
 
@@ -112,7 +113,11 @@ def gather(settings: EvaluationSettings) -> Inputs:
         trust = settings.trust_affine or store.info.trust_affine
         settings = replace(settings, labels=store.scheme_name, trust_affine=trust)
     scheme = load_scheme(settings.labels)
-    mappings = mappings_of(settings)
+    truth_numbering = None
+    if settings.numbering is not None:
+        truth_numbering = load_folding(settings.numbering)
+    tables = one_each(settings.numbering_pred, settings.models, "--numbering-pred")
+    numberings = {model: load_folding(table) for model, table in tables.items()}
 
     images: list[ScanFile] = []
     if store is not None:
@@ -147,7 +152,8 @@ def gather(settings: EvaluationSettings) -> Inputs:
         images=images,
         results=results,
         pairings=pairings,
-        mappings=mappings,
+        truth_numbering=truth_numbering,
+        numberings=numberings,
         unfit=unfit,
         ratings=read_given(settings.ratings),
     )
@@ -228,7 +234,8 @@ def plan_tasks(inputs: Inputs) -> list[Task]:
                 model=model,
                 pair=pair,
                 scheme=settings.labels,
-                mappings=inputs.mappings[model],
+                truth_numbering=inputs.truth_numbering,
+                numbering=inputs.numberings.get(model),
                 resample=settings.resample,
                 trust_affine=settings.trust_affine,
                 made=made,
@@ -251,23 +258,6 @@ def plan_tasks(inputs: Inputs) -> list[Task]:
             remedy="name both sides alike (sub-01 and sub-01), or give the two files of one scan",
         )
     return tasks
-
-
-def mappings_of(settings: EvaluationSettings) -> dict[str, Mappings]:
-    """Read the mappings of label numbers, by name of the model.
-
-    All models have the same mapping for the ground truth.
-    """
-    mappings = Mappings()
-    if settings.mapping is not None:
-        mappings = read_mapping(settings.mapping)
-    if settings.numbering is not None:
-        mappings = replace(mappings, truth_numbering=load_folding(settings.numbering))
-    by_model = dict.fromkeys(settings.models, mappings)
-    tables = one_each(settings.numbering_pred, settings.models, "--numbering-pred")
-    for model, table in tables.items():
-        by_model[model] = replace(mappings, prediction_numbering=load_folding(table))
-    return by_model
 
 
 def one_each(

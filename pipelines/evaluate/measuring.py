@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from trinat.pipelines.evaluate.user_tables import Mappings
 from trinat.pipelines.jobs.pool import run_isolated
 from trinat.pipelines.jobs.process import cpu_count
 from trinat.pipelines.study.corrections import Correction, structures_beside
@@ -39,8 +38,9 @@ KILLED = "its process was killed (out of memory?)"
 class Task:
     """One pair to measure, with everything that a worker process needs for it.
 
-    `scheme` is the name or file of the label scheme. `mappings` has the meaning of the label
-    numbers of both files, and `made` says how the model made its predictions. `rejected` has the
+    `scheme` is the name or file of the label scheme. `truth_numbering` and
+    `numbering` are the numberings of the truth and of the prediction; None stands for
+    FreeSurfer's. `made` says how the model made its predictions. `rejected` has the
     rejections of raters, by the SHA-256 of a prediction: a mapping from structure to the raters'
     names. The structure ""
     stands for the whole label map. `truth_csf` is the definition of CSF in the ground truth.
@@ -49,7 +49,8 @@ class Task:
     model: str
     pair: Pair
     scheme: str
-    mappings: Mappings
+    truth_numbering: FoldingTable | None = None
+    numbering: FoldingTable | None = None
     resample: bool = False
     trust_affine: TrustAffine | None = None
     made: Made = field(default_factory=Made)
@@ -165,17 +166,8 @@ def read_pair(task: Task) -> AlignedPair:
     if min(truth.shape) == 1:
         notes.append("a single slice: distances are within the slice")
     scheme = load_scheme(task.scheme)
-    mappings = task.mappings
-    true = as_classes(
-        truth, pair.truth, scheme, mappings.truth, mappings.truth_numbering
-    )
-    predicted = as_classes(
-        prediction,
-        pair.prediction,
-        scheme,
-        mappings.prediction,
-        mappings.prediction_numbering,
-    )
+    true = as_classes(truth, pair.truth, scheme, task.truth_numbering)
+    predicted = as_classes(prediction, pair.prediction, scheme, task.numbering)
     slices = drawn_slices(true, truth.spacing_mm)
     if slices is not None:
         # The truth is labelled on some slices only and unknown between them.
@@ -202,19 +194,18 @@ def as_classes(
     labels: Volume,
     file: ScanFile,
     scheme: LabelScheme,
-    mapping: Mapping[int, int],
     fold: FoldingTable | None,
 ) -> NDArray[np.uint8]:
     """Convert a label map to class indices of a scheme.
 
-    `mapping` maps label numbers to FreeSurfer numbers, and `fold` is the table of the label map's
-    numbering. The store's own data on the file take precedence over both. Raises EvaluationError
+    `fold` is the label map's numbering; None stands for FreeSurfer's. The store's own data on the
+    file take precedence over it. Raises EvaluationError
     for a map without parcels if the scheme has parcels: none would be found.
     """
     classes = scheme.from_freesurfer(
         labels.data,
         spacing_mm=labels.spacing_mm,
-        extra={**mapping, **file.numbers},
+        extra=file.numbers,
         fold=file.fold or fold,
         where=file.path,
     )
@@ -311,7 +302,7 @@ def _measure_map(task: _MapTask) -> MapVolumes:
         sha256 = rated_sha256(file, labels.source_sha256 or "")
         if file.corrects is not None:
             labels = Correction(file.path, file.corrects, None).read()
-        classes = as_classes(labels, file, scheme, {}, None)
+        classes = as_classes(labels, file, scheme, None)
     except (TrinatError, OSError) as error:
         return MapVolumes(file, None, str(error))
     voxels = np.bincount(classes.ravel(), minlength=len(scheme))

@@ -83,9 +83,9 @@ class EvaluationSettings(LabelMapOptions):
     test parts of a cross-validation. `models` maps the name of each model to the path of its
     predictions.
 
-    `labels` is the label scheme that measures. `mapping` is a table of the dataset's own label
-    numbers. `numbering` is the numbering of the truth (a folding table's name or file), and
-    `numbering_pred` that of the predictions: one for all, or one for each model.
+    `labels` is the label scheme that measures. `numbering` is the numbering of the truth (a folding
+    table's name or file), and `numbering_pred` that of the predictions: one for all, or one for
+    each model.
 
     `csf` is the meaning of CSF in the truth; without it, the meaning in a ledger next to the truth,
     else a small region. `csf_pred` is the meaning of CSF in predictions without a ledger: one for
@@ -100,13 +100,6 @@ class EvaluationSettings(LabelMapOptions):
     labels: Annotated[
         str, Option("Label scheme to compare in: a name or a TSV file.")
     ] = DEFAULT_SCHEME
-    mapping: Annotated[
-        Path | None,
-        Option(
-            "TSV that translates label numbers which are not FreeSurfer's. Columns: number, "
-            "freesurfer, and optionally of (truth, prediction or both)."
-        ),
-    ] = None
     numbering: Annotated[
         str | None,
         Option(

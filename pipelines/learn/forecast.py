@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trinat.pipelines.common.text import count
-from trinat.pipelines.evaluate.user_tables import Mappings
 from trinat.pipelines.learn.corrected import Corrected
 from trinat.pipelines.learn.settings import LearnSettings
 from trinat.pipelines.learn.training import recipe_changes
@@ -20,6 +19,7 @@ from trinat.pipelines.train.from_python import as_overrides
 from trinat.pipelines.train.run import find_device, plan_jobs, read_recipe
 from trinat.segmentation.errors import TrinatError
 from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.labels.folding import FoldingTable
 from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.metrics.common_grid import on_grid_of
 from trinat.segmentation.metrics.overlap import Counts, dice, joint_histogram
@@ -67,21 +67,21 @@ def compare_with_results(
     corrected: Sequence[Corrected],
     scheme: LabelScheme,
     counted: Sequence[int],
-    mapping: Mappings,
+    numbering: FoldingTable | None,
 ) -> Agreement | None:
     """Compare corrected label maps with the results that they correct; None if none is readable.
 
     `counted` are the classes (indices of `scheme`) to compare. If all corrections were painted in
     the viewer, only the structures of which a substantial share was changed are compared, on both
-    sides. `mapping` translates the label numbers of imported label maps. Ten scans at most are
-    read.
+    sides. `numbering` is that of imported label maps; None stands for FreeSurfer's. Ten scans at
+    most are read.
     """
     joints = []
     for each in _evenly_spaced(corrected, _MOST_READ):
         if each.item.labels is None:
             continue
         try:
-            joints.append(_count_pairs(each, each.item.labels, scheme, mapping))
+            joints.append(_count_pairs(each, each.item.labels, scheme, numbering))
         except (TrinatError, OSError):
             # Segmentation reads the label map again later, and reports the reason then.
             continue
@@ -109,20 +109,22 @@ def compare_with_results(
 
 
 def _count_pairs(
-    corrected: Corrected, result: Path, scheme: LabelScheme, mapping: Mappings
+    corrected: Corrected,
+    result: Path,
+    scheme: LabelScheme,
+    numbering: FoldingTable | None,
 ) -> Counts:
     """Count the voxels of a scan by class in the correction and class in the result, (K, K).
 
-    `result` is the path of the label map that was corrected. `mapping` has the meaning of the label
-    numbers of the correction. K is the number of classes of `scheme`.
+    `result` is the path of the label map that was corrected. `numbering` is that
+    of the correction. K is the number of classes of `scheme`.
     """
     labels = Volume.read(corrected.labels, labels=True)
     found, _ = on_grid_of(Volume.read(result, labels=True), labels)
     truth = scheme.from_freesurfer(
         labels.data,
         spacing_mm=labels.spacing_mm,
-        extra=mapping.truth,
-        fold=mapping.truth_numbering,
+        fold=numbering,
         where=corrected.labels,
     )
     classes = scheme.from_freesurfer(

@@ -22,7 +22,6 @@ from pydantic import JsonValue
 from trinat.pipelines.common.exits import Exit, batch_exit
 from trinat.pipelines.common.models import check_out, description_of
 from trinat.pipelines.common.text import count
-from trinat.pipelines.evaluate.user_tables import Mappings
 from trinat.pipelines.learn.corrected import Corrected, find_corrected
 from trinat.pipelines.learn.forecast import (
     Agreement,
@@ -192,12 +191,12 @@ def _prepare_material(study: Study, settings: LearnSettings) -> _Material:
     model = load_model(settings.model or _find_source_model(corrected))
     # Raises for an invalid name of the model before any work is done.
     description_of(model, settings.out)
-    mapping = Mappings()
+    numbering = None
     if settings.numbering is not None:
-        mapping = Mappings(truth_numbering=load_folding(settings.numbering))
-    reader = Reader(mapping, settings.trust_affine)
+        numbering = load_folding(settings.numbering)
+    reader = Reader(numbering, settings.trust_affine)
     counted = structures_corrected(corrected, model.scheme)
-    agreement = compare_with_results(corrected, model.scheme, counted, mapping)
+    agreement = compare_with_results(corrected, model.scheme, counted, numbering)
     if agreement is not None:
         counted = sorted(agreement.changed)
         _log_expectation(corrected, model, agreement, settings)

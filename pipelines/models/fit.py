@@ -16,7 +16,6 @@ from pydantic import JsonValue
 from trinat.pipelines.common.exits import Exit, batch_exit
 from trinat.pipelines.common.models import check_out, description_of
 from trinat.pipelines.common.text import count
-from trinat.pipelines.evaluate.user_tables import Mappings, read_mapping
 from trinat.pipelines.models.fit_limits import fit_limits
 from trinat.pipelines.models.fit_odds import describe_odds, fit_structure_odds
 from trinat.pipelines.models.fit_weights import describe_weights, fit_view_weights
@@ -174,13 +173,11 @@ def _reason_to_keep_limits(settings: FitSettings, start: Model, model: Model) ->
 
 
 def _reader(settings: FitSettings) -> Reader:
-    """Return a reader of scans with truth, with the tables that translate label numbers."""
-    mapping = Mappings()
-    if settings.mapping is not None:
-        mapping = read_mapping(settings.mapping)
+    """Return a reader of scans with truth, with the numbering of the truths."""
+    numbering = None
     if settings.numbering is not None:
-        mapping = replace(mapping, truth_numbering=load_folding(settings.numbering))
-    return Reader(mapping, settings.trust_affine)
+        numbering = load_folding(settings.numbering)
+    return Reader(numbering, settings.trust_affine)
 
 
 def _find_pairs(settings: FitSettings) -> tuple[list[Pair], list[str]]:

@@ -11,7 +11,6 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from trinat.pipelines.evaluate.user_tables import Mappings
 from trinat.pipelines.models.held_out import name_of
 from trinat.pipelines.study.files import ScanFile, find_files
 from trinat.pipelines.study.pairing import Pair, Pairing, pair_files
@@ -19,6 +18,7 @@ from trinat.segmentation.errors import EvaluationError, TrinatError
 from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.io.orientation import TrustAffine
 from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.labels.folding import FoldingTable
 from trinat.segmentation.labels.label import CSF_GROUP
 from trinat.segmentation.metrics.common_grid import on_grid_of
 from trinat.segmentation.metrics.counted import Made
@@ -31,7 +31,7 @@ from trinat.segmentation.space.conform import Conformed, conform
 # is 0.7 (docs/models.md).
 _SAME_HEAD_DICE = 0.5
 # Most frequent remedy if truths cannot be used.
-NUMBERS = "if the truths do not have FreeSurfer's numbers, add --numbering or --mapping"
+NUMBERS = "if the truths do not have FreeSurfer's numbers, add --numbering"
 
 Result = TypeVar("Result")
 
@@ -42,11 +42,11 @@ _log = logging.getLogger(__name__)
 class Reader:
     """Reader of scans with their truth.
 
-    `mapping` translates label numbers of truths. `trust_affine` is the affine to use if the header
-    of a file does not decide ("sform", "qform" or "header"); None if not given.
+    `numbering` is that of the truths; None stands for FreeSurfer's. `trust_affine` is the affine to
+    use if the header of a file does not decide ("sform", "qform" or "header"); None if not given.
     """
 
-    mapping: Mappings
+    numbering: FoldingTable | None
     trust_affine: TrustAffine | None
 
     def read(
@@ -68,8 +68,7 @@ class Reader:
         classes = model.scheme.from_freesurfer(
             numbers.data,
             spacing_mm=numbers.spacing_mm,
-            extra=self.mapping.truth,
-            fold=self.mapping.truth_numbering,
+            fold=self.numbering,
             where=pair.truth.path,
         )
         if np.isin(classes, [0, *not_compared(model)]).all():

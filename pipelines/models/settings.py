@@ -49,13 +49,6 @@ class FitSettings:
             "Fit only this: weights of the views, odds of structures, or limits of the grade."
         ),
     ] = None
-    mapping: Annotated[
-        Path | None,
-        Option(
-            "TSV that translates label numbers which are not FreeSurfer's. "
-            "Columns: number, freesurfer."
-        ),
-    ] = None
     numbering: Annotated[
         str | None,
         Option(

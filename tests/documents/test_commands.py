@@ -125,7 +125,7 @@ REPLACED = (
     (r"--device cuda(:[\d,]+)?", "--device cpu"),
     (r"--nproc 4", "--nproc 2"),
     (r"--seconds 420", "--seconds 6"),
-    # Gigabytes from a server; tests/pipelines/prepare/test_data_clis.py downloads from a local server.
+    # Gigabytes; tests/pipelines/prepare/test_data_clis.py downloads from a local server.
     (r"^trinat data get ", "test -d oasis && true "),
 )
 

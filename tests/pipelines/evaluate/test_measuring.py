@@ -6,7 +6,6 @@ import os
 from pathlib import Path
 
 from trinat.pipelines.evaluate.measuring import Task, measure_all
-from trinat.pipelines.evaluate.user_tables import Mappings
 from trinat.pipelines.study.files import ScanFile
 from trinat.pipelines.study.pairing import Pair
 
@@ -22,7 +21,7 @@ def test_a_killed_process_fails_its_pair_alone_and_says_why(tmp_path: Path) -> N
     file = ScanFile("x", tmp_path / "x.nii.gz", "x")
     pair = Pair(file, file, "")
     schemes = ("quicknat33", Deadly("quicknat33"), "quicknat33", "quicknat33")
-    tasks = [Task("m", pair, scheme, Mappings()) for scheme in schemes]
+    tasks = [Task("m", pair, scheme) for scheme in schemes]
     failures = {id(result.task): result.failure for result in measure_all(tasks, 2)}
     first, killed, *others = [failures[id(task)] for task in tasks]
     assert "process was killed" in killed

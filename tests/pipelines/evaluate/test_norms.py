@@ -21,8 +21,8 @@ from trinat.pipelines.evaluate.norms import (
     fit_curves,
     make_norms,
 )
+from trinat.pipelines.evaluate.norms_table import read_norms
 from trinat.pipelines.evaluate.settings import CohortSettings
-from trinat.pipelines.evaluate.user_tables import read_norms
 from trinat.pipelines.study.entry import Entry
 from trinat.pipelines.study.ledger import Ledger
 from trinat.pipelines.study.record import ScanResult, SheetResult, ThicknessResult

@@ -1,4 +1,4 @@
-"""Label maps in other numbers than FreeSurfer's: mappings and folding tables."""
+"""Label maps in other numbers than FreeSurfer's: folding tables."""
 
 from __future__ import annotations
 
@@ -13,22 +13,9 @@ from trinat.pipelines.evaluate.evaluation import (
     EvaluationSettings,
     evaluate_predictions,
 )
-from trinat.pipelines.evaluate.user_tables import read_mapping
 from trinat.segmentation.errors import ConfigError, EvaluationError
 
 pytestmark = pytest.mark.usefixtures("without_figures")
-
-
-def test_a_mapping_brings_other_numbers_to_freesurfer(
-    pair: EvaluationSettings, tmp_path: Path
-) -> None:
-    other = np.where(brain() == 16, 7001, brain()).astype(np.int16)
-    write(pair.models["model"] / "x.nii.gz", other)
-    table = tmp_path / "mapping.tsv"
-    table.write_text("number\tfreesurfer\tof\n7001\t16\tprediction\n")
-    evaluate_predictions(replace(pair, mapping=table, tables_only=True))
-    metrics = read_metrics(pair.out / "metrics.csv")
-    assert value(metrics, "x", "model", "Brain-Stem", "dice") == 1
 
 
 def in_manual_numbers(labels: np.ndarray) -> np.ndarray:
@@ -104,33 +91,3 @@ def test_a_number_outside_the_table_fails_its_pair_and_is_named(
         EvaluationError, match=r"neuromorphometrics does not fold .*: 2 \("
     ):
         evaluate_predictions(folded)
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("1\tx\ttruth", "whole numbers"),
-        ("1\t2\teverything", "truth, prediction or both"),
-    ],
-)
-def test_a_wrong_mapping_is_refused_by_its_line(
-    line: str, message: str, tmp_path: Path
-) -> None:
-    table = tmp_path / "mapping.tsv"
-    table.write_text(f"number\tfreesurfer\tof\n{line}\n")
-    with pytest.raises(ConfigError, match=f"line 2.*{message}"):
-        read_mapping(table)
-
-
-def test_a_number_that_becomes_two_is_refused(tmp_path: Path) -> None:
-    table = tmp_path / "mapping.tsv"
-    table.write_text("number\tfreesurfer\n5\t17\n5\t17\n5\t53\n")
-    with pytest.raises(ConfigError, match="line 4: 5 stands above, too"):
-        read_mapping(table)
-
-
-def test_mappings_apply_to_the_truth_unless_said(tmp_path: Path) -> None:
-    table = tmp_path / "mapping.tsv"
-    table.write_text("number\tfreesurfer\tof\n1\t2\t\n3\t4\tboth\n")
-    mappings = read_mapping(table)
-    assert (mappings.truth, mappings.prediction) == ({1: 2, 3: 4}, {3: 4})

@@ -18,7 +18,6 @@ from typer.testing import CliRunner
 
 from trinat.pipelines.cli import app
 from trinat.pipelines.common.exits import Exit, exit_code
-from trinat.pipelines.evaluate.user_tables import Mappings
 from trinat.pipelines.learn.corrected import find_corrected
 from trinat.pipelines.learn.forecast import (
     Agreement,
@@ -288,7 +287,7 @@ def shorten_hippocampi(labels: np.ndarray) -> None:
 def agreement_of(results: Path, *, model: Model) -> Agreement:
     found, _ = find_corrected(Study(results, rater=""))
     counted = structures_corrected(found, model.scheme)
-    agreement = compare_with_results(found, model.scheme, counted, Mappings())
+    agreement = compare_with_results(found, model.scheme, counted, None)
     assert agreement is not None
     return agreement
 

@@ -1,10 +1,9 @@
-"""Readers of user tables: label numbers, and norms."""
+"""Reader of tables of norms."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,6 @@ from trinat.pipelines.study.record import unit_of
 from trinat.segmentation.errors import ConfigError
 from trinat.segmentation.io.cells import may_be_thousands, number_in
 from trinat.segmentation.io.files import read_rows
-from trinat.segmentation.labels.folding import FoldingTable
 from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.metrics.norms import COLUMNS, SEXES, Norms
 
@@ -34,58 +32,6 @@ _WHOLE = ("participants", "participants_near")
 # Matches numbers that may have a thousands separator (2.800) or be below a thousand. Any other
 # number in the table shows whether points are decimal points or separators.
 _UP_TO_THOUSANDS = re.compile(r"\d{1,3}(\.\d{3})?", re.ASCII)
-
-
-@dataclass(frozen=True)
-class Mappings:
-    """Meaning of the label numbers of the ground truth and of the predictions.
-
-    `truth` and `prediction` map a dataset's own numbers to FreeSurfer numbers. `truth_numbering`
-    and `prediction_numbering` are tables that replace FreeSurfer's numbering altogether; None means
-    that the other numbers are FreeSurfer's.
-    """
-
-    truth: Mapping[int, int] = field(default_factory=dict)
-    prediction: Mapping[int, int] = field(default_factory=dict)
-    truth_numbering: FoldingTable | None = None
-    prediction_numbering: FoldingTable | None = None
-
-
-def read_mapping(path: Path) -> Mappings:
-    """Read a table with columns `number` and `freesurfer`, and optionally `of`.
-
-    `of` is truth (the default), prediction or both. Raises ConfigError, with the line, for any
-    other word and for a number that is not whole.
-    """
-    truth: dict[int, int] = {}
-    prediction: dict[int, int] = {}
-    rows = read_rows(path, required=("number", "freesurfer"))
-    for line, row in enumerate(rows, start=_FIRST_LINE):
-        side = row.get("of") or "truth"
-        if side not in ("truth", "prediction", "both"):
-            raise ConfigError(
-                f"line {line}: `of` is truth, prediction or both, not {side!r}",
-                where=path,
-            )
-        try:
-            number = int(row["number"])
-            freesurfer = int(row["freesurfer"])
-        except ValueError:
-            raise ConfigError(
-                f"line {line}: label numbers are whole numbers", where=path
-            ) from None
-        sides = {
-            "truth": (truth,),
-            "prediction": (prediction,),
-            "both": (truth, prediction),
-        }
-        for mapping in sides[side]:
-            if mapping.get(number, freesurfer) != freesurfer:
-                raise ConfigError(
-                    f"line {line}: {number} stands above, too", where=path
-                )
-            mapping[number] = freesurfer
-    return Mappings(truth, prediction)
 
 
 def _refuse_thousands(volumes: Sequence[str], path: Path) -> None:
