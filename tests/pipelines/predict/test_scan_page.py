@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from trinat.pipelines.cli import app, bids
 from trinat.pipelines.predict.settings import OutputSettings
 from trinat.pipelines.study.ledger import read_entries
-from trinat.segmentation.errors import ConfigError
+from trinat.segmentation.errors import ConfigError, DatasetError
 
 
 def test_a_page_is_written_beside_each_label_map(tmp_path: Path) -> None:
@@ -39,7 +39,7 @@ def test_a_table_that_is_not_of_norms_is_refused_before_any_scan_is_read(
     table.write_text("structure\tlow_mm3\thigh_mm3\n17\t1\t2\n")
     arguments = ["predict", "no-scan.nii.gz", "--out", str(tmp_path / "out"), "--page"]
     arguments += ["--model", str(random_model()), "--reference", str(table)]
-    with refusal(ConfigError, table):
+    with refusal(DatasetError, table):
         CliRunner().invoke(app, arguments, catch_exceptions=False)
     assert not (tmp_path / "out").exists()
 
