@@ -6,8 +6,10 @@ A model's folder holds them as ONNX graphs in its folder `int8`, which `trinat e
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
+import platform
 from importlib.util import find_spec
 from io import BytesIO
 
@@ -95,6 +97,13 @@ class Int8Runtime:
                 "int8 networks have no dropout to draw samples with",
                 remedy="use another precision",
             )
+
+    def release(self) -> None:
+        """Free the memory of activations, which OpenVINO keeps for each network separately."""
+        self._request.get_compiled_model().release_memory()
+        if platform.libc_ver()[0] == "glibc":
+            # glibc would keep what was freed: commands tune it to do so.
+            ctypes.CDLL(None).malloc_trim(0)
 
 
 def read_graph(model: Model, view: View) -> bytes:

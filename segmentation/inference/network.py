@@ -87,6 +87,7 @@ class ViewNetwork:
         for start, rows, columns, batch in self.batches(volume, axes, every, within):
             found = self._batch_probabilities(batch, axes, mirror)
             yield SliceProbabilities(start, rows, columns, found, every)
+        self.runtime.release()
 
     def batches(
         self,

@@ -68,6 +68,9 @@ class Runtime(Protocol):
         training.
         """
 
+    def release(self) -> None:
+        """Free the memory that the network keeps between calls."""
+
 
 class TorchRuntime:
     """Runtime that computes a network with torch, optimised for inference.
@@ -125,3 +128,6 @@ class TorchRuntime:
         for module in self.network.modules():
             if isinstance(module, nn.Dropout2d):
                 module.train(sample is not None)
+
+    def release(self) -> None:
+        """Do nothing: all networks of torch share one memory."""

@@ -14,7 +14,7 @@ from helpers.refusals import refusal
 
 from trinat.segmentation.errors import DeviceError, ModelError
 from trinat.segmentation.inference.int8 import FOLDER, LIST, Int8Runtime
-from trinat.segmentation.inference.network import DeviceNetworks, thick
+from trinat.segmentation.inference.network import DeviceNetworks, ViewNetwork, thick
 from trinat.segmentation.inference.runtime import TorchRuntime
 from trinat.segmentation.models.checkpoint import Model, load_model
 from trinat.segmentation.space.conform import conform
@@ -132,3 +132,18 @@ def open_sockets() -> set[str]:
         if number.is_symlink():
             targets.add(str(number.readlink()))
     return {target for target in targets if target.startswith("socket:")}
+
+
+def test_a_view_that_is_complete_releases_the_memory_of_its_network(
+    model: Model, runtime: Int8Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released = []
+    release = runtime.release
+    monkeypatch.setattr(runtime, "release", lambda: released.append(release()))
+    network = ViewNetwork(model.networks[View.CORONAL].config, runtime)
+    volume = torch.rand(32, 8, 32, generator=torch.Generator().manual_seed(0))
+    axes = slice_axes(View.CORONAL)
+    before = [part.probabilities for part in network.probabilities(volume, axes)]
+    assert len(released) == 1
+    again = [part.probabilities for part in network.probabilities(volume, axes)]
+    torch.testing.assert_close(before, again)
