@@ -1,11 +1,11 @@
 """Training and accuracy of the network for lesions, for docs/lesions.md.
 
 `scripts/bench lesions MODEL PAINTED MASKS OUT SCAN:MASK:PARTICIPANT ...` trains on the scans of
-PAINTED (of `scripts/bench paint_lesions`) and on scans with masks. MODEL finds their structures,
-and MASKS has lesions in MNI space, from which follows how often lesions lie at a place. For each
-PARTICIPANT it prints the Dice, lesions found, missed and invented, and the volumes, of a network
-that learnt from all others; masks of these names in MASKS are left out. The network that learnt
-from all is written to the file OUT.
+PAINTED (of `scripts/bench paint_lesions`; may be empty) and on scans with masks. MODEL finds their
+structures, and MASKS has lesions in MNI space, from which follows how often lesions lie at a place.
+For each PARTICIPANT it prints the Dice, lesions found, missed and invented, and the volumes, of a
+network that learnt from all others; masks of these names in MASKS are left out. The network that
+learnt from all is written to the file OUT.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ class _Scan:
 
 def run(model: str, painted: str, masks: str, out: str, *pairs: str) -> None:
     """Print the accuracy in each participant, and write the network of all."""
-    predictor = Predictor(model)
+    # Thick slices are sharp in this view only.
+    predictor = Predictor(model, views=["axial"])
     rng = np.random.default_rng(0)
     # Features have the prior in them, so one prior without any of the participants serves all.
     participants = sorted({pair.rpartition(":")[2] for pair in pairs})

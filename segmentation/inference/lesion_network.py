@@ -72,8 +72,9 @@ class LesionNetwork(nn.Module):
     """Network that classifies single voxels by their features (`FEATURES`).
 
     `prior` is a map (X, Y, Z) of the logarithm of how often lesions lie at each position, relative
-    to the extent of the white matter. `mean` and `deviation` (F,) normalise the F features. All
-    three are saved with the weights.
+    to the extent of the white matter. `mean` and `deviation` (F,) normalise the F features. In
+    slices thinner than `thinnest_mm` the network was found to be unreliable; 0 for no limit. All
+    four are saved with the weights.
     """
 
     def __init__(self, prior_shape: tuple[int, ...], hidden: int = 32) -> None:
@@ -85,9 +86,11 @@ class LesionNetwork(nn.Module):
         self.prior: Tensor
         self.mean: Tensor
         self.deviation: Tensor
+        self.thinnest_mm: Tensor
         self.register_buffer("prior", torch.zeros(prior_shape))
         self.register_buffer("mean", torch.zeros(len(FEATURES)))
         self.register_buffer("deviation", torch.ones(len(FEATURES)))
+        self.register_buffer("thinnest_mm", torch.zeros(()))
         self.layers = nn.Sequential(
             nn.Linear(len(FEATURES), hidden),
             nn.ReLU(),
@@ -122,11 +125,13 @@ class LesionMap:
     """Probability of lesion in each voxel of the working grid (RAS axes, 1 mm).
 
     `probability` is (X, Y, Z). `is_flair` is True if the contrast of the scan is that of FLAIR,
-    False for T1.
+    False for T1. `is_too_thin` is True if the network is unreliable in slices as thin as those of
+    the scan.
     """
 
     probability: NDArray[np.float32]
     is_flair: bool
+    is_too_thin: bool = False
 
 
 def load_lesion_network(path: Path) -> LesionNetwork:
@@ -165,7 +170,9 @@ def find_lesion_map(
     features = features_of(image, groups, prior, thick_mm)
     if features is None:
         return LesionMap(np.zeros(image.shape, np.float32), is_flair=False)
-    return LesionMap(lesion_probability(network, features), features.is_flair)
+    is_too_thin = thick_mm < float(network.thinnest_mm)
+    probability = lesion_probability(network, features)
+    return LesionMap(probability, features.is_flair, is_too_thin)
 
 
 def groups_of(probabilities: Tensor, scheme: LabelScheme) -> dict[str, Image]:

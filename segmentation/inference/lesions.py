@@ -118,13 +118,15 @@ def find_lesions(
     scheme: LabelScheme,
     *,
     is_flair: bool,
+    is_too_thin: bool = False,
     smallest_mm3: float = SMALLEST_MM3,
 ) -> Lesions:
     """Find the lesions of a scan; measure and grade them.
 
     `probability` is the probability of lesion, and `structures` has the class of `scheme` of each
     voxel; both are on the scan's own grid. Lesions smaller than `smallest_mm3` are left out.
-    `is_flair` is True if grey matter is brighter than white matter, as in FLAIR.
+    `is_flair` is True if grey matter is brighter than white matter, as in FLAIR. `is_too_thin` is
+    True if the network that found the probability is unreliable in slices as thin as these.
     """
     grid = probability.grid
     voxel_mm3 = grid.voxel_mm3
@@ -157,6 +159,8 @@ def find_lesions(
         )
     volume = Volume(numbers, probability.affine, structures.codes, structures.notes)
     reasons = _reasons_to_look(lesions, numbers, structures, scheme, is_flair)
+    if is_too_thin:
+        reasons += ("lesions are unreliable in slices as thin as these",)
     return Lesions(volume, tuple(lesions), "look" if reasons else "pass", reasons)
 
 

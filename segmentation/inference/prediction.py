@@ -266,7 +266,7 @@ class Prediction:
 
         Examples
         --------
-        >>> result = trinat.segment("flair.nii.gz", model="own-any", lesions=True)
+        >>> result = trinat.segment("flair.nii.gz", model="any", lesions=True)
         >>> result.lesions.count == len(result.lesions.lesions)
         True
         """
@@ -279,6 +279,7 @@ class Prediction:
             self.indices,
             self.scheme,
             is_flair=self.lesion_map.is_flair,
+            is_too_thin=self.lesion_map.is_too_thin,
             smallest_mm3=self.smallest_lesion_mm3,
         )
 

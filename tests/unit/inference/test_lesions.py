@@ -106,6 +106,14 @@ def test_voxels_that_touch_at_a_corner_are_one_lesion():
     assert lesion.volume_mm3 == 2 * 8 * 2
 
 
+def test_lesions_in_slices_that_are_too_thin_are_to_be_looked_at():
+    probability = Volume(np.zeros((60, 40, 40), np.float32), AFFINE)
+    lesions = find_lesions(
+        probability, head(), STRUCTURES, is_flair=True, is_too_thin=True
+    )
+    assert (lesions.grade, len(lesions.reasons)) == ("look", 1)
+
+
 @pytest.mark.parametrize(("smallest_mm3", "count"), [(8, 1), (8.1, 0)])
 def test_smaller_lesions_are_left_out(smallest_mm3, count):
     assert found(CORTICAL, smallest_mm3=smallest_mm3).count == count
