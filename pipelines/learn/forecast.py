@@ -56,10 +56,9 @@ class Agreement:
     def __str__(self) -> str:
         gain = _GAIN_OF_SIZE_GAP * self.size_gap
         return (
-            f"the results agree with the corrections by a mean Dice of {self.dice:.3f} "
-            f"({count(self.scans, 'scan')} read): expect factors of structures to gain about "
-            f"{gain:.3f}; training gains more where the labels differ alike in all scans, at most "
-            f"{1 - self.dice:.3f}"
+            f"mean Dice of results and corrections: {self.dice:.3f} ({count(self.scans, 'scan')} "
+            f"read); expected gain: about {gain:.3f} from factors of structures, more from "
+            f"training if all scans were corrected in the same way, {1 - self.dice:.3f} at most"
         )
 
 

@@ -251,7 +251,12 @@ def _log_expectation(
     trains = _trains_networks(settings, participants)
     seconds = learning_seconds(corrected, model, settings, trains=trains)
     if seconds is not None:
-        _log.info("learning will take about %d min", max(1, round(seconds / 60)))
+        minutes = max(1, round(seconds / 60))
+        _log.info(
+            "learning will take about %d min, if the machine is as busy as it is now and was "
+            "during `trinat predict`",
+            minutes,
+        )
 
 
 def _fit_factors(material: _Material, settings: LearnSettings, why: str) -> Learnt:

@@ -300,21 +300,29 @@ export class Picture {
     this.solid?.resizeListener();
   }
 
+  // The cross-hair in mm of the world. Without `true`, NiiVue leaves out that a scan is oblique.
   at() {
-    return Array.from(this.nv.frac2mm(this.nv.scene.crosshairPos)).slice(0, 3);
+    const { nv } = this;
+    return Array.from(nv.frac2mm(nv.scene.crosshairPos, 0, true)).slice(0, 3);
   }
 
   move(mm) {
-    if (!mm || !this.nv.volumes.length) return;
-    this.nv.scene.crosshairPos = this.nv.mm2frac(mm);
-    this.nv.createOnLocationChange();
-    this.nv.drawScene();
+    if (mm && this.nv.volumes.length) this._moveTo(this.nv.mm2frac(mm, 0, true));
   }
 
+  // Along the axes of the scan, so that a key moves through the slices of one plane only.
   step(axis, by) {
-    const mm = this.at();
+    const { nv } = this;
+    if (!nv.volumes.length) return;
+    const mm = Array.from(nv.frac2mm(nv.scene.crosshairPos)).slice(0, 3);
     mm[axis] += by;
-    this.move(mm);
+    this._moveTo(nv.mm2frac(mm));
+  }
+
+  _moveTo(fraction) {
+    this.nv.scene.crosshairPos = fraction;
+    this.nv.createOnLocationChange();
+    this.nv.drawScene();
   }
 
   // The voxel of a structure (0: of any) that is nearest to its centre of gravity, in mm.

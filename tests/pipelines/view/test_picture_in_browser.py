@@ -17,10 +17,11 @@ from PIL import Image
 from trinat.segmentation.io.volume import Volume
 
 
-def write_marked(out: Path, codes: str) -> None:
+def write_marked(out: Path, codes: str, *, oblique: bool = False) -> None:
     """Write a grey head with a white marker on the person's left, labelled as the left thalamus.
 
-    The axes of the arrays run as `codes`; in world space both files are the same.
+    The axes of the arrays run as `codes`; in world space both files are the same. If `oblique`, the
+    head is turned by 40 degrees about the vertical axis.
     """
     write_study(out, ["marked"])
     head = np.zeros((30, 24, 18), np.int16)
@@ -35,6 +36,11 @@ def write_marked(out: Path, codes: str) -> None:
         head = head[::-1].copy()
         labels = labels[::-1].copy()
         affine[0] = [-4, 0, 0, 58]
+    if oblique:
+        cosine, sine = np.cos(np.radians(40)), np.sin(np.radians(40))
+        turn = np.eye(4)
+        turn[:2, :2] = [[cosine, -sine], [sine, cosine]]
+        affine = turn @ affine
     assert "".join(nib.aff2axcodes(affine)) == codes
     Volume(head, affine).write(out.parent / "scans/scan0.nii.gz")
     Volume(labels, affine).write(out / "marked_dseg.nii.gz", labels=True)
@@ -97,6 +103,34 @@ def test_what_is_on_the_persons_left_is_shown_on_the_side_that_the_page_names(
                 assert f"the person's left is on the {side}" in words
                 assert_marker_is_on(page, side)
                 page.press("r")
+    finally:
+        page.close()
+
+
+@pytest.mark.slow
+@pytest.mark.important
+@pytest.mark.browser
+def test_the_cross_hair_of_an_oblique_scan_is_in_the_structure_and_moves_along_its_axes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chromium = find_chromium()
+    if chromium is None:
+        pytest.skip("no Chromium")
+    write_marked(tmp_path / "out", "RAS", oblique=True)
+    page = Browser(chromium, webgl=True)
+    here = "document.getElementById('here').textContent"
+    try:
+        page.resize(1440)
+        with served(tmp_path / "out", monkeypatch) as address:
+            page.open(address)
+            page.wait("window.trinatShown?.step === 0", 240)
+            # The centre of the marker is between slices 8 and 9, 12 and 13, 9 and 10.
+            found = page.evaluate(here)
+            assert found.startswith("L Thalamus")
+            assert "slices 9/30, 13/24, 9/18" in found
+            for _ in range(4):  # a voxel of 4 mm
+                page.press("ArrowRight")
+            assert "slices 10/30, 13/24, 9/18" in page.evaluate(here)
     finally:
         page.close()
 
