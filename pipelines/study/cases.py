@@ -20,9 +20,10 @@ from trinat.segmentation.data.sources.base import safe_component, without_suffix
 
 
 def given_names(shown: str) -> dict[str, str]:
-    """Map the safe names of a scan and its folders, as in paths of outputs, to the given names.
+    """Map names as they are in paths of outputs to names as the user gave them.
 
-    `shown` is the path of the scan below the root of the inputs. Names that are safe are omitted.
+    In outputs, other characters than those that are safe in file names are replaced. `shown` is the
+    path of the scan below the root of the inputs. Names that need no change are omitted.
     """
     scan = Path(shown)
     parts = (*scan.parts[:-1], without_suffix(scan))
@@ -32,7 +33,7 @@ def given_names(shown: str) -> dict[str, str]:
 
 
 def named_as_given(case: str, shown: str) -> Named:
-    """Return the name and the folders of a case as the user gave them, not as in its outputs.
+    """Return the name of a scan and of its folders as the user gave them, not as in its outputs.
 
     `case` is the id of the case, and `shown` the path of its scan below the root of the inputs.
     """
@@ -43,10 +44,11 @@ def named_as_given(case: str, shown: str) -> Named:
 
 @dataclass(frozen=True)
 class Case:
-    """A scan, with its location and the names of its outputs.
+    """A scan to segment, with its location and the names of its outputs.
 
     `id` is unique and identifies the case in the ledger and in tables. It has the form folder/stem,
-    where stem is the beginning of the names of its outputs.
+    where stem is the beginning of the names of its outputs. `entities` are the BIDS entities of the
+    scan, such as {"sub": "01"}.
     """
 
     id: str
@@ -77,7 +79,10 @@ class Case:
 
     @property
     def decides_outputs(self) -> object:
-        """Key of its output files: two cases with equal keys would write to the same files."""
+        """Key of its output files: two cases with equal keys would write to the same files.
+
+        In a BIDS dataset it is the folder with the BIDS entities, elsewhere the id.
+        """
         if not self.entities:
             return self.id
         folder = self.id.rpartition("/")[0]
@@ -85,7 +90,7 @@ class Case:
 
     @property
     def scans(self) -> tuple[Case, ...]:
-        """Tuple of this scan alone, for compatibility with `Participant`."""
+        """Tuple with this scan only. A `Participant` has the same attribute with all its scans."""
         return (self,)
 
     @property
@@ -95,9 +100,10 @@ class Case:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """Files of the scan: a header before its image, or the zip that contains the scan.
+        """Paths of the files of the scan, which need not exist.
 
-        The paths need not exist. A ledger hashes the files to detect whether a scan has changed.
+        For a pair of header and image, the header is the first. For a scan in a zip, it is the zip.
+        A ledger hashes the files to detect whether a scan has changed.
         """
         # Unlike `Path.is_file`, this returns False instead of raising if the path cannot be
         # checked.
@@ -116,8 +122,8 @@ class Case:
 class Participant:
     """Several scans of a participant, which are segmented together.
 
-    `years` has the time of each scan, in years from an arbitrary start; None if it is not known.
-    `group` is the participant's group in a study; "" if it is not known.
+    `years` has the time of each of `scans`, in years from an arbitrary start; None if it is not
+    known. `group` is the participant's group in a study; "" if it is not known.
     """
 
     name: str
@@ -127,7 +133,7 @@ class Participant:
 
     @property
     def id(self) -> str:
-        """Key that differs from the id of every scan, since a scan's id has no slash at the end."""
+        """Name of the participant with a slash at the end, which the id of a scan never has."""
         return f"{self.name}/"
 
     @property
@@ -142,12 +148,15 @@ class Participant:
 
     @property
     def facts(self) -> Facts | None:
-        """None, because facts belong to each scan."""
+        """None: age, sex and other facts about the participant are stored with each scan."""
         return None
 
     @property
     def work(self) -> int:
-        """Expected duration as a multiple of that of one scan; the template counts as one more."""
+        """Expected duration as a multiple of that of one scan.
+
+        It is the number of scans plus one, for the common template.
+        """
         return len(self.scans) + 1
 
     @property
@@ -156,7 +165,10 @@ class Participant:
         return self if len(self.scans) > 1 else self.scans[0]
 
     def only(self, keep: Callable[[Case], bool]) -> Participant | None:
-        """Return the participant with only the scans for which `keep` is True; None without any."""
+        """Return the participant with only the scans for which `keep` is True; None without any.
+
+        The times of these scans are kept.
+        """
         kept = [number for number, scan in enumerate(self.scans) if keep(scan)]
         if not kept:
             return None
@@ -174,7 +186,8 @@ class Refusal:
     """An input that is not segmented, with the reason.
 
     `shown` is the name that the user gave; `reason` is a phrase for the ledger. `harmless` is True
-    if the user loses nothing, for example because the input is a result or was given twice.
+    if the user loses nothing, for example because the input is a result or was given twice. `case`
+    is the id that the case would have had.
     """
 
     shown: str
@@ -205,9 +218,10 @@ class Found:
         bids_root: Path | None = None,
         remarks: Iterable[str] = (),
     ) -> Found:
-        """Return the cases in natural order; refuse cases that would write the same output files.
+        """Return the result of a search: cases in natural order, refused inputs and messages.
 
-        If two cases share their outputs, both are refused, because nothing says which one is right.
+        Two cases that would write the same output files are both refused, because nothing says
+        which one is right.
         """
         by_outputs: dict[object, list[Case]] = defaultdict(list)
         for case in cases:

@@ -90,7 +90,7 @@ _STAGED = (".trinat-correction-", ".tmp")
 
 
 class _Stated(BaseModel):
-    """Base of the parts of the JSON, whose keys are in BIDS' spelling: CorrectedBy."""
+    """Base class of the JSON sidecar's parts, whose keys are written like BIDS' (CorrectedBy)."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, alias_generator=to_pascal, populate_by_name=True
@@ -98,10 +98,10 @@ class _Stated(BaseModel):
 
 
 class Saving(_Stated):
-    """One saving of a correction.
+    """A save of a correction in the viewer: who saved it, when, and after how many minutes of work.
 
-    `by` is the name of the rater, `at` the time (ISO 8601, UTC), `minutes` the duration of the work
-    that was saved.
+    `by` is the name of the rater, `at` the time (ISO 8601, UTC), and `minutes` the duration of the
+    work that was saved.
     """
 
     by: str
@@ -148,9 +148,10 @@ class Sidecar(_Stated):
 
 @dataclass(frozen=True)
 class Correction:
-    """A corrected label map (`path`) and the result beside it (`result`).
+    """Label map that a rater has corrected by hand, with the predicted label map that it replaces.
 
-    `sidecar` is None if there is no JSON sidecar, or if it lists other hashes than those of map and
+    `path` is the corrected label map and `result` the predicted one beside it. `sidecar` is None if
+    there is no JSON sidecar, or if it lists other hashes than those of the corrected map and its
     mask. `scan_sha256` is the hash of the scan that was corrected; "" if it is not known.
     `is_whole` is False if saving was interrupted, so that the mask does not match the sidecar.
     """
@@ -193,7 +194,10 @@ class Correction:
         return ""
 
     def read(self) -> Volume:
-        """Read the label map on the grid of the result; raise GeometryError if grids differ."""
+        """Read the corrected label map in the axis order of the predicted one.
+
+        GeometryError is raised if they are on different grids.
+        """
         result = Volume.read(self.result, labels=True)
         return _on_grid_of(result, Volume.read(self.path, labels=True), self.path)
 
@@ -210,13 +214,16 @@ class Correction:
 
 
 class OvertakenError(OutputError):
-    """Raised if another correction was saved, or the result replaced, since a map was loaded."""
+    """Raised if a correction cannot be saved because the label map has changed since it was loaded.
+
+    Another correction was saved meanwhile, or a run has replaced the predicted label map.
+    """
 
 
 def corrected_path(result: Path) -> Path:
-    """Return the path of the correction of a label map, which need not exist.
+    """Return the path of the corrected label map that belongs to a predicted one, `result`.
 
-    An existing correction may have another file format than the label map.
+    It need not exist. An existing one may have another file format than the predicted label map.
     """
     for ending in _endings(result):
         path = _path_next_to(result, Product.LABELS.suffix, ending)
@@ -226,9 +233,9 @@ def corrected_path(result: Path) -> Path:
 
 
 def structures_beside(path: Path) -> Path | None:
-    """Return the label map of structures that belongs to a map of parcels; None if there is none.
+    """Return the label map of structures that belongs to a map of cortical parcels.
 
-    `path` is the map of parcels. Both are in the same folder.
+    `path` is the map of parcels. Both are in the same folder. None if there is no such label map.
     """
     stem = without_suffix(path)
     for parcels in _PARCELS:
@@ -238,13 +245,13 @@ def structures_beside(path: Path) -> Path | None:
 
 
 def has_parcels_from_before(path: Path) -> bool:
-    """Return True for a map of parcels that was predicted before its structures were corrected."""
+    """Return True for a map of cortical parcels whose structures were corrected since."""
     structures = structures_beside(path)
     return structures is not None and corrected_path(structures).is_file()
 
 
 def mask_path(result: Path) -> Path:
-    """Return the path of the mask of changed voxels of a label map's correction."""
+    """Return the path of the mask of the voxels that were changed in a label map, `result`."""
     return _path_next_to(result, Product.BRAIN_MASK.suffix, Product.BRAIN_MASK.ending)
 
 
@@ -259,18 +266,18 @@ def is_correction(path: Path) -> bool:
 
 
 def result_of(path: Path) -> Path | None:
-    """Return the label map that a correction corrects, found by its name; None if it is missing.
+    """Return the predicted label map that belongs to a corrected one, found by its name.
 
-    `path` is the correction.
+    `path` is the corrected label map. None if the predicted one is missing.
     """
     return _label_map(path, without_suffix(path)[: -len(f"{CORRECTED}{_LABELS}")])
 
 
 def _label_map(beside: Path, stem: str) -> Path | None:
-    """Return a scan's label map of structures, in the folder of the file `beside`; None if missing.
+    """Return a scan's label map of structures in the folder of another file; None if missing.
 
-    `stem` is the beginning of the name of the label map. The file format may differ from that of
-    `beside`.
+    `beside` is that file, and `stem` the beginning of the name of the label map. The file formats
+    may differ.
     """
     for name in (f"{stem}{_TRINAT}{_LABELS}", f"{stem}{_LABELS}", stem):
         for ending in _endings(beside):
@@ -281,10 +288,9 @@ def _label_map(beside: Path, stem: str) -> Path | None:
 
 
 def correction_of(result: Path) -> Correction | None:
-    """Return the correction of a label map; None if there is none.
+    """Return the correction of a predicted label map, `result`; None if there is none.
 
-    `result` is the path of the label map as it was predicted. IntegrityError is raised if the JSON
-    sidecar of the correction is invalid.
+    IntegrityError is raised if the JSON sidecar of the correction is invalid.
     """
     path = corrected_path(result)
     if not path.is_file():
@@ -304,10 +310,10 @@ def correction_of(result: Path) -> Correction | None:
 def _are_sides_swapped(
     corrected: NDArray[np.integer], result: NDArray[np.integer]
 ) -> bool:
-    """Return True if a label map agrees better with a result if left and right are exchanged.
+    """Return True if a corrected label map fits the predicted one better with sides exchanged.
 
-    Both are arrays (X, Y, Z) of label numbers. Returns False if the numbers are not those of the
-    default label scheme.
+    Both are arrays (X, Y, Z) of label numbers; left and right are exchanged in `corrected`. Returns
+    False if the numbers are not those of the default label scheme.
     """
     scheme = load_scheme(DEFAULT_SCHEME)
     present = set(np.unique(result).tolist()) | set(np.unique(corrected).tolist())
@@ -389,7 +395,7 @@ def save_correction(
 def list_correction(
     table: Path, scan: str, correction: Correction, *, lock: Path
 ) -> None:
-    """Write a correction to the table of a folder, replacing the row of the same scan.
+    """Write a correction to the folder's table of corrections, replacing the row of its scan.
 
     `table` is the path of the table and `scan` the name of the case. The table is for users only:
     no command reads it. It is written while the file `lock` is locked.
@@ -487,7 +493,10 @@ def _changed_by_structure(
 
 
 def _with_origin(sidecar: Sidecar, result: Path) -> Sidecar:
-    """Return the sidecar with the fields that are copied from the result's own, if it has one."""
+    """Copy the reference space and the source files from the sidecar of the result, if it has one.
+
+    These are the fields `spatial_reference` and `sources`, which exist in BIDS datasets only.
+    """
     path = result.with_name(f"{without_suffix(result)}.json")
     if not path.is_file():
         return sidecar
@@ -502,7 +511,10 @@ def _with_origin(sidecar: Sidecar, result: Path) -> Sidecar:
 
 
 def _read_sidecar(path: Path) -> Sidecar | None:
-    """Read a JSON sidecar; return None if it does not exist."""
+    """Read the JSON sidecar of a correction; return None if it does not exist.
+
+    IntegrityError is raised if it is invalid.
+    """
     if not path.is_file():
         return None
     try:
@@ -515,9 +527,10 @@ def _read_sidecar(path: Path) -> Sidecar | None:
 
 
 def _overtaken(result: Path, earlier: Correction | None) -> OvertakenError:
-    """Return the error for a correction that does not build on the map that is current now.
+    """Return the error for a correction of a label map that has changed since it was loaded.
 
-    `earlier` is the correction that was saved meanwhile; None if the result itself has changed.
+    `earlier` is the correction that was saved meanwhile; None if the predicted label map itself has
+    changed.
     """
     what = "its result has changed since it was shown"
     if earlier is not None:
@@ -541,7 +554,10 @@ def _on_grid_of(result: Volume, corrected: Volume, path: Path) -> Volume:
 
 
 def _path_next_to(result: Path, suffix: str, ending: str) -> Path:
-    """Return the path of one file of the correction of a label map, from its suffix and ending."""
+    """Return the path of a file of a correction: its label map, mask or JSON sidecar.
+
+    `result` is the label map that is corrected; `suffix` and `ending` are those of the file.
+    """
     stem = without_suffix(result)
     stem = stem.removesuffix(_LABELS).removesuffix(_TRINAT)
     return result.with_name(f"{stem}{CORRECTED}_{suffix}{ending}")

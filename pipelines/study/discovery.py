@@ -127,13 +127,14 @@ def find_cases(
     suffix: str = T1W,
     any_contrast: bool = False,
 ) -> Found:
-    """Return every scan in `inputs` as a case, in natural order; inputs without a scan are refused.
+    """Find all scans in `inputs`; return them as cases, with the inputs that have no scan.
 
-    `inputs` are files, folders, globs and lists, or a single BIDS dataset or SUBJECTS_DIR. The
-    folder `exclude`, usually the output folder, is not searched. Participants, sessions and
-    `suffix` select scans of a BIDS dataset. Of DICOM series, the T1-weighted series are taken, or
-    with `any_contrast` all anatomical series. Raises ConfigError for a dataset among other inputs,
-    for a suffix without a dataset, or for an input that is the output folder.
+    `inputs` are files, folders, globs and lists, or a single BIDS dataset or SUBJECTS_DIR. Cases
+    are in natural order. The folder `exclude`, usually the output folder, is not searched.
+    Participants, sessions and `suffix` select scans of a BIDS dataset. Of DICOM series, the
+    T1-weighted series are taken, or with `any_contrast` all anatomical series. Raises ConfigError
+    for a dataset among other inputs, for a suffix without a dataset, or for an input that is the
+    output folder.
     """
     if not suffix.isalnum():
         raise ConfigError(
@@ -213,9 +214,10 @@ def _without_results(
     paths: list[Path],
     refusals: list[Refusal],
 ) -> list[Path]:
-    """Return the paths without files that have the name of a result; add these to `refusals`.
+    """Return the paths without files that are named like results, such as NAME_dseg.nii.gz.
 
-    Results that the user named in `inputs` stay. If there are only results, all paths stay.
+    These files are added to `refusals`. Results that the user named in `inputs` stay. If there are
+    only results, all paths stay.
     """
     named = {absolute(given) for given in inputs}
     results = {path for path in paths if path not in named and is_result(path)}
@@ -238,7 +240,8 @@ def _expand_folder(
 
     For a FreeSurfer subject, return the folder above it and the subject's image. Subfolders that
     cannot be read are added to `refusals`, messages about files that are left out to `remarks`.
-    InputError is raised if there is no scan, ConfigError if it is the output folder.
+    InputError is raised if there is no scan, ConfigError if `folder` is the output folder,
+    `exclude`.
     """
     if exclude and folder.resolve() == exclude.resolve():
         what = "is the output folder, too"
@@ -339,7 +342,7 @@ def _expand_glob(pattern: str, exclude: Path | None) -> tuple[Path, list[Path]]:
 def _name_cases(
     root: Path, paths: Iterable[Path], refusals: list[Refusal]
 ) -> Iterator[Case]:
-    """Yield a case for each path that is a scan; its name is its path relative to `root`.
+    """Yield a case for each path that is a scan; its id is its path below `root`, without ending.
 
     Other paths are added to `refusals`.
     """
@@ -443,7 +446,7 @@ def find_bids(
     sessions: Collection[str],
     suffix: str = T1W,
 ) -> Found:
-    """Return the scans with a BIDS suffix in a dataset, as cases.
+    """Find the scans with a BIDS suffix in a dataset; return them as cases, with refused inputs.
 
     `participants` and `sessions` are labels with or without their prefix (01, sub-01); if empty,
     all are taken. Folders that cannot be read, images whose names and folders name different
@@ -492,9 +495,9 @@ def find_bids(
 
 
 def _misplaced(root: Path, suffix: str, images: Collection[Path]) -> Iterator[str]:
-    """Yield a message that names the files with this suffix outside of BIDS' layout, if any.
+    """Yield a message about scans with this suffix that are not where BIDS has them, if any.
 
-    `images` are the files within the layout.
+    `images` are the scans where BIDS has them.
     """
     taken = set(images)
     others = []
@@ -533,7 +536,7 @@ def is_subjects_dir(root: Path) -> bool:
 
 
 def find_subjects(root: Path) -> Found:
-    """Return the image of each subject in a SUBJECTS_DIR.
+    """Find the image of each subject in a SUBJECTS_DIR; return them as cases, with refused folders.
 
     Folders without `mri/`, templates, longitudinal bases and duplicate scans are skipped. A folder
     that cannot be read, or whose `mri/` has no image, is refused.

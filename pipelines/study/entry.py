@@ -1,4 +1,7 @@
-"""Entry of the ledger: the outcome of one input of one run, and a worker's answer."""
+"""Row of one input in the ledger of a run: what was segmented, how, and with which outcome.
+
+A worker process answers with the same class, so it has fields for the run, too.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ MOST_SHOWN = 5
 
 
 class Run(Protocol):
-    """Properties of a run that are recorded in each of its entries."""
+    """Properties of a run that are recorded in each of its ledger entries."""
 
     @property
     def out(self) -> Path:
@@ -43,7 +46,7 @@ class Run(Protocol):
 
 @dataclass(frozen=True)
 class Entry:
-    """Outcome of one input of one run.
+    """Outcome of one input of one run, as written to the ledger of the output folder.
 
     Paths are relative: `input` to the root of the inputs, all others to the output folder.
 
@@ -54,13 +57,17 @@ class Entry:
     - `settings` is a hash of all settings that the result depends on.
     - `outputs` maps the path of each output file to its SHA-256.
     - `result` has the numbers for tables and pages; it is empty if there is no result.
+    - `timings_s` maps the steps of the work to their duration in seconds.
+    - `worker` names the process that did the work; `finished` is the time of the entry (ISO 8601,
+      UTC).
     - `attempt` numbers the attempts at this case over all ledgers of the folder. It is 0 in ledgers
       from before attempts were numbered.
 
     Four fields exist only during the run and are never in the file. `staged` is the folder where
     outputs wait until they are moved into place. `spent` is how the worker's process has used its
-    time since its previous entry. `no_room` is True if the case failed because the disk is full.
-    `of_scans` are the entries of a participant's scans, if the case is a participant.
+    time since its previous entry: wall and processor time in seconds, by stage. `no_room` is True
+    if the case failed because the disk is full. `of_scans` are the entries of a participant's
+    scans, if the case is a participant.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
@@ -87,7 +94,7 @@ class Entry:
 
     @classmethod
     def of(cls, case: Work, run: Run, status: Status, reason: str = "") -> Entry:
-        """Return an entry of a case, with the model and settings of a run."""
+        """Return the entry of a case with a status, and with the model and settings of a run."""
         # Relative to the output, so that no path of this machine gets into the ledger.
         scan = os.path.relpath(case.path, run.out.resolve())
         return cls(
@@ -107,17 +114,17 @@ class Entry:
 
     @property
     def grade(self) -> str:
-        """Grade of the scan; without one, the status."""
+        """Quality grade of the segmentation; without one, the status, such as "failed"."""
         return self.result.grade or self.status
 
     @property
     def why(self) -> str:
-        """Reasons for the grade; without any, the reason for the status."""
+        """Reasons for the quality grade, or if there are none, the reason for the status."""
         return "; ".join(self.result.reasons) or self.reason
 
     @property
     def doubt(self) -> tuple[int, float, object]:
-        """Key that sorts entries by doubt, the most doubtful first.
+        """Sort key that puts the most doubtful segmentations first.
 
         It consists of the urgency of the grade, the mean agreement of the views (low values first)
         and the name in natural order.
@@ -142,17 +149,17 @@ class Entry:
 
     @property
     def is_withdrawn(self) -> bool:
-        """True if the input was refused in an earlier run and is no longer given.
+        """True if an earlier run could not segment the input and the current run no longer has it.
 
         Tables do not show such an entry.
         """
         return self.status == "skipped" and self.is_refusal and not self.is_left_out
 
     def is_current(self, case: Case, run: Run) -> bool:
-        """Return True if the case need not be segmented again in this run.
+        """Return True if the result of a case is up to date, so that this run need not segment it.
 
-        That is so if it was done from the same input with the same model and settings, and if its
-        outputs are still as they were written.
+        It is if the case was segmented from the same input with the same model and settings, and if
+        its outputs are still as they were written.
         """
         if self.status != "done" or self.model != run.model_sha256:
             return False
@@ -192,9 +199,9 @@ def digest_of(*paths: Path) -> str | None:
 
 
 def digests_of(folder: Path, names: Iterable[str]) -> dict[str, str | None]:
-    """Return the SHA-256 of the named files in a folder, by name; None if it is no regular file.
+    """Return the SHA-256 of the named files in a folder, by name.
 
-    Names that do not exist are omitted.
+    It is None for a path that is not a regular file. Names that do not exist are omitted.
     """
     digests = {}
     for name in names:
@@ -204,9 +211,10 @@ def digests_of(folder: Path, names: Iterable[str]) -> dict[str, str | None]:
 
 
 def taught_by_models(entries: Iterable[Entry]) -> list[str]:
-    """Return a sentence for each model that was trained with labels made by other models.
+    """Return a sentence about each model that was trained with labels made by other models.
 
-    Every report shows these sentences.
+    `entries` are the ledger's rows of the scans that were segmented. Every report shows these
+    sentences.
     """
     sentences = set()
     for entry in entries:
@@ -217,9 +225,9 @@ def taught_by_models(entries: Iterable[Entry]) -> list[str]:
 
 
 def most_doubtful(entries: Iterable[Entry]) -> list[Entry]:
-    """Return the five scans (`MOST_SHOWN`) with the most doubtful results, the most doubtful first.
+    """Return the entries of the five scans (`MOST_SHOWN`) with the most doubtful segmentations.
 
-    The page of a run shows slices of these.
+    The most doubtful is the first. The page of a run shows slices of these scans.
     """
     done = (entry for entry in entries if entry.status == "done")
     return nsmallest(MOST_SHOWN, done, key=attrgetter("doubt"))

@@ -1,11 +1,11 @@
-"""Label maps and images to compare or measure, with their subjects and sessions by name.
+"""Label maps and images to compare or measure, identified by the participant in their file names.
 
 `pipelines/study/pairing.py` matches files by the subject, the session and the BIDS entities that
 are found here.
 
-The original files of a store are here, too: scans to segment and label maps to compare with. A
-store knows their paths and SHA-256, so that readers can report a file that is missing or has
-changed.
+The files that a slice store was made from are found here, too: scans to segment and label maps to
+compare with. A store knows their paths and SHA-256, so that readers can report a file that is
+missing or has changed.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ _AGAIN = "put it back, or run `trinat prepare` again with its new place"
 
 @dataclass(frozen=True)
 class ScanFile:
-    """A label map or image, with the subject and scan that its name says.
+    """A label map or an image, with the participant and the session that its file name says.
 
     `name` is the file name without its suffix. `subject` and `session`, as the name says them, are
     used to find pairs of files. In tables, files are identified by `participant` (with the name of
@@ -108,20 +108,20 @@ class ScanFile:
 
     @property
     def scan_result(self) -> ScanResult:
-        """Result of the run that made the label map; empty if no ledger lists it.
+        """Volumes, grades and notes in the ledger entry of the label map; empty without an entry.
 
-        It describes the prediction, even if a rater has corrected the label map since.
+        They describe the predicted label map, even if a rater has corrected it since.
         """
         return ScanResult() if self.entry is None else self.entry.result
 
     @property
     def result(self) -> Path:
-        """Path of the label map in the ledger: for a correction, the map that was corrected."""
+        """Path of the label map before correction, which is the path that ledgers list."""
         return self.corrects or self.path
 
     @property
     def shown(self) -> str:
-        """Name of the file in messages: its folders and its name."""
+        """Name of the file in messages: the names of its folders and its own, joined by slashes."""
         return "/".join((*self.folders, self.path.name))
 
     @property
@@ -153,10 +153,11 @@ def find_files(
     `place` may be a single file; a BIDS dataset or derivative; a FreeSurfer SUBJECTS_DIR; a folder
     with files called *_dseg at any depth; or a folder of files. With files called *_dseg, other
     images directly in the folder are label maps, too, except their scans and results. With
-    `parcels`, maps of parcels are preferred if there are any.
+    `parcels`, maps of cortical parcels are preferred if there are any.
 
-    In a folder, a correction replaces the label map that it corrects and gets its name. Without
-    `corrected`, label maps are returned as they were before correction.
+    In a folder, a correction (a label map corrected by hand) replaces the label map that it
+    corrects and gets its name. Without `corrected`, label maps are returned as they were before
+    correction.
 
     `entries` has the ledger entries of label maps by absolute path. Label maps with an entry have
     the names of the scan and its folders as given, not as made safe for the output, and the
@@ -194,8 +195,8 @@ def find_files(
 def find_images(place: Path, label_maps: Iterable[Path]) -> list[ScanFile]:
     """Return the scans under a folder that given label maps belong to.
 
-    In a BIDS dataset these are T1w scans. If all label maps have the same entity `space`, and the
-    dataset has scans with this suffix, it is these scans.
+    In a BIDS dataset these are T1w scans, except if all label maps have the same entity `space`,
+    such as T2w, and the dataset has scans with this suffix: then it is these scans.
     """
     spaces = {entities(without_suffix(path)).get("space", "") for path in label_maps}
     suffix = "T1w"
@@ -207,10 +208,11 @@ def find_images(place: Path, label_maps: Iterable[Path]) -> list[ScanFile]:
 
 
 def _files_below(place: Path, suffix: str, *, parcels: bool) -> list[ScanFile]:
-    """Return the label maps or images in a folder.
+    """Return the label maps or images in a folder of unknown layout.
 
-    Layouts are tried one after the other (BIDS, SUBJECTS_DIR, files called *_dseg, any files); the
-    first layout with any files is used.
+    `suffix` is that of the BIDS names, such as dseg or T1w. With `parcels`, maps of cortical
+    parcels are preferred. Layouts are tried one after the other (BIDS, SUBJECTS_DIR, files called
+    *_dseg, any files); the first layout with any files is used.
     """
     of_labels = suffix == Product.LABELS.suffix
     bids = [_identify_by_name(path) for path in anat_files(place, suffix)]
@@ -248,10 +250,10 @@ def _files_below(place: Path, suffix: str, *, parcels: bool) -> list[ScanFile]:
 
 
 def _with_corrections(files: Sequence[ScanFile], *, corrected: bool) -> list[ScanFile]:
-    """Replace the path of each corrected label map by the path of its correction.
+    """Return the files, with the path of each corrected label map replaced by its correction.
 
-    The replaced path is in `corrects`. Without `corrected`, paths are not replaced. In both cases,
-    a correction is not listed as a file of its own if its label map is listed.
+    The replaced path is in `ScanFile.corrects`. Without `corrected`, paths are not replaced. In
+    both cases, a correction is not listed as a file of its own if its label map is listed.
     """
     paths_of_files = {file.path for file in files}
     kept = []
@@ -266,7 +268,7 @@ def _with_corrections(files: Sequence[ScanFile], *, corrected: bool) -> list[Sca
 
 
 def _of_one_kind(files: Sequence[ScanFile], kinds: Sequence[str]) -> list[ScanFile]:
-    """Select one kind of label map for each scan of a BIDS dataset.
+    """Return one label map for each scan of a BIDS dataset, if scans have several kinds of them.
 
     `kinds` are values of `kind_of_labels` in the order of preference; the first kind that a scan
     has is used. Label maps belong to one scan if they are in one folder and have the same identity.
@@ -339,9 +341,9 @@ def _marked_label_maps(place: Path, word: str) -> list[Path]:
 
 
 def _with_parcels(place: Path, structures: Sequence[Path]) -> list[Path]:
-    """Return all maps of parcels below a folder, and maps of structures of scans without parcels.
+    """Return all maps of cortical parcels below a folder, and label maps of scans without parcels.
 
-    `structures` are the maps of structures of all scans.
+    `structures` are the label maps of structures of all scans.
     """
     parcels = _marked_label_maps(place, Product.PARCELS.plain)
     has_parcels = {structures_beside(path) for path in parcels}
@@ -354,7 +356,10 @@ def _with_parcels(place: Path, structures: Sequence[Path]) -> list[Path]:
 
 
 def file_below(place: Path, path: Path) -> ScanFile:
-    """Return a file with the identity in its name, or else in the folders below `place`."""
+    """Return a file with the participant and session that its name says.
+
+    If its name has no BIDS entities, it is identified by its folders below `place`, too.
+    """
     file = _identify_by_name(path)
     if file.identity:
         return file
@@ -362,7 +367,7 @@ def file_below(place: Path, path: Path) -> ScanFile:
 
 
 def _with_unique_names(files: Sequence[ScanFile]) -> Iterator[ScanFile]:
-    """Make names unique: prefix files that have the same name with their folders.
+    """Yield the files with unique names: equal names are prefixed with the folders of the files.
 
     a/T1 and b/T1 belong to two participants; their names become a_T1 and b_T1. If two of these
     would be equal (a_b/c and a/b_c), the names become a_b/c and a/b_c.
@@ -388,7 +393,7 @@ def _with_unique_names(files: Sequence[ScanFile]) -> Iterator[ScanFile]:
 def name_files(
     files: Iterable[ScanFile], place: Path, entries: Mapping[Path, Entry]
 ) -> list[ScanFile]:
-    """Return the files with unique names and their participants, by their names and folders.
+    """Return the files with unique names, and the participants and sessions for tables.
 
     `place` is the folder that was searched. A name without a recognisable participant counts as a
     participant of its own. Files with BIDS names that occur in several folders get the names of
@@ -432,9 +437,9 @@ def name_files(
 
 
 def _as_given(file: ScanFile, given: Mapping[str, str]) -> ScanFile:
-    """Return a label map with the given names of its scan and folders, not those of the output.
+    """Return a label map with the names of its scan and folders as the user gave them.
 
-    `given` maps safe names to given names.
+    `given` maps names in the output, which are safe as file names, to names as given.
     """
     folders = tuple(given.get(folder, folder) for folder in file.folders)
     file = replace(file, folders=folders)
@@ -483,9 +488,9 @@ def two_maps_of_a_scan(files: Iterable[ScanFile]) -> str:
 
 
 def _identify_by_name(path: Path) -> ScanFile:
-    """Return a file with the subject, session and entities that its name contains.
+    """Return a file with the subject, session and BIDS entities in its name.
 
-    A name that is not in BIDS' style is the subject itself.
+    If the name is not in BIDS' style, all of it is the subject.
     """
     name = without_suffix(path)
     facts: dict[str, str] = {}
@@ -508,7 +513,7 @@ def _identify_by_name(path: Path) -> ScanFile:
 
 
 def _renamed(file: ScanFile, path: Path) -> ScanFile:
-    """Return a file with the name, subject, session and entities in the name of another path."""
+    """Return a file with the name, subject, session and BIDS entities in the name of `path`."""
     named = _identify_by_name(path)
     return replace(
         file,
@@ -533,7 +538,7 @@ def refuse_changed(known: str, digest: str | None, where: Path) -> None:
 
 
 def stored_cases(store: Store, subjects: Iterable[str]) -> Found:
-    """Return the scans of subjects of a store as cases with the subjects' names.
+    """Return the original scans of subjects of a slice store, as cases with the subjects' names.
 
     Missing scans become refusals. DatasetError is raised if all scans are missing, or if the store
     does not have the path of a subject's scan.
@@ -554,7 +559,7 @@ def stored_cases(store: Store, subjects: Iterable[str]) -> Found:
 
 
 def stored_files(store: Store, subjects: Iterable[str], kind: str) -> list[ScanFile]:
-    """Return the files that subjects of a store were made from, in the order of `subjects`.
+    """Return the files that subjects of a slice store were made from, in the order of `subjects`.
 
     `kind` is "labels" for label maps or "image" for scans. The files have the store's label numbers
     and axes, so that they are read as `trinat prepare` read them. No file is opened.

@@ -52,10 +52,10 @@ _MOST_NAMED = 5
 
 @dataclass(frozen=True)
 class _ScanRow:
-    """Data about a scan from a table.
+    """What a table says about one scan: its participant, its time and the participant's group.
 
-    `year` is the time of the scan in years from an arbitrary start, None if unknown. `group` is the
-    group of the participant, "" if unknown.
+    `year` is the time of the scan in years from an arbitrary start, None if unknown. `group` is ""
+    if unknown.
     """
 
     participant: str
@@ -111,10 +111,11 @@ def with_facts(
     *,
     strict: bool = False,
 ) -> list[Case]:
-    """Return the cases, each with the facts about its participant from a participants table.
+    """Return the cases, each with age, sex and other facts about its participant from a table.
 
-    Cells that are not understood are logged; with `strict` they raise a DatasetError. DatasetError
-    is also raised if no scan has a row in the table, ConfigError if the table does not exist.
+    `table` is a participants table. Cells that are not understood are logged; with `strict` they
+    raise a DatasetError. DatasetError is also raised if no scan has a row in the table, ConfigError
+    if the table does not exist.
     """
     if not table.is_file():
         raise ConfigError(

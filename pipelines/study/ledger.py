@@ -38,7 +38,7 @@ _NOT_IN_FILE = ("staged", "spent", "no_room", "of_scans")
 
 
 class Ledger:
-    """Append-only ledger file, which also moves outputs into place.
+    """File to which a run appends the outcome of each input; it also moves outputs into place.
 
     `entries` maps each case to its valid entry, and is updated by `add`. Each entry is on the disk
     before `add` returns.
@@ -123,7 +123,7 @@ class Ledger:
             self.entries[entry.case] = entry
 
     def refuse(self, current: Mapping[str, str | None]) -> None:
-        """Raise OutputError if a file belongs to the user: no run has written its bytes.
+        """Raise OutputError if an existing file was not written by any run, and so is the user's.
 
         `current` maps the paths of existing files to their present SHA-256, None if a path is not a
         regular file. With `overwrite` no file is refused.
@@ -142,7 +142,7 @@ class Ledger:
             )
 
     def move_in(self, staged: Path, entry: Entry | None = None) -> None:
-        """Move all files below the folder `staged` into the output folder.
+        """Move all files below the folder `staged` to the output folder; list them in the ledger.
 
         They are the outputs of `entry`, or files of the whole run if it is None. An existing file
         with the same bytes stays. A file that a run has written is replaced, and with `overwrite`
@@ -181,10 +181,11 @@ class Ledger:
         shutil.rmtree(staged)
 
     def _announce(self, digests: Mapping[str, str], entry: Entry | None) -> None:
-        """List in the ledger the files that are about to be written.
+        """Add a line to the ledger with the files that are about to be written.
 
-        `digests` maps their paths to their SHA-256. Files of the whole folder get a line without a
-        case: jobs that work on other cases read that line, but not the lines of this job's cases.
+        `digests` maps their paths to their SHA-256; `entry` is the outcome of the case that they
+        belong to, None for files of the whole folder. The latter get a line without a case: jobs
+        that work on other cases read that line, but not the lines of this job's cases.
         """
         of_case: dict[str, str] = {}
         of_folder: dict[str, str] = {}
@@ -207,7 +208,7 @@ class Ledger:
             self._written.update(outputs.items())
 
     def remove(self, name: str) -> None:
-        """Delete a file of the output folder, unless the user has changed or added it."""
+        """Delete a file of the output folder, if it is still as a run has written it."""
         for found, digest in digests_of(self._folder, [name]).items():
             if (found, digest) in self._written and self._is_own(name):
                 (self._folder / name).unlink()
@@ -252,10 +253,11 @@ class LedgerContents:
         self.writers: dict[str, str] = {}
 
     def read(self, path: Path, cases: Collection[str] | None = None) -> None:
-        """Add the content of the ledger `path`; with `cases`, only of these and of refused inputs.
+        """Add the content of the ledger `path`.
 
-        The entries of 100,000 cases take a gigabyte, so callers should request only the cases that
-        they need. IntegrityError is raised if a line is not a valid entry.
+        With `cases`, only the entries of these cases and of refused inputs are added. The entries
+        of 100,000 cases take a gigabyte, so callers should request only the cases that they need.
+        IntegrityError is raised if a line is not a valid entry.
         """
         last: dict[str, Entry] = {}
         for entry in _lines_of(path):
@@ -276,7 +278,10 @@ class LedgerContents:
 def read_ledgers(
     paths: Iterable[Path], cases: Collection[str] | None = None
 ) -> LedgerContents:
-    """Return the joint content of ledgers; with `cases`, only of these and of refused inputs."""
+    """Return the joint content of ledgers: entries of cases, and hashes of the files written.
+
+    With `cases`, it has the entries only of these cases and of refused inputs.
+    """
     contents = LedgerContents()
     for path in paths:
         contents.read(path, cases)
@@ -284,7 +289,7 @@ def read_ledgers(
 
 
 def read_entries(paths: Iterable[Path]) -> dict[str, Entry]:
-    """Return the valid entry of each case in these ledgers."""
+    """Return the valid ledger entry of each case: its outcome in the last attempt."""
     return read_ledgers(paths).entries
 
 
@@ -321,9 +326,10 @@ def _lines_of(path: Path) -> Iterator[Entry]:
 
 
 def _is_later(entry: Entry, other: Entry, folder: Path) -> bool:
-    """Return True if `entry` is of a later attempt than `other`, an entry of the same case.
+    """Return True if `entry` is to be used in place of `other`, an entry of the same case.
 
-    The entries are from two ledgers; `folder` is the output folder.
+    It is if it has the higher attempt number, or, for equal numbers, if it fits the present files
+    better. The entries are from two ledgers; `folder` is the output folder.
     """
     if entry.attempt != other.attempt:
         return entry.attempt > other.attempt
@@ -339,10 +345,11 @@ def _is_later(entry: Entry, other: Entry, folder: Path) -> bool:
 
 
 def _fit_to_files(entry: Entry, folder: Path) -> int:
-    """Return how well an entry fits the present files (0 to 3), to choose between equal attempts.
+    """Return how well a ledger entry fits the present files, from 0 to 3.
 
-    3: a result of the scan as it is now. 2: a failure. 1: a result of a scan that cannot be read.
-    0: a result whose scan or outputs have changed.
+    It is used to choose between two attempts with equal numbers. 3: the entry is a result of the
+    scan as it is now. 2: the segmentation failed. 1: it is a result of a scan that cannot be read.
+    0: it is a result whose scan or outputs have changed.
     """
     if entry.status != "done":
         return 2

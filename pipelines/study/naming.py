@@ -22,12 +22,16 @@ _ORDER = (
 
 @dataclass(frozen=True)
 class _Spec:
-    """Names and settings of one kind of output file: the arguments for a member of `Product`.
+    """One kind of output file of a scan: how it is named, offered to clients and requested.
 
-    `suffix` and `ending` are those of the file's BIDS name, such as dseg and .nii.gz. `seg`,
-    `label` and `desc` are the values of these BIDS entities; "" for none. `plain` is the suffix of
-    a name that does not follow BIDS; it defaults to `suffix`. The docstring of `Product` explains
-    the others.
+    Each member of `Product` is made from one. `suffix` and `ending` are those of the file's BIDS
+    name, such as dseg and .nii.gz. `seg`, `label` and `desc` are the values of these BIDS entities;
+    "" for none. `plain` is the suffix of file names outside of BIDS datasets; it defaults to
+    `suffix`. `further` are other possible endings, such as that of a JSON sidecar. `is_in_bids` is
+    True if BIDS has a name for such files. `download` and `media_type` are for clients of the
+    service; "" if the service does not offer the file. `setting` is the field of `OutputSettings`
+    that requests it; by default the name of the member. `for_fmriprep` is True for files that only
+    fMRIPrep looks for.
     """
 
     suffix: str
@@ -45,7 +49,7 @@ class _Spec:
 
 
 def _tissue(label: str) -> _Spec:
-    """Return names and settings of the files with the probability map of a tissue.
+    """Return how files with the probability map of a tissue are named and requested.
 
     `label` is GM, WM or CSF, as in BIDS. The BIDS name has the suffix probseg, and the entities
     `seg` (tissues) and `label`; another name ends with GM_probseg. The setting `tissues` requests
@@ -64,7 +68,7 @@ def _tissue(label: str) -> _Spec:
 
 
 def _for_fmriprep(suffix: str, *, label: str = "", desc: str = "") -> _Spec:
-    """Return names and settings of a file that fMRIPrep looks for in its derivatives.
+    """Return how a file that fMRIPrep looks for in its derivatives is named and requested.
 
     `suffix`, `label` and `desc` are parts of its BIDS name. The setting `fmriprep` requests it.
     """
@@ -80,7 +84,9 @@ def _for_fmriprep(suffix: str, *, label: str = "", desc: str = "") -> _Spec:
 
 
 class Product(Enum):
-    """A kind of output file of a scan; determines names, .bidsignore, deletion and downloads.
+    """A kind of output file of a scan, such as its label map or its brain mask.
+
+    It determines names, .bidsignore, deletion and downloads.
 
     - `suffix` is the BIDS suffix of its name, such as dseg; `ending` is that of the file, such as
       .nii.gz. `own_entities` are the entities `seg`, `label` and `desc` that its BIDS name has.
@@ -185,16 +191,20 @@ class Product(Enum):
         self.for_fmriprep = spec.for_fmriprep
 
     def entities(self, of_scan: Mapping[str, str]) -> dict[str, str]:
-        """Return the entities that the product's BIDS name adds to those of the scan, or replaces.
+        """Return the BIDS entities by which the name of this output differs from that of the scan.
 
-        `of_scan` are the entities of the scan.
+        For example {"space": "orig", "desc": "trinat"} for a label map. `of_scan` are the entities
+        of the scan.
         """
         if self.for_fmriprep:
             return self.own_entities
         return {"space": of_scan.get("space", "orig"), **self.own_entities}
 
     def among(self, names: Collection[str]) -> str | None:
-        """Return the first of `names` that is a file name of this product; None without one."""
+        """Return the first of some file names that is a name of this output; None without one.
+
+        Sidecars (.json) beside the file itself do not count.
+        """
         # A .json beside another file is its sidecar, not the product.
         endings = [self.ending, *(end for end in self.further if end != ".json")]
         either = "|".join(re.escape(ending) for ending in endings)
@@ -246,9 +256,9 @@ RESULT_ENDINGS = (
 
 
 def bids_name(entities: Mapping[str, str], **added: str) -> str:
-    """Return a BIDS name without suffix and ending, such as sub-1_desc-x, with entities in order.
+    """Join BIDS entities, in the order of BIDS, to the beginning of a file name: sub-1_desc-x.
 
-    `added` entities extend `entities` or replace them.
+    Suffix and ending are not included. `added` entities extend `entities` or replace them.
     """
     merged = {**entities, **added}
     ordered = sorted(merged, key=_rank)
@@ -256,7 +266,7 @@ def bids_name(entities: Mapping[str, str], **added: str) -> str:
 
 
 def _rank(entity: str) -> int:
-    """Return the position of an entity in a BIDS name.
+    """Return the position of an entity in BIDS file names, for sorting.
 
     Unknown entities get the position of `hemi`, before the entities of derivatives.
     """

@@ -1,9 +1,9 @@
-"""Selection of the scans to correct next, for trinat next and the viewer.
+"""Selection of the scans whose label maps should be corrected next, for trinat next and the viewer.
 
-The correction of a scan teaches the model about similar scans, in proportion to their doubt. Scans
-are ranked greedily: each pick covers as much of the remaining doubt as possible (facility location,
-Nemhauser et al. 1978: the result is never far from the best choice). Only ledgers are read: the
-agreement of the views and the volume of each structure.
+The correction of a scan teaches the model about similar scans. The doubt about a scan is 1 minus
+the agreement of its views. Scans are ranked greedily: each pick covers as much of the remaining
+doubt as possible (facility location, Nemhauser et al. 1978: the result is never far from the best
+choice). Only ledgers are read: the agreement of the views and the volume of each structure.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ _MOST_COMPARED = 2000
 class Proposal:
     """A scan to correct next, as its index in the arrays that were given to `propose`.
 
-    `share` is the fraction of the total doubt that its correction is expected to cover.
+    `share` is the fraction, 0 to 1, of the doubt about all scans that its correction is expected to
+    remove.
     """
 
     scan: int
@@ -41,7 +42,7 @@ class Next:
     """A scan to correct next, for output.
 
     `scan` is its name. `agreement` is the mean Dice between the views, None if unknown. `share` is
-    the fraction of the total doubt that its correction is expected to cover.
+    the fraction, 0 to 1, of the doubt about all scans that its correction is expected to remove.
     """
 
     scan: str
@@ -61,8 +62,8 @@ def next_of(
 ) -> tuple[list[Next], int]:
     """Return up to `most` scans to correct next, and the number of scans corrected so far.
 
-    `elsewhere` has the names of scans that count as corrected although the study has no correction
-    of them. EvaluationError is raised if no scan has a result.
+    `elsewhere` has the names of scans that count as corrected although the folder of results has no
+    correction of them. EvaluationError is raised if no scan has a result.
     """
     items = [item for item in study.items if item.entry.status == "done"]
     if not items:
@@ -99,10 +100,11 @@ def next_of(
 
 
 def features_of(items: Sequence[Item]) -> Values:
-    """Return the features by which the N scans are compared, (N, F).
+    """Return the features by which N scans are compared, an array (N, F).
 
-    They are the logarithm of each structure's volume, followed by each structure's agreement
-    between views. NaN for structures that were not found or not measured.
+    `items` are the scans. Features are the logarithm of each structure's volume in mm³, followed by
+    the agreement between views for each structure. NaN for structures that were not found or not
+    measured.
     """
     results = [item.entry.result for item in items]
     volumes = [result.volumes_mm3 for result in results]
@@ -123,7 +125,10 @@ def features_of(items: Sequence[Item]) -> Values:
 
 
 def doubts_of(items: Sequence[Item]) -> Values:
-    """Return the doubt about each scan, (N,): 1 minus the agreement of the views; 1 if unknown."""
+    """Return the doubt about each of N scans, (N,): 1 minus the mean Dice between its views.
+
+    It is 1 if the Dice is unknown.
+    """
     doubts = []
     for item in items:
         agreement = item.agreement
@@ -160,12 +165,12 @@ def propose(
     corrected: Sequence[int],
     most: int,
 ) -> list[Proposal]:
-    """Return the scans to correct next by priority: at most `most`, and one per participant.
+    """Choose the scans to correct next: at most `most`, and one per participant, the best first.
 
-    `alike` (N, N) are the similarities of the scans, 0 to 1. `doubts` (N,) is the doubt about each
-    scan, 0 or more. `participants` has the participant of each scan, `corrected` the indices of
-    corrected scans. Participants with a corrected scan are skipped. A correction covers the doubt
-    of similar scans in proportion to the similarity.
+    `alike` (N, N) has the similarity of each pair of scans, 0 to 1. `doubts` (N,) is the doubt
+    about each scan, 0 or more. `participants` has the participant of each scan, `corrected` the
+    indices of corrected scans. Participants with a corrected scan are skipped. A correction removes
+    doubt about other scans in proportion to their similarity.
     """
     total = float(doubts.sum())
     done = {participants[scan] for scan in corrected}

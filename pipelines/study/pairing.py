@@ -1,7 +1,8 @@
-"""Matching of predictions to reference label maps, by file name.
+"""Matching of predictions to true (manual) label maps, by file name.
 
 Rules are tried from the most specific to the loosest. A rule makes a pair only if it finds exactly
-one file on each side. For a file without a partner, the result gives the reason.
+one file on each side. For a file without a partner, the result gives the reason. The prediction may
+be any other file of the same scan, such as its image.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ _Match = tuple[ScanFile, ScanFile]
 
 @dataclass(frozen=True)
 class Pair:
-    """A truth and its prediction; `how` names the rule that has found the pair.
+    """A true label map and its prediction; `how` names the rule that has found the pair.
 
     `is_guess` is True if the names do not prove that the files belong together, so that the user is
     asked to check the pair.
@@ -78,7 +79,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Pairing:
-    """Result of the matching: pairs, and the truths and predictions without a partner.
+    """Result of the matching: pairs, and the true label maps and predictions without a partner.
 
     `doubts` maps the path of a file without a partner to the reason. It has no reason for files to
     which no other name was similar.
@@ -112,7 +113,7 @@ def pair_files(
     *,
     guess: bool = False,
 ) -> Pairing:
-    """Pair each truth with its prediction, by BIDS entities, name, session or subject.
+    """Pair each true label map with its prediction, by BIDS entities, name, session or subject.
 
     Rules are tried from the most specific to the loosest. A rule makes a pair only if it finds
     exactly one file on each side. It considers all files, including those in pairs: leaving files
@@ -152,7 +153,7 @@ _RULES: tuple[tuple[str, Key], ...] = (
 
 @dataclass
 class _Matching:
-    """Truths and predictions, with the pairs and doubts from the rules tried so far.
+    """True label maps and predictions, with the pairs that the rules have found so far.
 
     `doubts` maps the path of a file to the reason why it has no partner.
     """
@@ -163,7 +164,11 @@ class _Matching:
     doubts: dict[Path, str] = field(default_factory=dict)
 
     def alike(self, truth_key: Key, prediction_key: Key) -> list[_Match]:
-        """Return all matches of a truth and a prediction whose keys are equal."""
+        """Return all pairs of a true label map and a prediction for which two keys are equal.
+
+        Each key is a function of a file: `truth_key` for true label maps, `prediction_key` for
+        predictions. Files for which it returns an empty value match no other file.
+        """
         predictions_by_key: dict[object, list[ScanFile]] = defaultdict(list)
         for prediction in self.predictions:
             predictions_by_key[prediction_key(prediction)].append(prediction)
@@ -182,7 +187,7 @@ class _Matching:
         *,
         is_guess: bool = False,
     ) -> None:
-        """Add the matches to `pairs` in which neither file has a second match.
+        """Add each match to `pairs`, unless one of its two files has a second match.
 
         `how` is the name of the rule, for `Pair.how`. Matches of two sessions or participants are
         ignored. For other files that are not paired, the reason is added to `doubts`.
@@ -217,9 +222,10 @@ class _Matching:
                 self.pairs.append(Pair(truth, prediction, how, guessed))
 
     def take_by_one_ending(self) -> None:
-        """Pair `case_1` with `case_1_seg` if all names of truths or of predictions end in `_seg`.
+        """Pair `case_1` with `case_1_seg` if all names of one side end in `_seg`.
 
-        Any ending that all names of one side share is used in this way.
+        The sides are true label maps and predictions. Any ending that all names of one side share
+        is used in this way.
         """
         ending = _common_ending([file.name for file in self.predictions])
         if ending:
@@ -231,7 +237,7 @@ class _Matching:
             self._take_by_ending(matches, ending)
 
     def _take_by_ending(self, matches: list[_Match], ending: str) -> None:
-        """Take the matches of names that are equal except for `ending`.
+        """Add to `pairs` the matches of names that are equal except for `ending`.
 
         They are guesses if the ending may say more than the kind of a file.
         """
@@ -264,9 +270,10 @@ class _Matching:
             self.take(matches, "beginning of the name", is_guess=is_guess)
 
     def take_by_distinct_parts(self) -> None:
-        """Pair files by the part of their names that distinguishes them, as guesses.
+        """Pair files by the part of their names that distinguishes them on their side, as guesses.
 
-        Of `t_1_manual`, `t_2_manual` and of `p_1_auto`, `p_2_auto` these are `1` and `2`.
+        For true label maps `t_1_manual` and `t_2_manual`, and predictions `p_1_auto` and
+        `p_2_auto`, these parts are `1` and `2`.
         """
         truth_parts = _distinct_parts(self.truths)
         prediction_parts = _distinct_parts(self.predictions)
@@ -278,7 +285,10 @@ class _Matching:
         self.take(matches, how, is_guess=True)
 
     def take_the_only_two(self) -> None:
-        """Pair the only file of each side, if the user has named at least one of them."""
+        """Pair the only true label map with the only prediction, if the user has named one of them.
+
+        They are a guess unless the user has named both.
+        """
         if len(self.truths) != 1 or len(self.predictions) != 1:
             return
         truth = self.truths[0]
@@ -289,7 +299,7 @@ class _Matching:
             self.take([(truth, prediction)], "being the only files", is_guess=True)
 
     def result(self) -> Pairing:
-        """Return the pairs in natural order of the truths, and the unpaired files of both sides."""
+        """Return the pairs, sorted by the true label maps, and all files without a partner."""
         pairs = sorted(self.pairs, key=lambda pair: natural_order(pair.truth.name))
         truths = self._without_partner(self.truths)
         predictions = self._without_partner(self.predictions)
@@ -333,7 +343,7 @@ def _by_name(files: Iterable[ScanFile]) -> dict[str, list[ScanFile]]:
 
 
 def _not_unique(candidates: list[ScanFile], rivals: list[ScanFile]) -> str:
-    """Return the message that a file has no partner, because the choice is ambiguous.
+    """Return the message that a file has no partner, because several files match.
 
     `candidates` are the files that match it. If there is only one, `rivals` are the other files
     that match this candidate.
@@ -450,7 +460,7 @@ def _shared_beginning(names: Sequence[str]) -> str:
 
 
 def _distinct_parts(files: Sequence[ScanFile]) -> dict[Path, str]:
-    """Return the part of each file's name that distinguishes it, by path.
+    """Return the part of each file's name that distinguishes it from the other files, by path.
 
     It is the name without the beginning and the ending that all names share. Files with the same
     name in two folders have the same part.

@@ -18,10 +18,10 @@ _MOST_NAMED = 5
 
 @dataclass(frozen=True)
 class Facts:
-    """Facts about a participant.
+    """Age, sex and other facts about a participant, from a participants table.
 
-    `age` is in years, `sex` is M or F, and relatives share a `family`. Unknown facts are None; an
-    unknown site or group is "".
+    `age` is in years, `sex` is M or F, and relatives share a `family`. `intracranial_mm3` is the
+    volume inside the skull. Unknown facts are None; an unknown site or group is "".
     """
 
     age: float | None = None
@@ -41,10 +41,10 @@ class Matched:
     """Result of matching scans to the rows of a participants table.
 
     Keys of `rows` and `facts` are pairs of the scan's name and its participant's name. `rows` has
-    the name of the row that belongs to the scan, `facts` the facts in that row. Scans without a row
-    are in neither. `participants` is the number of participants of all scans; `absent` names the
-    participants without a row. `notes` are the notes of the table. `doubts` are the doubts about
-    the table, followed by messages about ambiguous names.
+    the name of the row that belongs to the scan; `facts` has age, sex and so on from that row.
+    Scans without a row are in neither. `participants` is the number of participants of all scans;
+    `absent` names the participants without a row. `notes` say how values of the table were read.
+    `doubts` are warnings: about cells that were not understood, followed by ambiguous names.
     """
 
     rows: Mapping[Named, str]
@@ -55,7 +55,7 @@ class Matched:
     doubts: tuple[str, ...]
 
     def of(self, scan: str, participant: str) -> Facts:
-        """Return the facts about a scan's participant, empty if the table does not have them."""
+        """Return age, sex and so on of a scan's participant; all unknown if it has no row."""
         return self.facts.get((scan, participant), Facts())
 
     @property
@@ -77,12 +77,12 @@ class Matched:
 
 @dataclass(frozen=True)
 class ParticipantsTable:
-    """Content of a participants table.
+    """Content of a participants table: age, sex and so on of each participant.
 
-    `facts` maps the name of each row, which is a participant (or a session, as in OASIS), to its
-    facts. `columns` maps each kind of fact to the title of the column that it was read from.
-    `notes` say how values were read, `doubts` which cells were not understood, and `problems` why
-    the table is invalid.
+    `facts` maps the name of each row, which is a participant (or a session, as in OASIS), to the
+    facts in the row. `columns` maps each kind of fact, such as "age", to the title of the column
+    that it was read from. `notes` say how values were read, `doubts` which cells were not
+    understood, and `problems` why the table is invalid.
     """
 
     facts: Mapping[str, Facts]
@@ -133,9 +133,10 @@ class ParticipantsTable:
     def _match_loosely(
         self, scans: Iterable[Named], rows: dict[Named, str]
     ) -> list[str]:
-        """Match the remaining scans by `_normalised` names; add the matches to `rows`.
+        """Match the remaining scans by names without case, `sub-` and leading zeros.
 
-        Returns a message for each ambiguous name.
+        The matches are added to `rows`, which maps scans to names of rows. Returns a message for
+        each ambiguous name.
         """
         taken = set(rows.values())
         free: dict[str, list[str]] = defaultdict(list)
@@ -170,10 +171,11 @@ class ParticipantsTable:
 
 
 def _names_of(scan: str, participant: str, *, with_folder: bool = True) -> list[str]:
-    """Return the names that the row of a scan may have, the longest first.
+    """Return the names under which a participants table may list a scan, the longest first.
 
-    `scan` is the name of the scan. If `participant` has a folder (A/sub-01), row names are A/sub-01
-    and A_sub-01. Without `with_folder` they are sub-01, or the name of the folder alone.
+    They are beginnings of the name of the scan, `scan`, and of its participant: IXI002-Guys and
+    IXI002. If `participant` has a folder (A/sub-01), names are A/sub-01 and A_sub-01. Without
+    `with_folder` they are sub-01, or the name of the folder alone.
     """
     folder, _, participant_alone = participant.rpartition("/")
     names: dict[str, None] = {}

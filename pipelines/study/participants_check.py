@@ -30,7 +30,7 @@ _MM3_PER_CM3 = 1000
 
 
 def read_given(table: Path) -> ParticipantsTable:
-    """Read a table that the user named; raise ConfigError if it does not exist."""
+    """Read a participants table that the user named; raise ConfigError if it does not exist."""
     if not table.is_file():
         raise ConfigError("no such table", where=table)
     return read_participants(table)
@@ -43,9 +43,10 @@ def report_table(
     *,
     strict: bool = False,
 ) -> None:
-    """Log `notes` on how a table was read, and `doubts` about it, in five lines at most.
+    """Log how a participants table was read, and what was not understood, in at most five lines.
 
-    With `strict`, a DatasetError is raised if there are doubts.
+    `notes` say how values were read, and `doubts` which cells and names were not understood. With
+    `strict`, a DatasetError is raised if there are doubts.
     """
     if strict and doubts:
         raise _error_of_doubts(table, doubts, "mend the table, or leave out --strict")
@@ -63,7 +64,11 @@ def report_table(
 def refuse_strangers(
     table: Path, participants_table: ParticipantsTable, matched: Matched
 ) -> None:
-    """Raise DatasetError if none of the scans has a row in the table."""
+    """Raise DatasetError if none of the scans has a row in the participants table.
+
+    `table` is the path of the table, for the message, and `participants_table` its content.
+    `matched` has the row of each scan.
+    """
     if matched.rows or not matched.participants:
         return
     remedy = "it has no rows"
@@ -83,8 +88,9 @@ def refuse_merged_participants(
 ) -> None:
     """Raise DatasetError if scans of one participant match rows of different participants.
 
-    Rows of several sessions of a participant (OAS2_0001_MR1, OAS2_0001_MR2) are rows of one
-    participant, unless they differ in sex.
+    `table` is the path of the table, for the message, and `participants_table` its content.
+    `matched` has the row of each scan. Rows of several sessions of a participant (OAS2_0001_MR1,
+    OAS2_0001_MR2) are rows of one participant, unless they differ in sex.
     """
     rows_of: dict[str, dict[str, None]] = defaultdict(dict)
     for (_, participant), row in matched.rows.items():
@@ -181,7 +187,10 @@ def describe_table(
 
 
 def _error_of_doubts(table: Path, doubts: Sequence[str], remedy: str) -> DatasetError:
-    """Return the error for a table with doubts: the first doubt and the number of others."""
+    """Return the error for a table with cells or names that were not understood.
+
+    It contains the first of `doubts`, the number of others, and the advice `remedy`.
+    """
     what = f"not understood: {doubts[0]}"
     if len(doubts) > 1:
         what = f"{what} (and {len(doubts) - 1} more)"
@@ -194,7 +203,10 @@ def _row(*cells: str) -> str:
 
 
 def _cells(facts: Facts) -> list[str]:
-    """Return the facts as cells in the order of `_COLUMNS`; unknown facts are ""."""
+    """Return the facts about a participant as cells of a table row; unknown facts are "".
+
+    They are in the order of `_COLUMNS`.
+    """
     intracranial_cm3 = None
     if facts.intracranial_mm3 is not None:
         intracranial_cm3 = facts.intracranial_mm3 / _MM3_PER_CM3

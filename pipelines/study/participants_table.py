@@ -112,8 +112,8 @@ class _Title:
 class _Column:
     """A column that is read: its position, its title and its parser.
 
-    `value_in` parses a cell; it raises ValueError with the reason if the cell is invalid. Cells in
-    `missing` (lower case) are unknown values.
+    `place` is the position, from 0. `value_in` is the parser of a cell; it raises ValueError with
+    the reason if the cell is invalid. Cells in `missing` (lower case) are unknown values.
     """
 
     place: int
@@ -135,7 +135,7 @@ def read_participants(path: Path) -> ParticipantsTable:
 
 
 def refuse_problems(path: Path, participants: ParticipantsTable) -> None:
-    """Raise DatasetError with all problems of a table, if it has any."""
+    """Raise DatasetError if a participants table is invalid, with all of its `problems`."""
     if participants.problems:
         raise DatasetError(
             summarise(participants.problems),
@@ -155,7 +155,7 @@ def inspect_participants(path: Path) -> ParticipantsTable:
 
 
 def _sidecar(table: Path) -> dict[str, dict[str, object]]:
-    """Read BIDS' descriptions of columns from the .json file beside a .tsv table.
+    """Read BIDS' descriptions of a table's columns from the .json file beside the .tsv file.
 
     Returns the description of each column by title, with titles and keys in lower case. Empty if
     there is no such file.
@@ -180,7 +180,11 @@ def _sidecar(table: Path) -> dict[str, dict[str, object]]:
 
 
 class _Reader:
-    """Reader of one table, which collects messages: notes, doubts and problems."""
+    """Reader of one participants table; it also collects messages about the table.
+
+    `notes` say how values were read, `doubts` which cells were not understood, and `problems` why
+    the table is invalid. `sidecar` has BIDS' description of each column, by title in lower case.
+    """
 
     def __init__(
         self, path: Path, table: Table, sidecar: Mapping[str, Mapping[str, object]]
@@ -194,7 +198,10 @@ class _Reader:
         self._problems: list[str] = []
 
     def participants(self) -> ParticipantsTable:
-        """Read all rows; merge rows of the same participant, as IXI has some without an age."""
+        """Read all rows; return the facts about each participant, and the messages about the table.
+
+        Rows of the same participant are merged, as IXI has some without an age.
+        """
         columns = self._find_columns()
         values: dict[str, Mapping[int, Value]] = {
             kind: self._values(kind, columns[kind]) for kind in columns
@@ -231,9 +238,10 @@ class _Reader:
         )
 
     def _find_columns(self) -> dict[str, list[_Column]]:
-        """Find the columns with ages, sexes and so on; return them by kind, such as "age".
+        """Find the columns with participants, ages, sexes and so on.
 
-        A column that looks like one of these but is not read is reported as a warning (`doubts`).
+        Returns the columns that are read for each kind of fact, such as "age". A column that looks
+        like one of these but is not read is reported as a warning (`doubts`).
         """
         found = {"participant": self._key_columns()}
         for kind, words in _NAMES.items():
@@ -272,7 +280,8 @@ class _Reader:
     def _key_columns(self) -> list[_Column]:
         """Return the columns that name the participants; several only if their titles are equal.
 
-        DatasetError is raised if there is none, or if columns with different titles could be meant.
+        DatasetError is raised if there is none, or if columns with different titles could name
+        them.
         """
         places = {
             key: [place for place, title in enumerate(self._titles) if title.key == key]
@@ -302,9 +311,10 @@ class _Reader:
         ]
 
     def _first_title(self, kind: str, columns: Sequence[_Column]) -> list[_Column]:
-        """Return the columns that have the title of the first of `columns`.
+        """Return those of some columns that have the same title as the first.
 
-        For each other column whose cells differ from the first, a note says that it is not read.
+        All `columns` could be read as the same kind of fact, `kind`. For each other column whose
+        cells differ from the first, a note says that it is not read.
         """
         first = columns[0]
         name = self._titles[first.place].name
@@ -322,11 +332,11 @@ class _Reader:
     def _report_unread(
         self, found: Mapping[str, Sequence[_Column]], why: Mapping[int, str]
     ) -> None:
-        """Warn of each column that looks as if it had ages, sexes and so on, and is not read.
+        """Warn of each column that looks as if it had ages, sexes or head volumes, but is not read.
 
-        `found` has the columns that are read, by kind, such as "age". There are warnings (`doubts`)
-        only about kinds without such a column. `why` maps the position of a column to the reason
-        why it is not read.
+        `found` has the columns that are read, by kind of fact, such as "age". Warnings (`doubts`)
+        are only about kinds without such a column. `why` maps the position of a column to the
+        reason why it is not read.
         """
         read = {column.place for columns in found.values() for column in columns}
         for kind, words in _LIKE.items():
@@ -339,7 +349,10 @@ class _Reader:
                 )
 
     def _refuse_two_languages(self, columns: Sequence[_Column]) -> None:
-        """Add a problem if sexes are H and M: in Spanish (hombre, mujer) M is a woman."""
+        """Report a table as invalid (`problems`) if its sexes are H and M.
+
+        In Spanish (hombre, mujer) M would be a woman, and not a man.
+        """
         cells = {
             row.cells[column.place].casefold()
             for row in self._rows
@@ -354,9 +367,9 @@ class _Reader:
         """Parse the cells of columns of one kind, such as ages; return the values by row number.
 
         `kind` says what the columns hold: "age", "sex", "participant" and so on. Rows without a
-        value are omitted. For an invalid cell a warning is recorded (`doubts`), or, in columns that
-        name participants, a reason to refuse the table (`problems`). Columns with different values
-        in one row are a reason to refuse it, too.
+        value are omitted. A cell that cannot be parsed makes the table invalid (`problems`) in
+        columns that name participants, and gives a warning (`doubts`) in others. The table is
+        invalid, too, if two columns have different values in one row.
         """
         values: dict[int, Value] = {}
         rows_of: dict[str, list[int]] = defaultdict(list)
@@ -387,9 +400,10 @@ class _Reader:
     def _with_one_spelling(
         self, kind: str, values: Mapping[int, Value]
     ) -> dict[int, str]:
-        """Return the values by row number, with the most frequent of spellings that differ in case.
+        """Return the values by row number, in one spelling if they differ in case only.
 
-        `kind` is the kind of fact, for a note on what was joined.
+        The most frequent spelling is used. `kind` says what the values are, such as "site", for a
+        note on the spellings that were joined.
         """
         spellings: dict[str, Counter[str]] = defaultdict(Counter)
         words = {number: str(value) for number, value in values.items()}
@@ -407,9 +421,10 @@ class _Reader:
     def _intracranial_reader(
         self, place: int, title: _Title, described: Mapping[str, object]
     ) -> ValueIn | None:
-        """Return the parser of intracranial volumes in mm³; None if the column is of another kind.
+        """Return the function that parses intracranial volumes of a column to mm³.
 
-        `place` is the position of the column, `described` its description in the JSON sidecar.
+        None for any other column, by its title. `place` is the position of the column, `described`
+        its description in the JSON sidecar.
         """
         match = _INTRACRANIAL.fullmatch(title.name)
         if match is None:
@@ -429,10 +444,11 @@ class _Reader:
         return _unless_ambiguous(volume_in)
 
     def _unit_by_size(self, place: int, title: _Title) -> float:
-        """Return the unit of a column, in mm³, in which its numbers are plausible volumes of heads.
+        """Return the unit of a column of head volumes, in mm³, that makes its numbers plausible.
 
-        `place` is the position of the column. Rows that fit different units are a problem. Without
-        any plausible number the unit is 1, mm³.
+        For example 1000 for numbers in ml. `place` is the position of the column. Rows that fit
+        different units make the table invalid (`problems`). Without any plausible number the unit
+        is 1, mm³.
         """
         low, high = _INTRACRANIAL_MM3
         first_row: dict[float, int] = {}
@@ -458,9 +474,10 @@ class _Reader:
 
 
 def _age_reader(title: _Title, described: Mapping[str, object]) -> ValueIn | None:
-    """Return the parser of ages, in years; None if the column is of another kind.
+    """Return the function that parses ages of a column to years; None for any other column.
 
-    `described` is the description of the column in the JSON sidecar.
+    What the column has is known from its `title`; `described` is its description in the JSON
+    sidecar, which may have the unit.
     """
     match = _AGE.fullmatch(title.name)
     if match is None:
@@ -475,7 +492,7 @@ def _age_reader(title: _Title, described: Mapping[str, object]) -> ValueIn | Non
 def _sex_reader(
     title: _Title, described: Mapping[str, object], is_ixi: bool
 ) -> ValueIn | None:
-    """Return the parser of sexes; None if the column is of another kind.
+    """Return the function that parses sexes of a column to M or F; None for any other column.
 
     Codes such as 1 and 2 are explained by the title ("1=m") or by `described`, the description of
     the column in the JSON sidecar. `is_ixi` is True for the table of IXI, whose codes are known.
@@ -508,11 +525,11 @@ def _sex_reader(
 def _unit(
     of_title: str, described: Mapping[str, object], units: Mapping[str, float]
 ) -> float | None:
-    """Return the unit of a column as a value of `units`; None if none is stated.
+    """Return the factor of the unit that is stated for a column; None if none is stated.
 
-    `of_title` is the unit in the column's title, "" without one. Then the unit is read from
-    `described`, the description of the column in the JSON sidecar. `units` maps names of units to
-    factors. ValueError is raised for an unknown unit.
+    `units` maps names of units to factors. `of_title` is the unit in the column's title, "" without
+    one. Then the unit is read from `described`, the description of the column in the JSON sidecar.
+    ValueError is raised for an unknown unit.
     """
     if of_title:
         said = of_title

@@ -1,4 +1,4 @@
-"""Ratings of results: ratings.tsv, a row for each result or structure that a rater judged.
+"""Ratings of label maps: ratings.tsv, a row for each label map or structure that a rater judged.
 
 A rating contains the SHA-256 of the label map that was judged. If the file has changed since, the
 rating is stale.
@@ -30,7 +30,7 @@ _PATIENCE_S = 5.0
 
 @dataclass(frozen=True)
 class Rating:
-    """A rater's verdict on a scan or on a structure of it.
+    """A rater's verdict on the label map of a scan, or on one structure of it.
 
     `structure` is "" for the whole scan. `rating` is one of `VERDICTS`, or "" for a withdrawn
     verdict.
@@ -89,7 +89,7 @@ def save_rating(path: Path, rating: Rating, *, lock: Path) -> None:
 
 
 def rejections(ratings: Iterable[Rating]) -> dict[str, dict[str, str]]:
-    """Return rejected structures and their raters, for each rejected label map.
+    """Return which structures of which label maps were rejected, and by which raters.
 
     Keys are SHA-256 of label maps. Values map the name of each rejected structure ("" for the whole
     map) to the names of the raters, separated by commas.
@@ -129,7 +129,7 @@ def use_of_ratings(
     seen: Collection[str],
     in_part: Collection[tuple[str, str]],
 ) -> str:
-    """Return sentences on how ratings were used: how many scans and structures were excluded.
+    """Return sentences for a report on how many scans and structures the ratings excluded.
 
     `seen` has the SHA-256 of all label maps that were read; ratings of other maps are stale.
     `in_part` has pairs (SHA-256, structure) of rejected structures that were measured nevertheless,
@@ -165,9 +165,10 @@ def use_of_ratings(
 def agreement_table(ratings: Iterable[Rating]) -> pd.DataFrame:
     """Return the agreement of each pair of raters: equal ratings in percent, and Cohen's kappa.
 
-    There are rows for whole scans and for structures; the column `of` says which. If a rater judged
-    the same item twice, the last verdict counts. The table is empty if no two raters judged the
-    same item.
+    There is a row for scans and a row for structures; the column `of` says which. The other columns
+    are the two raters, `rated_by_both` (number of items), `same_percent` and `kappa`. If a rater
+    judged the same item twice, the last verdict counts. The table is empty if no two raters judged
+    the same item.
     """
     import pandas as pd  # with SciPy too slow to import when the page starts
 
@@ -195,7 +196,7 @@ def agreement_table(ratings: Iterable[Rating]) -> pd.DataFrame:
 
 
 def _key(rating: Rating) -> tuple[str, str, str]:
-    """Return the identity of a rating: of ratings with equal keys, the last one is valid."""
+    """Return the scan, structure and rater of a rating, by which an earlier rating is replaced."""
     return rating.scan, rating.structure, rating.rater
 
 

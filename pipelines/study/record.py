@@ -1,4 +1,4 @@
-"""Result of a scan: grade, volumes, notes and doubts, for the ledger, tables and pages.
+"""Numbers of one segmentation (grade, volumes, notes), for the ledger, tables and pages.
 
 A new measure is a field of `ScanResult` (or of `ParcelResult`), set in
 `pipelines/predict/case_files.py`. If it is a column of qc.tsv, add it to `quality_columns`, or to
@@ -43,7 +43,7 @@ EXCLUDED_GRADES = ("reject",)
 
 
 class _Record(BaseModel):
-    """Base of the parts of an entry's JSON, which refuses unknown keys and wrong types.
+    """Base class of the parts of a ledger entry; refuses unknown keys and wrong types.
 
     Fields that were not set are not written.
     """
@@ -65,9 +65,9 @@ class _Record(BaseModel):
 class ParcelResult(_Record):
     """Measurements of one parcel of the cortex; its fields are the columns of parcels.tsv.
 
-    `freesurfer` is its number. `share` is its part of the cortex of its side. `asymmetry` is left
-    minus right, divided by their mean. `agreement` is the mean Dice between the views. Unknown
-    values are None.
+    `freesurfer` is its FreeSurfer number. `share` is its volume divided by that of all parcels of
+    its side. `asymmetry` is the volume left minus right, divided by their mean. `agreement` is the
+    mean Dice between the views. Unknown values are None.
     """
 
     freesurfer: int
@@ -85,7 +85,7 @@ class ParcelResult(_Record):
 
 
 class FurtherResult(_Record):
-    """Result of an output beside the segmentation, such as cortical thickness.
+    """Result of an output beside the segmentation: cortical thickness, corpus callosum or lesions.
 
     It has a grade of its own, with reasons. `title` is the heading of its section in reports.
     """
@@ -97,18 +97,21 @@ class FurtherResult(_Record):
 
     @abstractmethod
     def columns(self, left_out: Collection[str] = ()) -> dict[str, float | None]:
-        """Return the measures by the names of their columns; None if not measured.
+        """Return the measures of this output by the names of their columns; None if not measured.
 
         Names end with the unit, or with "_thickness" (mm), as FreeSurfer names thickness. Measures
         of the structures or parcels named in `left_out` are omitted.
         """
 
     def profile(self) -> dict[str, float]:
-        """Return columns of the run's table that group comparisons do not use; empty by default."""
+        """Return measures for the run's table only, by column; group comparisons do not use them.
+
+        Empty by default.
+        """
         return {}
 
     def row(self) -> dict[str, JsonValue]:
-        """Return a row of the table `NAME.tsv` of a run: the value of each column, by name."""
+        """Return the scan's row in this output's table of a run, NAME.tsv: values by column."""
         return {
             "grade": self.grade,
             "reasons": "; ".join(self.reasons),
@@ -212,7 +215,7 @@ class CallosumResult(FurtherResult):
         return columns
 
     def profile(self) -> dict[str, float]:
-        """Return the thickness in mm at each point of the midline, by column of callosum.tsv."""
+        """Return the thickness in mm of the corpus callosum at points of its midline, by column."""
         return {
             f"CC_thickness_{place:02}_mm": mm
             for place, mm in enumerate(self.thickness_mm, start=1)
@@ -222,8 +225,8 @@ class CallosumResult(FurtherResult):
 class LesionResult(_Record):
     """Measurements of one lesion; its fields are the columns of the list of a scan's lesions.
 
-    `lesion` is the number of the lesion, `region` one of `LESION_REGIONS`. `x_mm`, `y_mm` and
-    `z_mm` are its centre of gravity in RAS mm.
+    `lesion` is the number of the lesion, `mm3` its volume, and `region` one of `LESION_REGIONS`.
+    `x_mm`, `y_mm` and `z_mm` are its centre of gravity in RAS mm.
     """
 
     lesion: int
@@ -259,7 +262,7 @@ class LesionsResult(FurtherResult):
         return columns
 
     def profile(self) -> dict[str, float]:
-        """Return numbers of lesions by column: in total, in each region and by size."""
+        """Return the number of lesions in total, in each region and of each size, by column."""
         counts: dict[str, float] = {"lesions": len(self.lesions)}
         for region in LESION_REGIONS:
             of_region = [lesion for lesion in self.lesions if lesion.region == region]
@@ -290,7 +293,7 @@ class TimePoint(_Record):
     - `participant` is the name, and `group` the group of the participant; "" if it is not known.
     - `year` is the time of the scan in years from an arbitrary start; None if it is not known.
     - `scans` maps the cases that were segmented together to the SHA-256 of their scans.
-    - `volumes_mm3` are the volumes that changes are computed from, by structure.
+    - `volumes_mm3` maps structures to the volumes that changes over time are computed from.
     - `stretch_percent` is how much larger the head is in this scan, along one axis, than in most of
       the participant's scans; 0 for an equal size.
     - `views` are the views that were requested; empty for all views of the model.
@@ -306,14 +309,15 @@ class TimePoint(_Record):
 
 
 class ScanResult(_Record):
-    """The numbers of one segmentation.
+    """The numbers of one segmentation: grade, volumes in mm³, and measures of quality.
 
     The keys of mappings are names of structures, or of parcels for `parcels`. `structure_grades`
     are the grades of single structures, `reasons` explain the grade of the scan, and `notes` are
-    other messages. `agreement` is the mean Dice between the views; `iou`, `pairwise_dice` and
-    `volume_cv` measure the uncertainty by dropout samples. `cleaned` is the share of a structure
-    that clean-up changed. `picture` is the path of the picture below the output folder.
-    `pseudo_labels` names the labels by other models that the model was trained with.
+    other messages. `measures_mm3` has further volumes, such as the intracranial volume. `agreement`
+    is the mean Dice between the views; `iou`, `pairwise_dice` and `volume_cv` measure the
+    uncertainty by dropout samples. `cleaned` is the share of a structure that clean-up changed.
+    `picture` is the path of the picture below the output folder. `pseudo_labels` names the labels
+    by other models that the model was trained with.
     """
 
     model: str = ""
@@ -345,7 +349,10 @@ class ScanResult(_Record):
         return self.model_dump(mode="json")
 
     def quality_columns(self) -> dict[str, str | float | None]:
-        """Return the columns of qc.tsv that have one value per scan, by name."""
+        """Return grade, mean agreement, tissue contrast and brain volume, by column of qc.tsv.
+
+        An unknown value is None.
+        """
         return {
             "grade": self.grade or None,
             "mean_agreement": self.mean_agreement,
@@ -354,9 +361,10 @@ class ScanResult(_Record):
         }
 
     def structure_measures(self) -> dict[str, Mapping[str, float | None]]:
-        """Return the measures of qc.tsv that have one value per structure.
+        """Return the measures of quality that qc.tsv has for each structure.
 
-        Keys are names of measures; each value maps structures to numbers, None if not measured.
+        Keys are names of measures, such as "agreement"; each value maps structures to numbers, None
+        if not measured.
         """
         return {
             "agreement": self.agreement,
@@ -366,9 +374,9 @@ class ScanResult(_Record):
         }
 
     def further(self) -> dict[str, FurtherResult]:
-        """Return the results of the further outputs (thickness, callosum, lesions) by name.
+        """Return the results for cortical thickness, corpus callosum and lesions, if measured.
 
-        They are in the order of reports; outputs without a result are omitted.
+        Keys are the names of the outputs: thickness, callosum and lesions, in the order of reports.
         """
         found = {}
         for name in FURTHER:
@@ -378,7 +386,7 @@ class ScanResult(_Record):
         return found
 
     def counted_columns(self, name: str, excluded: Collection[str]) -> dict[str, float]:
-        """Return the measures of one output that group statistics may use, by name of their column.
+        """Return the measures of one output that group statistics may use, by column.
 
         `name` is the output: thickness, callosum or lesions. Outputs and structures whose grade is
         in `excluded` are omitted, and so are columns without a value.
@@ -409,10 +417,9 @@ class ScanResult(_Record):
         return result
 
     def why_left_out(self, excluded: Collection[str]) -> str:
-        """Return why group statistics leave out this scan; "" if they include it.
+        """Return the grade and its reasons if group statistics leave out this scan; "" if not.
 
-        A scan is left out if its grade is in `excluded`. The text has the grade and the reasons for
-        it.
+        A scan is left out if its grade is in `excluded`.
         """
         if self.grade not in excluded:
             return ""
@@ -422,7 +429,7 @@ class ScanResult(_Record):
         return why
 
     def structures_left_out(self, excluded: Collection[str]) -> dict[str, str]:
-        """Return the structures and parcels that group statistics leave out, with their grades.
+        """Return the grade of each structure and parcel that group statistics leave out, by name.
 
         These are the structures and parcels whose own grade is in `excluded`.
         """
@@ -432,10 +439,11 @@ class ScanResult(_Record):
         return {name: grade for name, grade in grades.items() if grade in excluded}
 
     def counted_volumes(self, *, layers: bool = False) -> dict[str, float]:
-        """Return the volumes in mm³ that group statistics may use, by structure.
+        """Return the volume in mm³ of each structure that group statistics may use, by name.
 
         Structures graded `reject` are omitted; the result is empty if the scan is graded `reject`.
-        With `layers`, it includes the volumes of parcels and of the parts of the corpus callosum.
+        With `layers`, volumes of cortical parcels and of the parts of the corpus callosum are
+        added.
         """
         if self.why_left_out(EXCLUDED_GRADES):
             return {}
@@ -450,7 +458,7 @@ class ScanResult(_Record):
         return {name: mm3 for name, mm3 in volumes_mm3.items() if name not in left_out}
 
     def doubt_about(self, structure: str) -> str:
-        """Return why a structure is graded look or reject; "" if it is not."""
+        """Return why a structure has the grade look or reject; "" if it has another grade."""
         if self.structure_grades.get(structure) not in DOUBTFUL:
             return ""
         if not self.volumes_mm3.get(structure):
@@ -467,11 +475,12 @@ class ScanResult(_Record):
 def measured_in(
     scheme: LabelScheme, structures: Iterable[str], parcels: Iterable[str]
 ) -> set[str]:
-    """Return the names of the structures and parcels of results that a label scheme measures.
+    """Return the names of the structures and parcels that are measured with a label scheme.
 
-    `structures` and `parcels` are the names in the results. If both the scheme and the results have
-    parcels, the parcels replace the structures that the scheme lacks, such as the cortex. Otherwise
-    all structures are returned, and no parcels.
+    A label scheme is a list of structures with their numbers. `structures` and `parcels` are the
+    names in the results of a run. If both the scheme and the results have parcels, the parcels
+    replace the structures that the scheme lacks, such as the cortex. Otherwise all structures are
+    returned, and no parcels.
     """
     if scheme.has_parcels and parcels:
         return (set(structures) & set(scheme.names)) | set(parcels)

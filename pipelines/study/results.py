@@ -1,4 +1,4 @@
-"""Label maps with the ledger entries that describe them, read once for a command.
+"""Label maps with their ledger entries (the rows of their scans in a run's ledger), read once.
 
 `Results.unfit` names the label maps that are no longer the result of their scan as it is now.
 """
@@ -35,7 +35,7 @@ class Results:
 
     `place` is an output folder, a folder that has output folders in it, or a folder or file inside
     an output folder. In the last case only the entries with an output at `place` are used. Label
-    maps of other programs have no entries. `folders` maps each output folder to its entries.
+    maps of other programs have no entries. `folders` maps each output folder to its ledger entries.
     """
 
     def __init__(self, place: Path) -> None:
@@ -57,11 +57,15 @@ class Results:
 
     @cached_property
     def entries(self) -> list[Entry]:
-        """All entries, over all output folders."""
+        """Ledger entries of all scans, over all output folders."""
         return [entry for entries in self.folders.values() for entry in entries]
 
     def find(self, *, parcels: bool = False, corrected: bool = True) -> list[ScanFile]:
-        """Return the label maps as `find_files` does, with the entries of the ledgers."""
+        """Return the label maps as `find_files` does, each with its ledger entry if there is one.
+
+        With `parcels`, maps of cortical parcels are preferred. Without `corrected`, label maps are
+        returned as they were before correction by hand.
+        """
         entries = {
             absolute(folder / name): entry
             for folder, of_folder in self.folders.items()
@@ -136,7 +140,7 @@ class Results:
 
 
 def _ledgers_of(place: Path) -> Iterator[tuple[Path, LedgerContents]]:
-    """Yield each output folder that belongs to a path, with the content of its ledgers.
+    """Yield each output folder that belongs to a path, with the joint content of its ledgers.
 
     Ledgers that cannot be parsed are skipped, unless they are in the given folder itself.
     """
@@ -151,10 +155,10 @@ def _ledgers_of(place: Path) -> Iterator[tuple[Path, LedgerContents]]:
 
 
 def _output_folders(place: Path) -> list[Path]:
-    """Return the folders that contain ledgers, for a path.
+    """Return the output folders that belong to a path: folders that contain a ledger.
 
-    These are the folder itself with its folds; else all folders below it; else the nearest folder
-    above it, up to four levels.
+    These are the folder itself with the folders of its folds; else all folders below it; else the
+    nearest folder above it, up to four levels.
     """
     if ledgers_in(place):
         return with_folds(place)
@@ -170,10 +174,10 @@ def _output_folders(place: Path) -> list[Path]:
 
 
 def _why_outdated(entry: Entry | None, name: str, digest: str, folder: Path) -> str:
-    """Return why a file written by a run is not the result of its scan as it is now; "" if it is.
+    """Return why a file of a run is no longer the result of its scan; "" if it still is.
 
-    `entry` is the case's entry, None without a finished run; `name` is the path below `folder`, and
-    `digest` the present SHA-256 of the file.
+    `entry` is the case's ledger entry, None without a finished run; `name` is the path of the file
+    below the output folder `folder`, and `digest` its present SHA-256.
     """
     not_of_last_run = (
         "is not of the last run that was finished: run trinat predict again"

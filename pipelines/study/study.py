@@ -1,7 +1,7 @@
 """Folder of results as shown by the viewer: its scans and their files, from ledgers and tables.
 
-No voxel is read here: a study of 100,000 scans is listed by its ledgers. Label maps are hashed one
-by one, when a scan is viewed or one of its ratings is listed.
+No voxel is read here: a folder with 100,000 scans is listed by its ledgers. Label maps are hashed
+one by one, when a scan is viewed or one of its ratings is listed.
 """
 
 from __future__ import annotations
@@ -79,8 +79,9 @@ class Item:
     `name` is the id of the case, with the name of the fold's folder in front in a cross-validation.
     `folder` is the output folder that has its ledger: the study's own folder, or that of a fold.
     `labels` is the label map of structures, before any correction; None if the scan has none.
-    `layers` maps the keys of `LAYERS`, such as "parcels", to the paths of further label maps.
-    `file` has the names by which other files of the scan are found.
+    `layers` has the paths of its further label maps: keys are "parcels" (cortical parcels) and
+    "callosum" (parts of the corpus callosum). `file` has the names by which other files of the scan
+    are found.
     """
 
     name: str
@@ -93,7 +94,7 @@ class Item:
 
     @property
     def shown(self) -> Path | None:
-        """Label map that is shown and rated: the correction if there is one, else the result."""
+        """Label map that the viewer shows: the corrected one if there is one, else the result."""
         if self.labels is None:
             return None
         corrected = corrected_path(self.labels)
@@ -101,7 +102,7 @@ class Item:
 
     @property
     def facts(self) -> dict[str, object]:
-        """Name, grade and reasons of the scan for the list, as JSON values.
+        """Name, grade and reasons (`why`) of the scan for the viewer's list, as JSON values.
 
         The grade of a scan without a grade is its status, such as "failed".
         """
@@ -113,7 +114,7 @@ class Item:
 
     @property
     def agreement(self) -> float | None:
-        """Mean agreement of the views; None if it was not measured."""
+        """Mean Dice between the views, over structures; None if it was not measured."""
         return self.entry.result.mean_agreement
 
 
@@ -123,8 +124,8 @@ class Study:
 
     `rater` is the name under which ratings and corrections are saved. `images` is a folder to
     search for the scans if they have moved since the run; `against` is a folder of other label maps
-    of the same scans. None if not used. `labels` names the label scheme that explains the numbers
-    of label maps in a folder without a label table.
+    of the same scans. None if not used. `labels` is the name of the label scheme (numbers, names
+    and colours of structures) of a folder without a label table.
     """
 
     folder: Path
@@ -170,7 +171,7 @@ class Study:
 
     @cached_property
     def structures(self) -> list[Structure]:
-        """Structures of the label maps, without background."""
+        """Structures in the label maps, with number, name and colour; without background."""
         structures = structures_in(self.folder)
         if not structures:
             # Without a label table, the files have FreeSurfer's numbers.
@@ -184,7 +185,11 @@ class Study:
 
     @cached_property
     def layers(self) -> dict[str, list[Structure]]:
-        """Structures of each layer, by key of `LAYERS`; without layers that lack a label table."""
+        """Cortical parcels and parts of the corpus callosum, with number, name and colour.
+
+        Keys are "parcels" and "callosum"; a key is missing if the folder has no table of its
+        labels.
+        """
         found = {layer: structures_in(self.folder, layer) for layer in LAYERS}
         return {layer: structures for layer, structures in found.items() if structures}
 
@@ -195,7 +200,10 @@ class Study:
         return self.items[number]
 
     def image(self, item: Item) -> Path | None:
-        """Return the path of a scan, as read by the run or found in `images`; None if missing."""
+        """Return the path of the scan that was segmented; None if it is missing.
+
+        In a study with `images`, it is searched for in that folder.
+        """
         if self.images is None:
             path = item.folder / item.entry.scan
         elif item.entry.input:
@@ -220,10 +228,15 @@ class Study:
         return _output(item.folder, item.entry, Product.BRAIN_MASK)
 
     def overview(self) -> dict[str, object]:
-        """Return the content of the page that lists the study, as JSON values.
+        """Return all that the viewer's list of scans shows, as JSON values.
 
-        It has the list of scans (`scans`), and each structure with the distribution of its volumes
-        over the study (`structures`; `layers` for the structures of each layer).
+        - `title` is the name of the folder, and `against` that of the folder to compare with, ""
+          without.
+        - `scans` has a row for each scan, as `scan_rows` returns them.
+        - `structures` has each structure with its volumes in all scans. `layers` has the same for
+          cortical parcels ("parcels") and parts of the corpus callosum ("callosum").
+        - `grades` and `verdicts` are the possible grades and ratings, `rater` and `corrector` the
+          names under which ratings and corrections are saved, and `raters` is the number of raters.
         """
         ratings = self.ratings()
         against = ""
@@ -248,9 +261,12 @@ class Study:
     def scan_rows(
         self, ratings: Sequence[Mapping[str, object]]
     ) -> list[dict[str, object]]:
-        """Return the list of scans as JSON values, with the rater's own ratings of whole scans.
+        """Return a row for each scan of the viewer's list, as JSON values.
 
-        `ratings` are all ratings of the study, as `ratings` returns them.
+        `ratings` are all ratings of the study, as `ratings` returns them. A row has the number of
+        the scan, its name, grade and reasons, the agreement of its views, and the current rater's
+        own rating of the whole scan (None without one). `there` is True if there is a label map of
+        structures; `layers` names the other label maps.
         """
         own_ratings = {}
         for rating in ratings:
@@ -270,7 +286,7 @@ class Study:
     def _structure_rows(
         self, structures: Sequence[Structure]
     ) -> list[dict[str, object]]:
-        """Return structures, each with its volumes in mm³ over the study, as JSON values.
+        """Return each structure with its volumes in mm³ in all scans, as JSON values.
 
         More than 101 volumes are reduced to 101 quantiles; `count` is the number of scans. Rejected
         scans and rejected structures are omitted.
@@ -292,7 +308,12 @@ class Study:
         return rows
 
     def detail(self, item: Item) -> dict[str, object]:
-        """Return the content of the page of one scan, as JSON values: result, files and ratings."""
+        """Return all that the viewer's page of one scan shows, as JSON values.
+
+        `result` has the numbers of the segmentation, `sha256` the hash of the label map, and
+        `ratings` the ratings of the scan. `scan`, `entropy`, `mask` and `against` are True if there
+        is such a file. `counted` names the structures that group statistics use.
+        """
         ratings = [rating for rating in self.ratings() if rating["scan"] == item.name]
         return {
             **item.facts,
@@ -339,10 +360,10 @@ class Study:
         save_rating(self.folder / RATINGS, saved, lock=lock)
 
     def ratings(self) -> list[dict[str, object]]:
-        """Return all ratings of the study as JSON values.
+        """Return all ratings of the results as JSON values, with the fields of `Rating`.
 
-        `mine` is True for ratings by this rater, `stale` if the label map has changed since the
-        rating.
+        In addition, `mine` is True for ratings by this rater, and `stale` if the label map has
+        changed since the rating.
         """
         label_maps = {item.name: item.shown for item in self.items}
         rows = []
@@ -354,7 +375,7 @@ class Study:
         return rows
 
     def raters(self) -> list[dict[str, object]]:
-        """Return the agreement of each pair of raters, as rows of `agreement_table`.
+        """Return how well each pair of raters agrees, as rows of `agreement_table` in JSON values.
 
         An undefined kappa is None.
         """
@@ -365,7 +386,7 @@ class Study:
 
     @cached_property
     def _images(self) -> Mapping[str, Path]:
-        """Paths of the scans in `images`, by the name of the item."""
+        """Paths of the scans in the folder `images`, by the name of the scan in the list."""
         if self.images is None:
             return {}
         label_maps = [item.labels for item in self.items if item.labels is not None]
@@ -373,14 +394,17 @@ class Study:
 
     @cached_property
     def _others(self) -> Mapping[str, Path]:
-        """Paths of the label maps in `against`, by the name of the item."""
+        """Paths of the label maps in the folder `against`, by the name of the scan in the list."""
         if self.against is None:
             return {}
         return _files_of_items(self.items, find_files(self.against))
 
 
 def _items_of_ledgers(study: Path) -> list[Item]:
-    """Return the scans in the ledgers of a folder of results, without those that were skipped."""
+    """Return a row of the viewer's list for each scan in the ledgers of a folder of results.
+
+    `study` is the folder. Scans that were skipped are omitted.
+    """
     items = []
     files = []
     entries = {}
@@ -408,7 +432,7 @@ def _items_of_ledgers(study: Path) -> list[Item]:
 
 
 def _output(folder: Path, entry: Entry, product: Product) -> Path | None:
-    """Return the path of an output file of a scan; None if its ledger entry does not list it.
+    """Return the path of one kind of output file of a scan; None if its ledger entry lists none.
 
     A path that leads out of the folder is ignored, because a ledger may come from elsewhere.
     """
@@ -421,11 +445,11 @@ def _output(folder: Path, entry: Entry, product: Product) -> Path | None:
 def _files_of_items(
     items: Sequence[Item], files: Sequence[ScanFile]
 ) -> dict[str, Path]:
-    """Map the names of items to the paths of the files that belong to them.
+    """Return the file that belongs to each scan of the viewer's list, by the name of the scan.
 
-    A file belongs to an item if its name and folders match those of the item's label map, by the
-    rules by which `trinat evaluate` pairs predictions with truths. Items without a file are
-    omitted.
+    `items` are the scans, and `files` the label maps or images of another folder. A file belongs to
+    a scan if its name and folders match those of the scan's label map, by the rules by which
+    `trinat evaluate` pairs predictions with true label maps. Scans without a file are omitted.
     """
     label_maps = []
     names = {}
@@ -455,10 +479,11 @@ def _digest_of(path: Path, *_: int) -> str:
 
 
 def structures_in(folder: Path, layer: str = "") -> list[Structure]:
-    """Return the structures in the label table of a folder or its first fold; empty without one.
+    """Read the structures in the label table of a folder or of its first fold.
 
-    With a `layer`, a key of `LAYERS`, the table of that layer is read. Background is omitted, and
-    so are rows with an unusable number or colour.
+    The list is empty without a table. With `layer` "parcels" or "callosum", the table of cortical
+    parcels or of parts of the corpus callosum is read. Background is omitted, and so are rows with
+    an unusable number or colour.
     """
     plain, in_bids = PLAIN_LABEL_TABLE, LABEL_TABLE
     if layer:
