@@ -50,8 +50,8 @@ def bundle(
 ) -> ModelInfo:
     """Combine the views of several runs or model folders into one model, and write it to `out`.
 
-    - `given` are the paths of the sources; the label scheme and other common facts are those of the
-      first.
+    - `given` are the runs or model folders. The label scheme (numbers and names of structures), the
+      contrast and other common properties of the new model are those of the first.
     - `name` is the model's name; by default that of the folder `out`.
     - With `ensemble`, networks of several sources for the same view become members of one ensemble.
     - Views are weighted as in the sources, or with `default_weights` as in a new model.
@@ -59,7 +59,8 @@ def bundle(
     - `label_maps` is a folder of label maps to make an anatomical prior from; by default the model
       has the prior of the first source, if there is one.
 
-    ModelError or ConfigError is raised if the sources do not fit together; nothing is written then.
+    Returns the metadata of the new model. ModelError or ConfigError is raised if the sources do not
+    fit together; nothing is written then.
     """
     check_out(out, overwrite)
     sources = [load_model(find_source(place)) for place in given]
@@ -117,9 +118,10 @@ def bundle(
 
 
 def _members_by_view(sources: Sequence[Model], ensemble: bool) -> Members:
-    """Return the sources that have a network for each view, in the usual order of views.
+    """Return, for each view, the source models that have a network for it.
 
-    Raises ModelError for two sources of one view, unless they are to become an `ensemble`.
+    Views are in the order of `View`; views without any network are omitted. Raises ModelError if
+    two models have a network for the same view, unless their networks are to become one `ensemble`.
     """
     members: dict[View, list[Model]] = {}
     for view in View:
@@ -137,7 +139,11 @@ def _members_by_view(sources: Sequence[Model], ensemble: bool) -> Members:
 
 
 def _common_facts(model: Model) -> dict[str, Any]:
-    """Return the facts that must be equal in all sources, by their names in error messages."""
+    """Return the properties of a model that must be the same in all models to combine.
+
+    These are its label scheme, contrast, skull stripping and preprocessing. Keys are their names in
+    error messages.
+    """
     info = model.info
     content: dict[str, Any] = {
         "labels": info.labels,
@@ -154,7 +160,10 @@ def _common_facts(model: Model) -> dict[str, Any]:
 
 
 def _common_fusion(sources: Sequence[Model]) -> Fusion:
-    """Return the fusion of all sources; raise ConfigError if they differ."""
+    """Return how the models combine their views; raise ConfigError if they do not all do it alike.
+
+    A `Fusion` has the kind of mean over views, the weights of the views and the odds of structures.
+    """
     first = sources[0]
     for source in sources:
         if source.info.fusion != first.info.fusion:
@@ -174,9 +183,10 @@ def _join_content(
 ) -> dict[str, Any]:
     """Return the fields of the new model's `Description`, except its name and its prior.
 
-    `sources` are the models to combine; the scheme and other common facts are those of the first.
-    `members` has the models with a network for each view. `fusion` are the settings by which the
-    views are combined. `licence` is the licence of the weights of sources that state none.
+    `sources` are the models to combine; the label scheme and other common properties are those of
+    the first. `members` has, for each view, the models with a network for it. `fusion` has the
+    weights and the kind of mean by which the views are combined. `licence` is the licence of the
+    weights of sources that state none.
     """
     first = sources[0]
     origins = {view: _join_origin(found, view) for view, found in members.items()}
@@ -216,9 +226,10 @@ def _join_content(
 
 
 def _join_csf(sources: Sequence[Model]) -> Csf:
-    """Return what all sources that predict CSF mean by it; raise ModelError if they differ.
+    """Return which fluid the label CSF means in the models; raise ModelError if this differs.
 
-    "region" if no source predicts CSF.
+    Models that do not predict CSF are ignored; "region" (a small region of fluid) if none predicts
+    it.
     """
     known = [source for source in sources if _predicts_csf(source)]
     for source in known[1:]:
@@ -262,10 +273,12 @@ def _join_network(sources: Sequence[Model], view: View) -> Network:
 
 
 def _join_origin(sources: Sequence[Model], view: View) -> Origin:
-    """Return the origin of a view's weights.
+    """Return where the weights of one view come from: model, training data, licence and versions.
 
-    For an ensemble this is the origin of the first member, with the training data of all members,
-    and without metrics, because no member was measured together with the others.
+    `sources` are the models whose networks for this view are used. For a single model, these are
+    the notes in its model.yaml. For several (an ensemble), they are the notes of the first model in
+    `sources`, with the training data of all, and without metrics, because none was measured
+    together with the others.
     """
     origins = []
     for source in sources:
@@ -303,8 +316,9 @@ def _join_texts(texts: Sequence[str]) -> str:
 def _join_training(origins: Mapping[View, Origin], licence: str) -> Training:
     """Combine the notes on the training of all views into one.
 
-    `licence` is the licence of views that state none. Data, licence and recipe are listed by view
-    if they differ. `slices_seen` is the sum over all runs; None if any run lacks it.
+    `origins` has the notes of each view. Data, licence and recipe are listed by view if they
+    differ; `licence` is the licence of views that state none. `slices_seen`, the number of slices
+    used in training, is the sum over all training runs; None if any run lacks it.
     """
     notes = {view: origin.training for view, origin in origins.items()}
     # Views of one run share its notes, and its count of slices.

@@ -1,8 +1,9 @@
-"""trinat fit: fit a model to scans with truth without training, in up to three steps.
+"""trinat fit: adapt a model to scans with manual labels without training, in up to three steps.
 
-The steps are the weights of the views, the odds of structures, and the limits of the grade. The
-odds of a structure are a factor on its probabilities. The first two steps need scans with truth,
-and are kept only if the Dice of held-out participants rises. The networks stay as they are.
+The steps fit the weights of the views, the odds of structures (a factor on the probability of each
+structure), and the limits of the grade (the agreement between views below which a structure is
+graded look or reject). The first two steps need scans with their true label maps, and are kept only
+if the Dice of held-out participants rises. The networks stay as they are.
 """
 
 from __future__ import annotations
@@ -52,8 +53,9 @@ _FITTED_TO_SCANS = {
 class Fitted:
     """Outcome of `fit`.
 
-    `lines` say what each step did or why it was skipped. `changed` is True if the model has
-    changed.
+    `model` is the fitted model, or the given one if nothing has changed. `lines` say what each step
+    did or why it was skipped. `changed` is True if the model has changed. `exit` is the exit status
+    of the command.
     """
 
     model: Model
@@ -63,7 +65,7 @@ class Fitted:
 
 
 def fit(settings: FitSettings) -> Fitted:
-    """Do each step that the data allow, and write a model if anything has changed.
+    """Fit weights, odds and limits of a model as far as the data allow; write it if it changed.
 
     Scans that cannot be used are logged, and count as failed. Raises EvaluationError if no scan can
     be used, and ConfigError if no step is possible.
@@ -134,7 +136,11 @@ def _refuse_bad_out(settings: FitSettings, model: Model) -> None:
 
 
 def _impossible_steps(settings: FitSettings, model: Model) -> dict[str, str]:
-    """Return the steps to skip with the reason: steps that are impossible or were not requested."""
+    """Return the steps to skip, each with the reason: it is impossible, or was not requested.
+
+    Keys are "weights", "odds" and "limits". Raises ConfigError if only one of scans and true label
+    maps is given.
+    """
     if (settings.scans is None) != (settings.truth is None):
         raise ConfigError("--scans and --truth belong together", remedy="give both")
     skipped: dict[str, str] = {}
@@ -157,9 +163,11 @@ def _impossible_steps(settings: FitSettings, model: Model) -> dict[str, str]:
 
 
 def _reason_to_keep_limits(settings: FitSettings, start: Model, model: Model) -> str:
-    """Return why the model's limits stay valid after the other steps; "" if they must be fitted.
+    """Return why the limits of the model's grades stay valid; "" if they must be fitted again.
 
-    `start` is the model before all steps, `model` the model after the other steps.
+    These limits apply to the agreement between the views, so they depend on the weights of the
+    views and on the kind of mean. `start` is the model before all steps, `model` the model after
+    the steps "weights" and "odds".
     """
     asked_for = settings.scans is None or settings.only == "limits"
     if asked_for or start.info.quality is None:
@@ -173,7 +181,10 @@ def _reason_to_keep_limits(settings: FitSettings, start: Model, model: Model) ->
 
 
 def _reader(settings: FitSettings) -> Reader:
-    """Return a reader of scans with truth, with the numbering of the truths."""
+    """Return a reader of scans and their true label maps, with the user's settings for reading.
+
+    It converts label numbers by the table `settings.numbering`; without one, they are FreeSurfer's.
+    """
     numbering = None
     if settings.numbering is not None:
         numbering = load_folding(settings.numbering)
@@ -181,7 +192,11 @@ def _reader(settings: FitSettings) -> Reader:
 
 
 def _find_pairs(settings: FitSettings) -> tuple[list[Pair], list[str]]:
-    """Pair scans and truths by name; return the pairs, and messages on truths without a scan."""
+    """Pair each scan with its true label map by name.
+
+    Returns the pairs, and a message for each true label map without a scan. Raises EvaluationError
+    if there are no pairs.
+    """
     assert settings.scans is not None
     assert settings.truth is not None
     pairing = pair_scans(settings.scans, settings.truth)
@@ -200,7 +215,10 @@ def _with_info(model: Model, **changes: object) -> Model:
 
 
 def _write(settings: FitSettings, model: Model) -> None:
-    """Write a new model, or without `out` change model.yaml of the old one."""
+    """Save the fitted model as a new model in the folder `settings.out`.
+
+    Without `settings.out`, model.yaml of the given model is changed.
+    """
     if settings.out is None:
         info = model.info
         update_info(

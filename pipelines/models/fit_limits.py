@@ -1,8 +1,8 @@
-"""Step of `trinat fit`: the limits of the grade, from the agreement between the views.
+"""Step of `trinat fit`: the agreement between the views below which a structure gets a bad grade.
 
-Synthetic heads (phantoms) are segmented whose scans have noise, blur and other defects of different
-strength. For each structure, the agreement between the views, which is known without a truth, is
-compared with its Dice.
+Phantoms (synthetic heads of known anatomy) are segmented whose scans have noise, blur and other
+defects of different strength. For each structure, the agreement between the views, which is known
+without a true label map, is compared with its Dice.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ Change = Callable[[Floats, np.random.Generator, Any], Floats]
 
 @dataclass(frozen=True)
 class Point:
-    """One structure in one segmented phantom.
+    """Agreement between the views and Dice of one structure in one segmented phantom.
 
     `agreement` is the mean Dice between the views, 0 if no view found the structure. `dice` is the
-    Dice of the fused segmentation with the truth.
+    Dice of the fused segmentation with the true label map.
     """
 
     agreement: float
@@ -62,14 +62,17 @@ class Point:
 
 
 def noise(image: Floats, draw: np.random.Generator, share: float) -> Floats:
-    """Add Rician noise; `share` is its standard deviation as a fraction of white matter (1)."""
+    """Add Rician noise; `share` is its standard deviation as a fraction of white matter (1).
+
+    `draw` generates the random numbers.
+    """
     real = share * draw.standard_normal(image.shape, np.float32)
     imaginary = share * draw.standard_normal(image.shape, np.float32)
     return np.asarray(np.hypot(image + real, imaginary))
 
 
 def bias(image: Floats, _: np.random.Generator, strength: float) -> Floats:
-    """Apply a bias field: gains from e^-strength to e^strength, from corner to corner."""
+    """Multiply a scan by a bias field: gains from e^-strength to e^strength, corner to corner."""
     lines = [np.linspace(-1, 1, length) for length in image.shape]
     ramps = np.meshgrid(*lines, indexing="ij")
     gain = np.exp(strength * sum(ramps) / 3)
@@ -77,12 +80,15 @@ def bias(image: Floats, _: np.random.Generator, strength: float) -> Floats:
 
 
 def blur(image: Floats, _: np.random.Generator, sd_mm: float) -> Floats:
-    """Blur by a Gaussian with the standard deviation `sd_mm`."""
+    """Blur a scan by a Gaussian with the standard deviation `sd_mm`."""
     return np.asarray(ndimage.gaussian_filter(image, sd_mm))
 
 
 def gamma(image: Floats, _: np.random.Generator, power: float) -> Floats:
-    """Change the contrast by the exponent `power`; 0 and white matter (1) stay as they are."""
+    """Raise intensities to the exponent `power`, which changes the contrast.
+
+    0 (air) and 1 (white matter) stay as they are.
+    """
     return np.asarray(image**power)
 
 
@@ -118,7 +124,8 @@ def cut(image: Floats, _: np.random.Generator, share: float) -> Floats:
 class GradedPhantom:
     """A synthetic head of known anatomy whose scan is degraded: noise, blur, bias and others.
 
-    `seed` is that of the head. `change` degrades the scan, with the strength `amount`.
+    `seed` determines the head. `change` is the function that degrades the scan, such as `noise`,
+    and `amount` its strength, in the unit of that function.
     """
 
     name: str
@@ -158,14 +165,14 @@ PHANTOMS = (
 
 
 def find_limits(points: Sequence[Point]) -> tuple[float, float]:
-    """Return two limits of agreement, below which a structure is graded look and reject.
+    """Return the agreements between views below which a structure is graded look, and reject.
 
-    A structure is doubtful if its Dice is below DOUBTFUL. The first limit is the lower of two: the
-    lowest that catches the share SENSITIVITY of the doubtful structures, and the highest below
-    which at most the share MOST_ALARMED of the others lies. For the second limit, at least the
-    share PRECISION of all structures below it must be doubtful. Of the limits for which this holds
-    and that are not above the first, it is the lowest that catches most; 0 if there is none.
-    EvaluationError is raised if no structure is doubtful.
+    Both limits are from 0 to 1.01. A structure is doubtful if its Dice is below DOUBTFUL. The limit
+    for look is the lower of two: the lowest that catches the share SENSITIVITY of the doubtful
+    structures, and the highest below which at most the share MOST_ALARMED of the other structures
+    lies. For the limit for reject, at least the share PRECISION of all structures below it must be
+    doubtful. Of the limits for which this holds and that are not above the first, it is the lowest
+    that catches most; 0 if there is none. EvaluationError is raised if no structure is doubtful.
     """
     if not any(point.dice < DOUBTFUL for point in points):
         raise EvaluationError(
@@ -196,7 +203,8 @@ def find_limits(points: Sequence[Point]) -> tuple[float, float]:
 def rates(points: Sequence[Point], limit: float) -> tuple[float, float]:
     """Return the shares of doubtful and of other structures with an agreement below `limit`.
 
-    A share is NaN if there are no such structures.
+    A structure is doubtful if its Dice is below DOUBTFUL. Shares are from 0 to 1; NaN if there are
+    no such structures.
     """
     caught = [point.agreement < limit for point in points if point.dice < DOUBTFUL]
     alarmed = [point.agreement < limit for point in points if point.dice >= DOUBTFUL]
@@ -210,9 +218,12 @@ def _share(flags: Sequence[bool]) -> float:
 
 
 def fit_limits(model: Model, *, device: str) -> tuple[Quality, list[str]]:
-    """Return the limits of a model's grades, and lines that say how well they separate structures.
+    """Find the agreement between views below which a structure of a model is graded look or reject.
 
-    EvaluationError is raised if no structure of the phantoms has a low Dice.
+    It is found in the model's segmentations of all phantoms, in which the Dice of each structure is
+    known. Returns both limits, and lines for the user: which share of the structures with a low
+    Dice, and of the others, is below each limit. EvaluationError is raised if no structure of the
+    phantoms has a low Dice.
     """
     segmenter = Predictor(model, device=device)
     points = []
@@ -232,11 +243,12 @@ def _measure(
     scan: Volume,
     truth: Volume,
 ) -> list[Point]:
-    """Segment a phantom; return a point for each of its structures.
+    """Segment a phantom; return the agreement between views and the Dice of each structure.
 
-    `name` is that of the phantom, for the log. Structures that the model does not predict are
-    omitted, and those with less than `ENOUGH_MM3` in the truth. The truth's CSF is a small region,
-    so CSF is omitted, too, if the model's CSF means all fluid.
+    `name` is that of the phantom, for the log. `truth` is its exact label map, with FreeSurfer's
+    numbers. Structures that the model does not predict are omitted, and so are structures of less
+    than `ENOUGH_MM3` in the exact label map. There, CSF is a small region; it is omitted, too, if
+    the model's CSF means all fluid.
     """
     found = segmenter.segment(scan)
     assert found.agreement is not None
@@ -260,7 +272,10 @@ def _measure(
 def _describe_limits(
     limits: tuple[float, float], points: Sequence[Point]
 ) -> Iterator[str]:
-    """Yield a line for each limit: the shares of structures that are below it."""
+    """Yield a line for each limit: which shares of bad and of good structures are below it.
+
+    `limits` are the agreements for the grades look and reject. Bad is a Dice below DOUBTFUL.
+    """
     for name, limit in zip(("look", "reject"), limits, strict=True):
         caught, alarmed = rates(points, limit)
         yield (
@@ -271,17 +286,18 @@ def _describe_limits(
 
 @cache
 def middle(seed: int) -> tuple[Volume, Volume]:
-    """Return the part of a phantom's scan around the thalamus, and the same part of its truth.
+    """Make a phantom; return the part of its scan around the thalamus, and the same of its labels.
 
-    Values are scaled so that the median of white matter is 1.
+    The label map is exact and has FreeSurfer's numbers. The scan is scaled so that the median of
+    white matter is 1.
     """
     return _cut_out(*phantom(seed))
 
 
 def _cut_out(scan: Volume, truth: Volume) -> tuple[Volume, Volume]:
-    """Return the part of a scan around the thalamus, and the same part of its truth.
+    """Return the part of a scan around the thalamus, and the same part of its label map.
 
-    Values are scaled so that the median of white matter is 1.
+    The scan is scaled so that the median of white matter is 1.
     """
     # Both are on RAS grids of 1 mm, so that voxels count as millimetres.
     thalamus = np.argwhere(np.isin(truth.data, _THALAMUS))

@@ -1,8 +1,8 @@
 """Step of `trinat fit`: the odds of structures, which adapt a model to a labelling convention.
 
-The odds of a structure are a factor on its probabilities. Each scan is segmented once, and only the
-voxels whose class depends on the odds are stored. The networks stay as they are. `trinat learn`
-does the same with corrected scans.
+The odds of a structure are a factor that multiplies its probability in each voxel. Each scan is
+segmented once, and only the voxels whose class depends on the odds are stored. The networks stay as
+they are. `trinat learn` does the same with corrected scans.
 """
 
 from __future__ import annotations
@@ -41,10 +41,14 @@ FITTED = "fitted"
 def fit_structure_odds(
     model: Model, pairs: Sequence[Pair], reader: Reader, *, device: str
 ) -> tuple[FittedFusion, list[Pair], list[str]]:
-    """Fit the odds of structures, factors on their probabilities, to pairs of scan and truth.
+    """Fit the odds of structures to scans with true label maps, scored on held-out participants.
 
-    Returns the fitted fusions, the pairs that could be used, and a message for each of the others.
-    EvaluationError is raised if none could be used.
+    The odds of a structure are a factor that multiplies its probability in each voxel. The
+    "prediction" of each of the `pairs` is the scan itself; `reader` reads both files.
+
+    Returns the model's own odds and the fitted odds with the Dice of each scan, the pairs that
+    could be used, and a message for each other pair. EvaluationError is raised if no pair could be
+    used.
     """
     used, scans, failures = segment_all(model, pairs, reader, device=device)
     require_scans(scans, failures, remedy=NUMBERS)
@@ -54,10 +58,12 @@ def fit_structure_odds(
 def segment_all(
     model: Model, pairs: Sequence[Pair], reader: Reader, *, device: str
 ) -> tuple[list[Pair], list[DoubtfulVoxels], list[str]]:
-    """Segment the scans of pairs; find the voxels whose class depends on the odds of structures.
+    """Segment scans; return the voxels of each whose class depends on the odds of structures.
 
-    Returns the pairs that could be used, the voxels of each, and a message for each of the other
-    pairs.
+    The "prediction" of each of the `pairs` is the scan itself, `truth` its true label map. Returns
+    the pairs that could be used, the probabilities and true classes of the voxels of each, and a
+    message for each other pair. ConfigError is raised if no view of the model tells left from
+    right.
     """
     # The model's own odds are tried like any others, so the scans are segmented without them.
     fusion = model.info.fusion.model_copy(update={"class_odds": {}})
@@ -75,9 +81,11 @@ def segment_all(
 def _doubtful_voxels(
     segmenter: Predictor, pair: Pair, reader: Reader
 ) -> DoubtfulVoxels:
-    """Segment the scan of a pair; return the voxels whose class depends on the odds.
+    """Segment the scan of a pair; return the voxels whose class depends on the odds of structures.
 
-    The "prediction" of the `pair` is the scan itself; `reader` reads the scan and its truth.
+    The result has the probabilities and the true class of each such voxel. The "prediction" of the
+    `pair` is the scan itself; `reader` reads the scan and its true label map. EvaluationError is
+    raised if they seem to be of different heads.
     """
     prepared, classes = reader.read(segmenter, pair)
 
@@ -109,9 +117,10 @@ def find_odds(
 ) -> FittedFusion:
     """Fit odds of structures to all scans; score each scan with odds fitted to other participants.
 
-    The odds of a structure are a factor that multiplies its probability in each voxel. `scans` has
-    the voxels of each pair whose class depends on the odds. `counted` are the classes (indices)
-    that get odds and enter the mean Dice; None for all.
+    The odds of a structure are a factor that multiplies its probability in each voxel. `scans` has,
+    for each of `pairs`, the voxels whose class depends on the odds. `counted` are the classes
+    (indices) that get odds and enter the mean Dice; None for all. Returns the model's own odds and
+    the fitted odds, each with the mean Dice of each scan.
     """
     scheme = model.scheme
     own = model.info.fusion
@@ -145,7 +154,7 @@ def classes_without_odds(
 
 
 def describe_odds(fusion: Fusion) -> str:
-    """Describe the odds of a fusion in one line; both sides of a structure have the same odds."""
+    """Return the odds of structures as text on one line; both sides have the same odds."""
     by_structure = {}
     for name, factor in fusion.class_odds.items():
         structure = name.removeprefix("Left-").removeprefix("Right-")

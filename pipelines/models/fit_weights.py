@@ -1,6 +1,6 @@
 """Step of `trinat fit`: the weights of the views, and the kind of mean that fuses them.
 
-All views run once over each scan. Then the Dice of the scan is computed with every candidate: every
+Each scan is segmented once by all views. Then its Dice is computed with each candidate: each
 combination of weights and kind of mean that is tried.
 """
 
@@ -45,11 +45,12 @@ _Scores = NDArray[np.float64]
 def fit_view_weights(
     model: Model, pairs: Sequence[Pair], reader: Reader, *, device: str
 ) -> tuple[FittedFusion, list[Pair], list[str]]:
-    """Fit the weights of the views to pairs of scan and truth, for either kind of mean.
+    """Fit the weights of the views to scans with true label maps, scored on held-out participants.
 
-    In a pair, the scan takes the place of the prediction; `reader` reads both files. Returns the
-    fitted fusions, the pairs that could be used, and a message for each of the others.
-    EvaluationError is raised if none could be used.
+    The best weights are searched for each kind of mean over the views. The "prediction" of each of
+    the `pairs` is the scan itself; `reader` reads both files. Returns the model's own weights and
+    the fitted weights with the Dice of each scan, the pairs that could be used, and a message for
+    each other pair. EvaluationError is raised if no pair could be used.
     """
     segmenter = Predictor(model, device=device)
     own = model.info.fusion
@@ -80,7 +81,7 @@ def fit_view_weights(
 
 
 def describe_weights(fusion: Fusion) -> str:
-    """Describe the kind of mean and the weights of a fusion in one line."""
+    """Return the kind of mean over views and the weight of each view as one line of text."""
     weights = ", ".join(
         f"{view.value} {weight:.2f}" for view, weight in fusion.weights.items()
     )
@@ -88,10 +89,11 @@ def describe_weights(fusion: Fusion) -> str:
 
 
 def _score(segmenter: Predictor, scan: AmbiguousVoxels, fusion: Fusion) -> float:
-    """Return the mean Dice of a scan over the structures that the model predicts.
+    """Return the mean Dice of a scan over structures, if its views are combined by `fusion`.
 
-    `fusion` has the weights of the views and the kind of mean. `scan` has the voxels whose class
-    depends on them.
+    `fusion` has the weights of the views and the kind of mean. `scan` has the voxels on which the
+    views differ, so that their class depends on the weights. Structures that the model does not
+    predict are left out of the mean.
     """
     model = segmenter.model
     weights = normalised_weights(fusion.weights, segmenter.views, model.folder)
@@ -105,7 +107,9 @@ def _ambiguous_voxels(
 ) -> AmbiguousVoxels:
     """Segment a scan by each view; return the voxels whose class depends on the views' weights.
 
-    The "prediction" of the `pair` is the scan itself; `reader` reads the scan and its truth.
+    The result has the probabilities by each view and the true class of each such voxel. The
+    "prediction" of the `pair` is the scan itself; `reader` reads the scan and its true label map.
+    EvaluationError is raised if they seem to be of different heads.
     """
     model = segmenter.model
     prepared, classes = reader.read(segmenter, pair)
@@ -120,10 +124,10 @@ def _ambiguous_voxels(
 def _probabilities_of_views(
     segmenter: Predictor, image: torch.Tensor
 ) -> dict[View, torch.Tensor]:
-    """Return the probabilities of each view for an image (X, Y, Z), as float16.
+    """Return the class probabilities that each view's network gives for an image (X, Y, Z).
 
-    They are (X, Y, Z, K) for K classes. A view that does not tell left from right has fewer
-    classes, because the classes of the two sides are merged.
+    They are float16 on the CPU, (X, Y, Z, K) for K classes. A view that does not tell left from
+    right has fewer classes, because the classes of the two sides are merged.
     """
     probabilities: dict[View, torch.Tensor] = {}
     for view, part in segmenter.each_view(image):
@@ -144,12 +148,12 @@ def _refuse_another_head(
     truth: NDArray[np.uint8],
     where: Path,
 ) -> None:
-    """Raise EvaluationError if a true label map seems to be of another head than the scan.
+    """Raise EvaluationError if a true label map seems to show another head than its scan.
 
-    This is so if it hardly agrees with the labels of any view whose network tells left from right.
-    `probabilities` has the probabilities of each view, (X, Y, Z, K), with fewer classes for a view
-    that does not tell left from right. `truth` (X, Y, Z) has the classes of the same voxels, and
-    `where` is the path of the truth.
+    Its Dice with the labels that each view predicts is then low. Only views whose network tells
+    left from right are compared. `probabilities` has the class probabilities of each view, (X, Y,
+    Z, K). `truth` (X, Y, Z) has the true class of each of these voxels, and `where` is the path of
+    the true label map.
     """
     joints = []
     for view, values in probabilities.items():

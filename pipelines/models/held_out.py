@@ -1,4 +1,4 @@
-"""Candidates for the fusion of a model, fitted to scans and scored on held-out participants."""
+"""Candidate settings for combining a model's views, fitted and scored on held-out participants."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ Scan = TypeVar("Scan")
 
 @dataclass(frozen=True)
 class FittedFusion:
-    """Candidates for the fusion of a model, with the Dice of each scan.
+    """Candidate settings for combining the views of a model, with the Dice of each scan.
 
     `participants` and `scans` have the participant and the name of each scan. Keys of `dice` and
-    `fusions` are the names of candidates. The first candidate (`BEFORE`) is the model's own fusion;
-    candidates that change more come later. `fusions` were fitted to all scans. `dice` has the mean
-    Dice over structures of each scan, measured with fits to the scans of other participants. With a
-    single participant, `held_out` is False: the same scans are used for both.
+    `fusions` are the names of candidates. The first candidate (`BEFORE`) has the model's own
+    settings; candidates that change more come later. `fusions` were fitted to all scans. `dice` has
+    the mean Dice over structures of each scan, measured with fits to the scans of other
+    participants. With a single participant, `held_out` is False: the same scans are used for both.
     """
 
     participants: tuple[str, ...]
@@ -40,11 +40,15 @@ class FittedFusion:
 
     @property
     def chosen(self) -> str:
-        """Name of the candidate to use."""
+        """Name of the candidate with the best mean Dice; see `choose`."""
         return choose(self.dice)
 
     def figures(self, candidate: str) -> dict[str, JsonValue]:
-        """Return the scores of a candidate, for `metrics` in model.yaml."""
+        """Return the number of scans, and their mean Dice before and with a candidate.
+
+        Keys are `scans`, `mean_dice_before` and `mean_dice_after`; they are written to `metrics` in
+        model.yaml.
+        """
         return {
             "scans": len(self.scans),
             "mean_dice_before": round(float(np.mean(self.dice[BEFORE])), 4),
@@ -63,7 +67,7 @@ def fit_held_out(
     fit: Callable[[Sequence[Scan]], Mapping[str, Fusion]],
     score: Callable[[Scan, Fusion], float],
 ) -> FittedFusion:
-    """Fit candidates to all scans; score each scan with candidates fitted to other participants.
+    """Fit candidate settings to all scans; score each scan with fits to other participants.
 
     Parameters
     ----------
@@ -72,11 +76,11 @@ def fit_held_out(
     scans
         Data of each pair's scan, passed to `fit` and `score`.
     own
-        The model's own fusion.
+        The model's own settings for combining its views.
     fit
         Function that fits all candidates to some scans, and returns them by name.
     score
-        Function that returns the mean Dice over structures of a scan with a fusion.
+        Function that returns the mean Dice over structures of a scan with a candidate.
     """
     participants = [pair.truth.participant for pair in pairs]
     fold_of_participant = folds_of(participants)
@@ -106,7 +110,7 @@ def fit_held_out(
 
 
 def choose(dice: Mapping[str, Sequence[float]]) -> str:
-    """Return the name of the candidate to use.
+    """Return the name of the candidate with the best mean Dice, preferring small changes.
 
     `dice` maps the name of each candidate to the Dice of each scan. Candidates that change more
     come later; one of these is chosen only if its mean Dice is higher by `WORTHWHILE`.
@@ -120,7 +124,7 @@ def choose(dice: Mapping[str, Sequence[float]]) -> str:
 
 
 def folds_of(participants: Collection[str]) -> dict[str, int]:
-    """Return the number of each participant's fold, for at most five folds."""
+    """Assign participants to at most five folds; return the number of each participant's fold."""
     different = sorted(set(participants))
     folds = min(len(different), _MOST_FOLDS)
     return {participant: number % folds for number, participant in enumerate(different)}
@@ -129,7 +133,7 @@ def folds_of(participants: Collection[str]) -> dict[str, int]:
 def dice_lines(
     dice: Mapping[str, Sequence[float]], scans: Sequence[str], *, held_out: bool
 ) -> list[str]:
-    """Return the lines of a table: the Dice of each scan, with a column for each candidate.
+    """Return the lines of a text table: the Dice of each scan, with a column for each candidate.
 
     `dice` maps the name of each candidate to the Dice of each of `scans`. With `held_out`, the
     heading says that candidates were fitted without the scan's participant.

@@ -36,7 +36,7 @@ _SIDE = 64  # side of the slices for tracing and comparing the graph
 def export_model(
     models: Sequence[str], out: Path, *, format_: str = "onnx", int8: bool = False
 ) -> list[Path]:
-    """Write models in another format; return the files written.
+    """Write models as ONNX files, or as a web page that segments; return the paths of the files.
 
     - "onnx": <view>.onnx for each view of one model. A file maps slices (N, C, H, W), with H and W
       multiples of the network's downsampling, to logits (N, K, H, W).
@@ -71,9 +71,10 @@ def export_model(
 def _export_onnx(
     model: Model, view: View, path: Path, batches: list[Slices] | None
 ) -> None:
-    """Write the network of a view to a file, which appears only after it was compared with torch.
+    """Write the network of a view as ONNX, if ONNX Runtime and torch give the same labels.
 
-    `batches` of slices (N, C, H, W) are used to quantise it; None for a network in float32.
+    `batches` of slices (N, C, H, W) are used to quantise it to int8; None for a network in float32.
+    ModelError is raised, and no file is written, if labels differ.
     """
     network = model.networks[view]
     with atomic_path(path) as temporary:
@@ -89,9 +90,10 @@ def _export_onnx(
 
 
 def share_of_equal_labels(network: Network, path: Path) -> float:
-    """Return the share of voxels that get the same label from torch and from an ONNX file.
+    """Return the share of voxels, 0 to 1, that get the same label from torch and from an ONNX file.
 
-    The random slices differ in number and size from those that the file was traced with.
+    The slices that are compared are random, and differ in number and size from those that the file
+    was traced with.
     """
     import onnxruntime
 
@@ -107,7 +109,11 @@ def share_of_equal_labels(network: Network, path: Path) -> float:
 
 
 def metadata_of(model: Model, view: View) -> dict[str, str]:
-    """Return the metadata of a view's ONNX file, such as its classes and the preprocessing."""
+    """Return the metadata of a view's ONNX file: classes, preprocessing, licence and so on.
+
+    Keys are model, view, classes, freesurfer (numbers of the classes), preprocessing, licence and
+    trinat (the version). Classes, numbers and preprocessing are JSON.
+    """
     classes = model.classes_of(view)
     numbers: list[Any] = [label.fs_id for label in classes.labels]
     if model.is_merged(view):

@@ -36,9 +36,10 @@ SAME_LABELS = 0.98
 
 
 def calibration_slices(model: Model) -> dict[View, list[Slices]]:
-    """Return batches of slices (N, C, H, W) of phantoms for each view of a model.
+    """Return slices of two phantoms as each network of a model sees them, to measure activations.
 
-    Rows and columns are padded with zeros to multiples of the network's downsampling.
+    For each view they are batches (N, C, H, W). Rows and columns are padded with zeros to multiples
+    of the network's downsampling.
     """
     predictor = Predictor(model, device="cpu", precision="float32")
     batches: dict[View, list[Slices]] = {view: [] for view in predictor.views}
@@ -114,7 +115,10 @@ def _predicted_classes(path: Path, batches: list[Slices]) -> NDArray[np.uint8]:
 
 
 def write_list(model: Model, paths: Mapping[View, Path], folder: Path) -> Path:
-    """Write the list of a model's ONNX files in `folder`; `read_graph` checks the files by it."""
+    """Write the list of a model's quantised ONNX files in `folder`; return its path.
+
+    `paths` has the ONNX file of each view. `read_graph` checks the files by this list.
+    """
     listed = {
         path.name: entry(model, view, path.read_bytes()) for view, path in paths.items()
     }

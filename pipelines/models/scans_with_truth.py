@@ -1,4 +1,8 @@
-"""Scans with truth for `trinat fit` and `trinat learn`: pairing, reading and refusal."""
+"""Scans with true (manual) label maps for `trinat fit` and `trinat learn`: pairing and reading.
+
+The matching of predictions to true label maps is used for scans, too: in a `Pair`, `prediction` is
+then the scan, and `truth` its true label map.
+"""
 
 from __future__ import annotations
 
@@ -40,10 +44,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Reader:
-    """Reader of scans with their truth.
+    """Reader of a scan and its true label map.
 
-    `numbering` is that of the truths; None stands for FreeSurfer's. `trust_affine` is the affine to
-    use if the header of a file does not decide ("sform", "qform" or "header"); None if not given.
+    `numbering` is the table that converts the label numbers to FreeSurfer's; None if they are
+    FreeSurfer's. `trust_affine` is the affine to use if the header of a file does not decide
+    ("sform", "qform" or "header"); None if not given.
     """
 
     numbering: FoldingTable | None
@@ -52,10 +57,12 @@ class Reader:
     def read(
         self, segmenter: Predictor, pair: Pair
     ) -> tuple[Conformed, NDArray[np.uint8]]:
-        """Return a scan, prepared for the networks, and its true classes (X, Y, Z) on its grid.
+        """Read a scan and its true label map; return both on the grid of the networks.
 
-        The "prediction" of the pair is the scan itself. EvaluationError is raised if the truth has
-        no structure that the model predicts.
+        The "prediction" of the `pair` is the scan itself. The label map is returned as indices of
+        the model's classes, (X, Y, Z). `segmenter` has the model, and prepares the scan for its
+        networks. EvaluationError is raised if the label map has no structure that the model
+        predicts.
         """
         model = segmenter.model
         scan = Volume.read(pair.prediction.path, trust_affine=self.trust_affine)
@@ -79,10 +86,10 @@ class Reader:
 
 
 def pair_scans(scans: Path, truth: Path) -> Pairing:
-    """Pair scans with the label maps that are their truth, by name; log pairs to be checked.
+    """Pair each scan with its true label map, by file name; log pairs to be checked.
 
-    `scans` and `truth` are folders or files. In each pair of the result, `prediction` is the scan:
-    `Pair` is made for predictions, and there are none yet.
+    `scans` and `truth` are folders or files. In each pair of the result, `truth` is the label map
+    and `prediction` is the scan: `Pair` is made for predictions, but nothing is segmented yet.
     """
     pairing = pair_files(find_files(truth), find_files(scans, suffix="T1w"))
     for guess in pairing.guesses:
@@ -93,9 +100,10 @@ def pair_scans(scans: Path, truth: Path) -> Pairing:
 def without_partner(
     pairing: Pairing, files: Sequence[ScanFile], missing: str
 ) -> list[str]:
-    """Return a message for each file, which says why it has no partner.
+    """Return a message for each file, which says why it was paired with no other file.
 
-    `files` have no partner in `pairing`. `missing` is a word for the partner, such as "scan".
+    `files` are scans or label maps without a partner in `pairing`. `missing` is a word for the
+    partner, such as "scan".
     """
     lines = []
     for file in files:
@@ -108,9 +116,10 @@ def work_on_each(
     pairs: Sequence[Pair],
     work: Callable[[Pair], Result],
 ) -> tuple[list[Pair], list[Result], list[str]]:
-    """Call `work` with each pair, and log the progress.
+    """Call `work` with each pair of scan and label map, and log the progress.
 
-    Returns the pairs that could be used, their results, and a message for each of the other pairs.
+    Returns the pairs for which it succeeded, their results, and a message for each of the other
+    pairs.
     """
     used = []
     results = []
@@ -133,7 +142,11 @@ def require_scans(
     where: Path | None = None,
     remedy: str = "",
 ) -> None:
-    """Raise EvaluationError, with the first of `failures`, if `used` is empty."""
+    """Raise EvaluationError if no scan could be used.
+
+    `used` are the scans that could be used. `failures` has a message for each other scan; the error
+    contains the first. `where` is the path and `remedy` the advice in the error.
+    """
     if used:
         return
     what = "no scan"
@@ -145,11 +158,12 @@ def require_scans(
 def refuse_another_head(
     joints: Sequence[NDArray[np.int64]], model: Model, where: Path
 ) -> None:
-    """Raise EvaluationError if a truth agrees so little with a model that it is of another head.
+    """Raise EvaluationError if a true label map seems to show another head than its scan.
 
-    Each of `joints` (K, K) counts voxels by true class and found class; the one with the highest
-    Dice is used. `where` is the path of the truth. If left and right are exchanged, the error says
-    so.
+    Its mean Dice with the model's segmentation is then below 0.5. Each of `joints` (K, K) counts
+    the voxels of a segmentation by true class (rows) and predicted class; the one with the highest
+    Dice is used. `where` is the path of the true label map. If left and right are exchanged, the
+    error says so.
     """
     without = without_odds(model)
     agreement = max(_mean_dice(joint, without) for joint in joints)
@@ -176,9 +190,10 @@ def refuse_another_head(
 
 
 def _mean_dice(joint: NDArray[np.int64], without: Sequence[int]) -> float:
-    """Return the mean Dice of the classes that are in the truth, without the classes `without`.
+    """Return the mean Dice of the classes in the true label map, except the classes `without`.
 
-    `joint` (K, K) counts voxels by true class and found class. The mean is 0 if no class is left.
+    `joint` (K, K) counts voxels by true class (rows) and predicted class. The mean is 0 if no class
+    is left.
     """
     is_there = joint.sum(1) > 0
     is_there[list(without)] = False
@@ -188,16 +203,19 @@ def _mean_dice(joint: NDArray[np.int64], without: Sequence[int]) -> float:
 
 
 def without_odds(model: Model) -> list[int]:
-    """Return the classes (indices) without odds: background, CSF, and structures not predicted."""
+    """Return the classes (indices) whose probability is never multiplied by a factor (odds).
+
+    These are background, CSF, and structures that the model does not predict.
+    """
     fluids = [label.index for label in model.scheme.labels if label.group == CSF_GROUP]
     return sorted({0, *fluids, *not_compared(model)})
 
 
 def not_compared(model: Model) -> list[int]:
-    """Return the classes (indices) that cannot be compared with a truth.
+    """Return the classes (indices) that cannot be compared with a true label map.
 
-    These are structures that the model does not predict, and CSF if the model's CSF is more than a
-    small region.
+    These are structures that the model does not predict, and CSF if the model labels all fluid as
+    CSF: in true label maps, CSF is a small region.
     """
     info = model.info
     made = Made(source=model.scheme, not_predicted=info.not_predicted, csf=info.csf)

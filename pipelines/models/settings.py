@@ -21,9 +21,9 @@ Step = Literal["weights", "odds", "limits"]
 class FitSettings:
     """Settings of `trinat fit`.
 
-    `out` is the folder of the new model; without it the model itself is changed. `mapping` is a
-    table that translates label numbers of the truths. `numbering` is the folding table of these
-    numbers, by default FreeSurfer's.
+    `out` is the folder of the new model; without it the model itself is changed. `only` is the
+    single step to do; None for all. `numbering` is the name or the file of the table that converts
+    the label numbers of the true label maps to FreeSurfer's; None if they are FreeSurfer's already.
     """
 
     model: Annotated[
