@@ -52,7 +52,11 @@ _ONLY_SCAN = "segmented alone, because this participant has no other scan"
 
 
 class CaseWorker:
-    """Worker that loads the model once and segments one case after another."""
+    """Segmenter of cases: loads the model once and takes each case from its file to its outputs.
+
+    The steps are `read`, `prepare`, `infer` and `write`, so that a pipeline can overlap those of
+    several cases. `begin` does all but the last.
+    """
 
     def __init__(self, settings: RunSettings, device: str) -> None:
         self.settings = settings
@@ -76,9 +80,10 @@ class CaseWorker:
         self._has_label_table = False
 
     def begin(self, case: Work) -> Callable[[], Entry]:
-        """Read and segment a case; return a function that does the remaining steps in any thread.
+        """Read and segment a case; return a function that writes its outputs and returns its entry.
 
-        If a step fails, that function returns a failed entry.
+        The entry is the case's row for the ledger. The function may be called in any thread. If a
+        step fails, it returns a failed entry.
         """
         try:
             scan = read(case, self.settings)
@@ -95,11 +100,12 @@ class CaseWorker:
     def prepare(
         self, scan: CaseInProgress | ParticipantInProgress
     ) -> CaseInProgress | ParticipantInProgress:
-        """Bring the scan to the working grid.
+        """Resample a scan to the grid of the networks, usually of 1 mm in RAS orientation.
 
-        Each scan of a participant gets an image to align it with the others, `to_align`. Its volume
-        stays as it was read, because it is resampled only once, to the common space. If this fails
-        for a scan, the scan is replaced by a failed entry, and the others continue.
+        The result is in `scan.conformed`. Each scan of a participant only gets an image to align it
+        with the others, `to_align`. Its volume stays as it was read, because it is resampled only
+        once, to the common space. If this fails for a scan, the scan is replaced by a failed entry,
+        and the others continue.
         """
         if isinstance(scan, ParticipantInProgress):
             kept = []
@@ -123,10 +129,10 @@ class CaseWorker:
     def infer(
         self, scan: CaseInProgress | ParticipantInProgress
     ) -> CaseInProgress | ParticipantInProgress:
-        """Segment the scan on the working grid, or a participant's scans in their common space.
+        """Segment a resampled scan, or all scans of a participant in their common space.
 
-        The result is `found`, or `together` for a participant. The conformed image is released
-        here, since it is as large as the scan.
+        The segmentation is in `scan.found`, or in `scan.together` for a participant. The resampled
+        image is released here, since it is as large as the scan.
         """
         if isinstance(scan, ParticipantInProgress):
             return self._infer_participant(scan)
@@ -145,10 +151,10 @@ class CaseWorker:
         return scan
 
     def write(self, scan: CaseInProgress | ParticipantInProgress) -> Entry:
-        """Write the outputs of a scan and return its entry, or a failed entry if writing fails.
+        """Write the outputs of a segmented scan; return its entry, the row for the ledger.
 
-        `no_room` of a failed entry is True if the disk is full. The entry of a participant contains
-        the entries of the scans in `of_scans`.
+        If writing fails, the entry has failed; its `no_room` is True if the disk is full. The entry
+        of a participant contains the entries of its scans in `of_scans`.
         """
         if isinstance(scan, ParticipantInProgress):
             entries = list(scan.failed)
@@ -169,9 +175,10 @@ class CaseWorker:
             return replace(self._failed(scan.case, error), no_room=is_disk_full(error))
 
     def _write(self, scan: CaseInProgress) -> Entry:
-        """Restore and grade a scan, and write its files to a staging folder of its own.
+        """Map the segmentation to the scan's own grid, grade it and write its files.
 
-        The run moves the files into place from there.
+        The files are in a new folder below the run's staging folder, from where the run moves them
+        into place. Returns the entry for the ledger.
         """
         assert scan.found is not None
         smallest_mm3 = self.settings.output.smallest_lesion_mm3
@@ -255,7 +262,7 @@ class CaseWorker:
     ) -> ParticipantInProgress:
         """Segment together the scans of a participant that show the same head.
 
-        The other scans become failed entries.
+        Scans that show another head become failed entries, and so do all scans if this fails.
         """
         # Sort the scans, so that the results do not depend on the order of input.
         volumes = [_volume(scan) for scan in participant.scans]
@@ -313,9 +320,10 @@ def _to_align(scan: CaseInProgress) -> Volume:
 def _find_mismatches(
     scans: Sequence[CaseInProgress], heads: Sequence[Head], head: Head | None
 ) -> list[tuple[Case, str]]:
-    """Return each scan that does not show the participant's head, with the reason to refuse it.
+    """Return the scans that do not show the participant's head, each with the reason to refuse it.
 
-    `heads` are all heads that the scans show; `head` is the participant's head, if there is one.
+    `heads` are all heads that the scans show, each with the indices of its scans; `head` is the one
+    that more than half of the scans show, None if there is none.
     """
     refused = []
     for other in heads:
@@ -339,10 +347,10 @@ def _find_mismatches(
 
 
 def _take_result(participant: ParticipantInProgress, number: int) -> None:
-    """Set the result of scan `number` of a participant: its part of the joint segmentation.
+    """Take a scan's part of the joint segmentation of its participant.
 
-    Also sets `longitudinal`, the data for the tables of changes. A scan that was segmented by
-    itself has its result already.
+    `number` is the index of the scan. Its `found`, `together` and `longitudinal` (the data for the
+    tables of changes) are set. A scan that was segmented by itself has its result already.
     """
     if participant.together is None:
         return

@@ -1,4 +1,4 @@
-"""Result and output files of a case: its numbers in the ledger, and the files beside its scan."""
+"""Numbers of a segmentation for the ledger, and the files that are written for a scan."""
 
 from __future__ import annotations
 
@@ -79,10 +79,11 @@ def judge(
     model: Model,
     limits: Limits,
 ) -> tuple[ScanResult, BrainVolumes]:
-    """Return the result of a scan for the ledger, and the measures of its whole brain.
+    """Grade a segmentation; return its numbers for the ledger, and the measures of the whole brain.
 
-    The result has grades, volumes in mm³, and notes. `changes` is the fraction of each structure
-    that clean-up has changed, by the structure's name; `limits` are the model's limits of quality.
+    The numbers are grades with reasons, volumes in mm³, agreement of views and notes. `changes`
+    maps structures to the fraction of their voxels that clean-up has changed; `limits` are the
+    values of quality measures below which a scan or a structure gets a bad grade.
     """
     volumes_mm3 = found.volumes_mm3
     evidence = Evidence.of(found)
@@ -129,14 +130,14 @@ def judge(
 
 
 def thickness_result(found: Prediction) -> ThicknessResult:
-    """Return the grade of the cortical thickness, and the thickness of parcels and hemispheres."""
+    """Return cortical thickness of parcels and hemispheres, with its grade, for the ledger."""
     grade, reasons = grade_thickness(Evidence.of(found))
     sheets = _sheet_results(found.cortex_thickness)
     return ThicknessResult(grade=grade, reasons=list(reasons), sheets=sheets)
 
 
 def _sheet_results(found: CortexThickness) -> dict[str, SheetResult]:
-    """Return the thickness of parcels and hemispheres by their names.
+    """Return the thickness of parcels and hemispheres for the ledger, by their names.
 
     The parcels of a side come before its hemisphere.
     """
@@ -157,10 +158,11 @@ def _sheet_results(found: CortexThickness) -> dict[str, SheetResult]:
 def _by_structure(
     found: Prediction, volumes_mm3: Mapping[str, float], values: np.ndarray
 ) -> dict[str, float | None]:
-    """Map values of classes, (K,), to the names of structures, without background.
+    """Map values of classes, an array (K,), to the names of structures.
 
-    `found` has the label scheme of the classes. Structures without an entry in `volumes_mm3`, which
-    the model cannot predict, are left out. A value that is not finite becomes None.
+    `found` has the label scheme of the classes: the list of structures. Background is left out, and
+    so are structures without an entry in `volumes_mm3`, which the model cannot predict. A value
+    that is not finite becomes None.
     """
     by_name = {}
     for label in found.scheme.labels[1:]:
@@ -187,7 +189,7 @@ def by_name(parcels: Iterable[ParcelMeasure]) -> dict[str, ParcelResult]:
 
 
 def callosum_result(found: Callosum) -> CallosumResult:
-    """Return the measurements of a corpus callosum, rounded."""
+    """Return volumes, area, lengths and thickness of a corpus callosum for the ledger, rounded."""
     thickness = found.thickness_mm
     return CallosumResult(
         grade=found.grade,
@@ -200,7 +202,7 @@ def callosum_result(found: Callosum) -> CallosumResult:
 
 
 def lesions_result(found: Lesions) -> LesionsResult:
-    """Return the measurements of the lesions of a scan, rounded."""
+    """Return grade, and volume, region and position of each lesion, for the ledger, rounded."""
     rows = []
     for lesion in found.lesions:
         x, y, z = (round(mm, 2) for mm in lesion.centroid_mm)
@@ -231,7 +233,7 @@ def _rounded(value: float | None) -> float | None:
 
 @dataclass(frozen=True)
 class CaseFiles:
-    """Writer of the files of a case, below the folder `staging`.
+    """Writer of the output files of one scan, below the folder `staging`.
 
     `found` is the segmentation of the scan, `volumes` are the measures of the whole brain, such as
     the intracranial volume, and `model` is the name of the model. `sources` are the cases whose
@@ -249,26 +251,26 @@ class CaseFiles:
 
     @cached_property
     def names(self) -> CaseNames:
-        """Paths of the files."""
+        """Paths of the output files, below `staging`."""
         case = self.case
         return CaseNames(self.staging, case.id, case.entities, self.settings.bids)
 
     @property
     def picture(self) -> str:
-        """Path of the picture below `staging`; "" if no picture is wanted."""
+        """Path of the picture of slices, relative to `staging`; "" if none is wanted."""
         if not self.wants(Product.PICTURE):
             return ""
         return str(self.names.path(Product.PICTURE).relative_to(self.staging))
 
     @cached_property
     def _output(self) -> OutputSettings:
-        """Output settings of the run, with the additional outputs of this case."""
+        """Output settings of the run, with the additional output files that this case requests."""
         also: dict[str, Any] = dict.fromkeys(self.case.also, True)
         return replace(self.settings.output, **also)
 
     @cached_property
     def _provenance(self) -> dict[str, Any]:
-        """Provenance of the case's files, as written to their JSON sidecars."""
+        """Origin of the files for JSON sidecars: scans, model, hashes and trinat's version."""
         origin: dict[str, Any] = {}
         if self.settings.bids:
             origin["SpatialReference"] = _bids_uri(self.case)
@@ -283,17 +285,17 @@ class CaseFiles:
         return origin
 
     def wants(self, product: Product) -> bool:
-        """Return True if a product of this case is written."""
+        """Return True if a kind of output file is written for this scan."""
         return self._output.wants(product)
 
     def write_all(
         self, digest: str, result: ScanResult, *, label_table: bool
     ) -> dict[str, str]:
-        """Write every product that is wanted; return the SHA-256 of each file by its path.
+        """Write all output files that are wanted; return the SHA-256 of each by its path.
 
-        Paths are relative to `staging`. `digest` is the SHA-256 of the scan, `result` is its result
-        in the ledger. With `label_table`, the tables that explain the numbers of label maps are
-        written, too.
+        Paths are relative to `staging`. `digest` is the SHA-256 of the scan, `result` has its
+        numbers for the ledger. With `label_table`, the tables that explain the numbers of label
+        maps are written, too.
         """
         self.names.path(Product.LABELS).parent.mkdir(parents=True)
         writers: dict[Product, Callable[[], None]] = {
@@ -351,9 +353,9 @@ class CaseFiles:
         return outputs
 
     def _write_sidecar(self, product: Product, **facts: str) -> None:
-        """Write the JSON sidecar of a product, in a BIDS dataset only.
+        """Write the JSON sidecar of an output file, in a BIDS dataset only.
 
-        It has the `facts` as keys and values, and the provenance.
+        It has the `facts` as keys and values, and the origin of the file: scans, model and version.
         """
         if self.settings.bids:
             content = {**facts, **self._provenance}
@@ -448,7 +450,7 @@ class CaseFiles:
         return self.found.tissues()
 
     def _write_tissue_labels(self, product: Product) -> None:
-        """Write the most probable tissue of each voxel."""
+        """Write a label map with the most probable tissue of each voxel."""
         labels = self._tissues.labels
         _in_axes_of(product, labels).write(self.names.path(product), labels=True)
         self._write_sidecar(product)
@@ -462,7 +464,7 @@ class CaseFiles:
         self._write_sidecar(product)
 
     def _write_entropy(self) -> None:
-        """Write the entropy of each voxel's probabilities."""
+        """Write a map of the entropy of each voxel's class probabilities."""
         self.found.entropy.write(self.names.path(Product.ENTROPY))
 
     def _write_probabilities(self) -> None:
@@ -529,10 +531,10 @@ class CaseFiles:
 
 
 def _in_axes_of(product: Product, volume: Volume) -> Volume:
-    """Return the volume with the axes that the file of a product needs.
+    """Return the volume with the axes that the file of an output needs.
 
-    These are RAS for fMRIPrep, which reorients scans to RAS and overlays masks and maps on them as
-    plain arrays. Other products keep the axes of the volume.
+    These are RAS for files that fMRIPrep reads: it reorients scans to RAS and overlays masks and
+    maps on them as plain arrays. Other files keep the axes of the volume.
     """
     return reoriented(volume, "RAS") if product.for_fmriprep else volume
 

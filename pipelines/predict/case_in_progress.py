@@ -25,10 +25,12 @@ if TYPE_CHECKING:
 
 @dataclass
 class CaseInProgress:
-    """State of a scan: each step adds what the next step needs and drops what it does not need.
+    """State of a scan while it is segmented, from its file to its outputs.
 
-    `volume` is set by reading, `conformed` by preparing and `found` by the networks. `digest` is
-    the SHA-256 of the bytes that were read. `clock` measures the time of each step.
+    Each step adds what the next step needs and drops what it does not need. `volume` is the scan as
+    read, `conformed` the scan on the grid of the networks, and `found` its segmentation; each is
+    None before its step. `digest` is the SHA-256 of the bytes that were read. `clock` measures the
+    time of each step.
     """
 
     case: Case
@@ -47,9 +49,10 @@ class CaseInProgress:
 
 @dataclass
 class ParticipantInProgress:
-    """State of a participant's scans, with the entries of the scans that failed.
+    """State of a participant's scans while they are segmented together.
 
-    `together` is the joint segmentation. It is set by the networks if two or more scans are left.
+    `failed` has the ledger entries of the scans that failed. `together` is the joint segmentation:
+    None before the networks have run, and if fewer than two scans are left.
     """
 
     case: Participant
@@ -61,10 +64,10 @@ class ParticipantInProgress:
 
 
 def read(case: Work, settings: RunSettings) -> CaseInProgress | ParticipantInProgress:
-    """Read the scan of a case, or the scans of a participant.
+    """Read the scan of a case, or all scans of a participant, to be segmented.
 
-    Errors in the scan of a case are raised. Scans of a participant that cannot be read become
-    failed entries, and the other scans continue.
+    If `case` is a scan, an error is raised if it cannot be read. Scans of a participant that cannot
+    be read become failed ledger entries, and the other scans continue.
     """
     if not isinstance(case, Participant):
         return _read_scan(case, settings)
@@ -81,8 +84,8 @@ def read(case: Work, settings: RunSettings) -> CaseInProgress | ParticipantInPro
 def _read_scan(case: Case, settings: RunSettings) -> CaseInProgress:
     """Read the scan of a case; raise if its file is damaged.
 
-    Reading is timed on the clock of the scan. A scan of a store must have the SHA-256 that the
-    store has noted.
+    Reading is timed on the clock of the scan. A scan of a slice store must have the SHA-256 that
+    the store has noted; InputError is raised if not.
     """
     scan = CaseInProgress(case)
     with timed(scan.clock), stage("read"):

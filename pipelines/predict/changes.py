@@ -54,12 +54,12 @@ def renew_changes(
     excluded: Collection[str],
     results: Path,
 ) -> None:
-    """Write the tables and the page into `folder`, from where the ledger moves them into place.
+    """Write tables and page of changes over time into `folder`; remove those of an earlier run.
 
-    `entries` are the ledger entries of all scans. No change is computed from scans and structures
-    whose grade is in `excluded`. Paths of scans are relative to the folder `results`. Files of an
-    earlier run that are not written again are removed from the output folder, because their results
-    are gone.
+    The ledger moves the files into place later. `entries` are the ledger entries of all scans. No
+    change is computed from scans and structures whose grade is in `excluded`. Paths of scans are
+    relative to the folder `results`. Files of an earlier run that are not written again are removed
+    from the output folder, because their results are gone.
     """
     written = write_changes(folder, entries, excluded, results)
     for name in CHANGES:
@@ -75,9 +75,10 @@ def write_changes(
 ) -> tuple[str, ...]:
     """Write the tables and the page of all participants with two or more scans into `folder`.
 
-    Scans and structures whose grade is in `excluded` appear as time points, but no change is
-    computed from them. Paths of scans are relative to `results`, by default to `folder`. Returns
-    the names of the files; nothing is written if there are no such participants.
+    `entries` are the ledger entries of all scans. Scans and structures whose grade is in `excluded`
+    appear as time points, but no change is computed from them. Paths of scans are relative to
+    `results`, by default to `folder`. Returns the names of the files; nothing is written if there
+    are no such participants.
     """
     participants = _participants_in(entries, folder if results is None else results)
     if not participants:
@@ -112,10 +113,9 @@ def further_courses(
 ) -> list[Course]:
     """Return the values over time of each measure of one output, for one participant.
 
-    `name` is the output: thickness, callosum or lesions. `scans` are the entries of the
-    participant's scans.
-    Scans and structures whose grade is in `excluded` are left out. A measure with fewer than two
-    values has no course.
+    `name` is the output: thickness, callosum or lesions. `scans` are the ledger entries of the
+    participant's scans. Scans and structures whose grade is in `excluded` are left out. A measure
+    with fewer than two values is omitted.
     """
     first = _time_point(scans[0])
     retest = _retest_of(scans[0])
@@ -151,9 +151,9 @@ def courses_in(
     counting: Mapping[str, Collection[str]],
     output: str = "",
 ) -> list[Course]:
-    """Return the course of each structure of each participant with two or more usable scans.
+    """Return the volumes over time of each structure, for all participants with two or more scans.
 
-    With the name of a further `output`, such as thickness, return the courses of its measures.
+    With the name of another `output`, such as thickness, return its measures over time.
 
     `results` is the folder that the paths of scans are relative to. Scans and structures whose
     grade is in `excluded` are left out. So are cases that are not keys of `counting`; its values
@@ -173,10 +173,10 @@ def courses_in(
 def _left_out(
     scans: Sequence[Entry], excluded: Collection[str]
 ) -> list[tuple[str, str, str]]:
-    """Return the scans and structures of a participant that are excluded from changes.
+    """Return the scans and structures of a participant from which no change is computed.
 
     Each item is (case, structure, reason); the structure is "" if the whole scan is excluded.
-    `scans` are the entries of the participant's scans; `excluded` are the grades to exclude.
+    `scans` are the ledger entries of the participant's scans; `excluded` are the grades to exclude.
     """
     rows = []
     first_with: dict[str, str] = {}
@@ -191,10 +191,11 @@ def _left_out(
 
 
 def _why_unfit(entry: Entry, first_with: dict[str, str]) -> str:
-    """Return why a scan cannot be used for changes, whatever its grade; "" if it can.
+    """Return why no change over time may be computed from a scan; "" if one may.
 
-    `first_with` maps the SHA-256 of a scan to the first case of the participant with these bytes.
-    This scan is added.
+    The grade is ignored. Reasons are that it is a copy of another scan, or that the size of the
+    head differs. `first_with` maps the SHA-256 of a scan to the first case of the participant with
+    these bytes; the scan of `entry` is added.
     """
     digest = entry.input_sha256
     if digest and first_with.setdefault(digest, entry.case) != entry.case:
@@ -210,9 +211,9 @@ def _why_unfit(entry: Entry, first_with: dict[str, str]) -> str:
 
 
 def _participants_in(entries: Iterable[Entry], results: Path) -> dict[str, list[Entry]]:
-    """Return the entries of each participant with two or more scans, in chronological order.
+    """Return the ledger entries of each participant with two or more scans, in chronological order.
 
-    The key is the participant. Volumes of different segmentations are never compared: only the
+    Keys are names of participants. Volumes of different segmentations are never compared: only the
     scans of a participant's latest joint segmentation are returned. Segmentations that include a
     scan that has since been removed or renamed are skipped. `results` is the folder that the paths
     of scans are relative to.
@@ -242,7 +243,7 @@ def _participants_in(entries: Iterable[Entry], results: Path) -> dict[str, list[
 
 
 def _sort_by_time(scans: Iterable[Entry]) -> list[Entry]:
-    """Sort scans by time; if the time of any scan is unknown, sort all by name."""
+    """Sort the ledger entries of scans by time; if any time is unknown, sort all by name."""
     ordered: list[Entry] = natsorted(scans, key=lambda entry: entry.case)
     years = {entry.case: _time_point(entry).year for entry in ordered}
     known = {case: year for case, year in years.items() if year is not None}
@@ -272,11 +273,12 @@ def _find_moved(entries: Iterable[Entry], results: Path) -> set[str]:
 def _is_complete(
     segmentation: _Segmentation, known: Mapping[str, Entry], moved: Collection[str]
 ) -> bool:
-    """Return True if all results of a segmentation are written and none was replaced since.
+    """Return True if the ledger has all results of a joint segmentation, none replaced since.
 
-    A run may have stopped between two of the results. `known` are the entries by case. Scans that
-    failed or were corrected by hand have no result to compare. A case in `moved` has its result
-    under another name, so the segmentation is not complete.
+    A run may have stopped between two of the results. `segmentation` has the hash of the model, and
+    the cases with their SHA-256. `known` are the ledger entries by case. Scans that failed or were
+    corrected by hand have no result to compare. A case in `moved` has its result under another
+    name, so the segmentation is not complete.
     """
     _, scans = segmentation
     for case, _ in scans:
@@ -291,14 +293,20 @@ def _is_complete(
 
 
 def _segmentation_of(entry: Entry) -> _Segmentation:
-    """Return the joint segmentation of a scan: the model, and its scans with their SHA-256."""
+    """Return which joint segmentation a result is from: model, and all its scans.
+
+    These are the hash of the model, and pairs of case and SHA-256.
+    """
     time_point = entry.result.longitudinal
     scans = {} if time_point is None else time_point.scans
     return entry.model, frozenset(scans.items())
 
 
 def _time_point(entry: Entry) -> TimePoint:
-    """Return the data of a scan in the joint segmentation of its participant."""
+    """Return time, participant and volumes of a scan that was segmented with others.
+
+    `entry` is its ledger entry. They are those of the joint segmentation.
+    """
     time_point = entry.result.longitudinal
     assert time_point is not None
     return time_point
@@ -309,10 +317,11 @@ def _courses(
     excluded: Collection[str],
     left_out: Mapping[str, Collection[str]] = MappingProxyType({}),
 ) -> list[Course]:
-    """Return the course of each structure of a participant.
+    """Return the volumes over time of each structure of one participant.
 
-    Scans and structures whose grade is in `excluded` are left out, and so are the structures that
-    `left_out` names for a case. A structure with fewer than two usable scans has no course.
+    `scans` are the ledger entries of the participant's scans. Scans and structures whose grade is
+    in `excluded` are left out, and so are the structures that `left_out` names for a case. A
+    structure with fewer than two usable scans is omitted.
     """
     first = _time_point(scans[0])
     retest = _retest_of(scans[0])
@@ -342,12 +351,13 @@ def _course(
     values: Sequence[float],
     retest_percent: float | None,
 ) -> Course | None:
-    """Return the course of a measure over scans in chronological order.
+    """Return the values of a measure over time, with their change and its confidence interval.
 
-    `values` has one value for each scan, `name` is the structure or column. `participant` is any
-    time point of the participant, for name and group. `retest_percent` is the limit within which
-    the difference between two scans of an unchanged participant lies in 95 of 100 cases; None if it
-    is not known. Returns None for fewer than two scans, and if all values are 0.
+    `scans` are in chronological order, and `values` has one value for each. `name` is the structure
+    or column. `participant` is any time point of the participant, for name and group.
+    `retest_percent` is the limit within which the difference between two scans of an unchanged
+    participant lies in 95 of 100 cases; None if it is not known. Returns None for fewer than two
+    scans, and if all values are 0.
     """
     if len(scans) < 2:
         return None
@@ -369,10 +379,10 @@ def _course(
 
 
 def _retest_of(entry: Entry) -> Mapping[str, float]:
-    """Return the test-retest difference of each structure in unchanged participants, in per cent.
+    """Return how much each structure differs between two scans of an unchanged participant, in %.
 
-    It is known for shipped models with all their views; {} for any other model. The hash is
-    compared, because a user's own model may have the same name.
+    It is known for shipped models with all their views; {} for any other model. The hash of the
+    model is compared, because a user's own model may have the same name.
     """
     name = entry.result.model
     shipped = shipped_models().get(name)
@@ -384,7 +394,10 @@ def _retest_of(entry: Entry) -> Mapping[str, float]:
 
 
 def _table_row(course: Course, digits: int) -> list[Any]:
-    """Format a course as a row of a table of changes, with `digits` decimals in its values."""
+    """Format the values of a measure over time as a row of a table of changes.
+
+    `digits` is the number of decimals of the first and the last value.
+    """
     change: Change = course.change
     beyond = change.is_beyond_noise
     words = {True: "yes", False: "no", None: None}
@@ -412,11 +425,12 @@ def _rounded(value: float | None, digits: int) -> float | None:
 def _write_time_points(
     path: Path, participants: Mapping[str, Sequence[Entry]], excluded: Collection[str]
 ) -> None:
-    """Write a row for each scan, with the volumes that changes are computed from.
+    """Write a table with a row for each scan, with the volumes that changes are computed from.
 
     Columns: `participant`, `group`, `case`, `year`, `left_out`, and the volume in mm³ of each
-    structure (`NAME_mm3`). `participants` has the entries of each participant's scans. The column
-    `left_out` lists the excluded structures, or the scan as a whole, with the reasons.
+    structure (`NAME_mm3`). `participants` has the ledger entries of each participant's scans. The
+    column `left_out` lists the structures that are excluded by their grade (in `excluded`), or the
+    scan as a whole, with the reasons.
     """
     names: dict[str, None] = {}
     for scans in participants.values():

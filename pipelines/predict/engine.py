@@ -1,4 +1,4 @@
-"""Engines that process cases: in this process or in worker processes.
+"""Engines that segment the cases of a run: in this process or in worker processes.
 
 Imports no torch: a worker process reads its first scan while torch is being imported.
 """
@@ -38,12 +38,12 @@ _InProgress = CaseInProgress | ParticipantInProgress
 
 
 class Engine(Protocol):
-    """Engine that processes cases in any order and yields one entry for each case begun."""
+    """Engine that segments cases in any order and yields a ledger entry for each case begun."""
 
     def run(
         self, cases: Iterable[Work | None], stop: Callable[[], bool], /
     ) -> Iterator[Entry]:
-        """Process cases until they are exhausted or `stop` returns True.
+        """Segment cases until none are left or `stop` returns True; yield their ledger entries.
 
         `stop` is called often. Once it returns True, cases that were begun are finished and no more
         are begun. A None among the cases means that no case is ready yet: the iterator is asked
@@ -53,11 +53,11 @@ class Engine(Protocol):
 
 
 class SerialEngine:
-    """Engine that processes one scan after another in this process.
+    """Engine that segments one scan after another in this process.
 
-    No worker has to start, but a crash ends the run. A scan is written while the next scan is in
-    the networks. `on_stage` is called with the id of a case and the stage that it enters; the only
-    stage is "networks".
+    No worker has to start, but a crash ends the run. The outputs of a scan are written while the
+    networks segment the next scan. `on_stage` is called with ("", "ready") once the model is
+    loaded, and with the id of a case and "networks" when the case is begun.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class SerialEngine:
     def run(
         self, cases: Iterable[Work | None], stop: Callable[[], bool]
     ) -> Iterator[Entry]:
-        """Process cases until they are exhausted or `stop` returns True.
+        """Segment cases until none are left or `stop` returns True; yield their ledger entries.
 
         A None among the cases means that no case is ready yet. One thread writes the results of a
         scan while the next scan is segmented.
@@ -110,10 +110,11 @@ class SerialEngine:
 
 
 class _FinishingThread(threading.Thread):
-    """Thread that finishes a case in the background.
+    """Thread that writes the outputs of a segmented case.
 
-    A thread pool is not used, because its thread may die silently when memory runs out, and waiting
-    for the result would then never end.
+    `finish` is the function that does it and returns the ledger entry. A thread pool is not used,
+    because its thread may die silently when memory runs out, and waiting for the result would then
+    never end.
     """
 
     def __init__(self, finish: Callable[[], Entry]) -> None:
@@ -124,7 +125,7 @@ class _FinishingThread(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        """Finish the case, in the thread."""
+        """Write the outputs; keep the ledger entry, or the error that was raised."""
         try:
             self._entry = self._finish()
         except BaseException as error:
@@ -134,7 +135,7 @@ class _FinishingThread(threading.Thread):
             del self._finish
 
     def entry(self) -> Entry:
-        """Wait for the case to be finished; return its entry or raise its error."""
+        """Wait until the outputs are written; return the case's ledger entry or raise the error."""
         self.join()
         if self._entry is None:
             raise self._error
@@ -145,7 +146,7 @@ def do_cases(connection: Connection, settings: RunSettings, device: str) -> None
     """Run a worker process, which reads, segments and writes different scans at the same time.
 
     It communicates with its parent through the pipe `connection`, as `Pool` describes: it receives
-    cases and sends an entry for each. It returns when the parent asks it to finish.
+    cases and sends a ledger entry for each. It returns when the parent asks it to finish.
     """
     if settings.threads:
         # Threads started later read their number from here, not from torch's own setting.
@@ -156,7 +157,7 @@ def do_cases(connection: Connection, settings: RunSettings, device: str) -> None
 
 
 class _Steps:
-    """Pipeline of three steps in three threads.
+    """Reading, segmenting and writing of scans in three threads of a worker process.
 
     The queues between the steps hold one case each, which bounds memory. The first scan is read
     while torch and the model are loaded.
@@ -180,7 +181,10 @@ class _Steps:
         self._segmented: queue.Queue[_InProgress | None] = queue.Queue(1)
 
     def run(self) -> None:
-        """Load the model and process incoming cases; the networks run in this thread."""
+        """Load the model and segment incoming cases, with the networks in this thread.
+
+        Returns when the parent asks to finish, or if the model cannot be loaded.
+        """
         self._start_thread(self._listen)
         self._start_thread(self._read_all)
         writer = self._start_thread(self._write_all)
@@ -220,7 +224,10 @@ class _Steps:
             self._given.put(case)
 
     def _read_all(self) -> None:
-        """Run the first step: read scans and conform them, unless the run is stopping."""
+        """Run the first step: read scans and resample them to the networks' grid.
+
+        Once the parent has asked to finish, the remaining cases are dropped.
+        """
         while True:
             case = self._given.get()
             if case is None:
@@ -256,7 +263,7 @@ class _Steps:
         self._segmented.put(None)
 
     def _write_all(self) -> None:
-        """Run the third step: write outputs and send the entry to the parent."""
+        """Run the third step: write the outputs of each scan, and send its ledger entry."""
         while True:
             scan = self._segmented.get()
             if scan is None:
@@ -268,10 +275,10 @@ class _Steps:
             del scan
 
     def _run_step(self, name: str, case: Work, work: Callable[[], _T]) -> _T | None:
-        """Run the step `name` of a case: return the result of `work`.
+        """Call `work`, a step of a case, and return its result; send the progress to the parent.
 
-        The parent is told that the case enters the step and leaves it. If `work` fails, send a
-        failed entry and return None.
+        The parent is told that the case enters the step called `name`, and that it leaves it. If
+        `work` fails, a failed ledger entry is sent, and None is returned.
         """
         self._send((case.id, name))
         try:
@@ -301,9 +308,10 @@ def local_engine(
 ) -> Engine:
     """Return an engine with a worker process for each of `devices`.
 
-    A device can be repeated: cpu twice gives two processes on the CPU. `timeout_s` is the limit for
-    one scan; 0 or None: no limit. `on_stage` is called with a case and the stage that it enters,
-    and with ("", "ready") when a process is ready. `target` is the function that a process runs.
+    A device can be repeated: cpu twice gives two processes on the CPU. `timeout_s` is the limit in
+    seconds for one scan; 0 or None: no limit. `poll_s` is the longest wait in seconds between two
+    checks of this limit. `on_stage` is called with a case and the stage that it enters, and with
+    ("", "ready") when a process is ready. `target` is the function that a process runs.
     """
     return Pool[Work, Entry](
         target,

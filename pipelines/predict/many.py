@@ -119,10 +119,11 @@ def segment_many(
 def _split_inputs(
     scans: Any, folder: Path, image: str | None
 ) -> tuple[list[str], list[Case], list[Entry]]:
-    """Split inputs into paths, cases of images in memory, and failed entries for anything else.
+    """Split the inputs of `segment_many` into paths, cases of images in memory, and failures.
 
-    Images in memory are written to `folder`. `image` is the name of the image to take from a
-    torchio.Subject; None for all other inputs.
+    `scans` is one input or an iterable of them. Images in memory are written to `folder`, and
+    inputs of other types become failed ledger entries. `image` is the name of the image to take
+    from a torchio.Subject; None for all other inputs.
     """
     is_one = isinstance(scans, str | os.PathLike | Volume) or hasattr(scans, "dataobj")
     if is_one or is_foreign_image(scans):
@@ -152,7 +153,7 @@ def _split_inputs(
 def _predict(
     request: PredictRequest, device: str, *, progress: bool, sum_up: bool
 ) -> list[Entry]:
-    """Run a request in this process; return the entries of its inputs, in the order they end.
+    """Run a request in this process; return the ledger entries of its inputs as they end.
 
     With `progress`, failures and progress are shown on stderr. With `sum_up`, too, the run ends
     with a line of counts.
@@ -180,7 +181,10 @@ def _predict(
 
 
 def _result_table(entries: Iterable[Entry], out: Path | None) -> pd.DataFrame:
-    """Return the table of `segment_many`, a row for each scan; `out` is the folder of its files."""
+    """Return the table of `segment_many`, with a row for each ledger entry.
+
+    `out` is the folder of the output files; None if there are none.
+    """
     import pandas as pd
 
     rows = []

@@ -1,4 +1,4 @@
-"""Reporting of a run: progress for a person, lines for a log file, or JSON lines for a program."""
+"""Messages of a run: progress for a person, lines for a log file, or JSON lines for a program."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _GRADES = ("pass", "look", "reject")
 def run_with_progress(
     requests: Sequence[PredictRequest], *, quiet: bool, as_json: bool = False
 ) -> Outcome:
-    """Run requests one after another; return the sum of their outcomes.
+    """Run requests one after another with messages; return their counts of scans, added up.
 
     No further request is run once one was interrupted. With `quiet`, only failures and the last
-    line of each request are shown. With `as_json`, stdout gets one line of JSON for each entry and
+    line of each request are shown. With `as_json`, stdout gets one line of JSON for each scan and
     one for the end of each request, and nothing else.
     """
     outcomes = []
@@ -78,10 +78,10 @@ def listener(*, quiet: bool, as_json: bool, interactive: bool) -> Iterator[Liste
 
 
 class _Reporter:
-    """Counter of a run's entries that reports its progress to `shown`.
+    """Counter of the inputs that have ended, which reports the progress of a run.
 
-    With `quiet` it shows only failures and the last line. `began` is the start of the run by
-    `time.monotonic`.
+    `shown` prints lines or a bar. With `quiet` only failures and the last line are printed. `began`
+    is the start of the run by `time.monotonic`.
     """
 
     def __init__(self, shown: Progress, *, quiet: bool, began: float) -> None:
@@ -99,7 +99,11 @@ class _Reporter:
         self._total = count
 
     def enter(self, case: str, stage: str) -> None:
-        """Show the stage that a case has entered; with "" as case, a stage of the run."""
+        """Show that a case enters a stage, such as "networks".
+
+        `case` is "" for the stages of the run itself: "starting" (the model is being loaded) and
+        "ready".
+        """
         if stage == "starting":
             self._show_at_work("loading the model")
         elif stage == "ready":
@@ -109,7 +113,7 @@ class _Reporter:
         self._show_stage(case, stage)
 
     def _show_stage(self, case: str, stage: str) -> None:
-        """Show the stage of a case.
+        """Show in which stage a case is.
 
         Nothing is shown while the case waits for its turn, or before the model is loaded.
         """
@@ -118,7 +122,7 @@ class _Reporter:
             self._show_at_work(f"{case}: {words}")
 
     def _show_at_work(self, words: str) -> None:
-        """Show the current work, with the number of inputs that have ended.
+        """Show what the run is doing (`words`), with the number of inputs that have ended.
 
         Until the first input has ended, a log file gets every line; after that only one from time
         to time.
@@ -130,7 +134,7 @@ class _Reporter:
         self._shown.enter(line, seen, self._total, failed=failed, every_s=every_s)
 
     def stop(self) -> None:
-        """Report at once which work a stopping run is waiting for."""
+        """Print that the run is stopping, and how many scans it still finishes."""
         if self._quiet:
             return
         begun = count(len(self._stages), "scan")
@@ -140,9 +144,9 @@ class _Reporter:
         )
 
     def hear(self, entry: Entry) -> None:
-        """Count an entry and show the progress of the run.
+        """Count the outcome of an input and show the progress of the run.
 
-        The reason is shown if the entry has failed or was left out.
+        The reason is shown if the input has failed or was left out.
         """
         self._stages.pop(entry.case, None)
         self._counts[entry.status] += 1

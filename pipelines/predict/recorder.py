@@ -1,4 +1,4 @@
-"""Recorder of a run's inputs: moves files into place, writes the ledger and counts outcomes."""
+"""Recorder of a run: moves output files into place, writes the ledger and counts outcomes."""
 
 from __future__ import annotations
 
@@ -34,14 +34,15 @@ _NO_SERIES = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """Counts of a run's inputs: done, skipped and failed.
+    """Numbers of a run's inputs that were segmented (done), skipped, and have failed.
 
     If the run was stopped, `interrupted` is True. The counts then leave out the inputs that were
     not begun.
 
     - `is_part`: the run was a part of the work, and `trinat merge` joins it with the others.
     - `grades` counts the done scans by grade.
-    - `spent` is the time of the workers by stage, if the request has `timings`.
+    - `spent` maps stages of the work to wall and processor time in seconds, if the request has
+      `timings`.
     """
 
     done: int
@@ -61,7 +62,7 @@ class Outcome:
 
 
 def sum_of(outcomes: Sequence[Outcome]) -> Outcome:
-    """Return the sum of the outcomes of several runs: counts and times are added.
+    """Add up the outcomes of several runs: their counts and times.
 
     Without outcomes, all counts are zero.
     """
@@ -83,11 +84,12 @@ def sum_of(outcomes: Sequence[Outcome]) -> Outcome:
 class Recorder:
     """Recorder of the outcome of each input, which also decides which cases to segment.
 
-    - `on_entry` is called with each entry.
+    - `on_entry` is called with each ledger entry.
     - `cases` are the run's cases by id.
-    - `counts` and `grades` are the numbers of entries by status and by grade.
+    - `counts` and `grades` are the numbers of inputs by status and by grade.
     - `spent` has the times of each case that was segmented, `workers` are the workers that did it.
-    - `shown` are the most doubtful cases so far, whose slices are on the page of the folder.
+    - `shown` has the ledger entries of the most doubtful cases so far, whose slices are on the page
+      of the folder.
     """
 
     settings: RunSettings
@@ -105,9 +107,9 @@ class Recorder:
 
     @stage("write")
     def note(self, entry: Entry, *, keep: bool = True) -> None:
-        """Move a case's files into place, add its line to the ledger, and count it.
+        """Move a case's files into place, add its entry to the ledger, and count it.
 
-        With `keep=False` no line is added, because the line of an earlier run is still valid.
+        With `keep=False` nothing is added, because the entry of an earlier run is still valid.
         DiskFullError is raised if the disk is full, since all further scans would be segmented in
         vain.
         """
@@ -131,9 +133,9 @@ class Recorder:
         self.on_entry(entry)
 
     def _move_in(self, entry: Entry) -> Entry:
-        """Move a case's files into place; return its entry, or a failed entry if moving fails.
+        """Move a case's files into place; return its ledger entry, a failed one if this fails.
 
-        Slices are kept only for the most doubtful cases.
+        The file with slices for the page is kept only for the most doubtful cases.
         """
         others = [other for other in self.shown if other.case != entry.case]
         shown = most_doubtful([*others, entry])
@@ -185,11 +187,11 @@ class Recorder:
     def refuse(self, refusals: Sequence[Refusal], *, are_all: bool) -> None:
         """Record the inputs of this run that cannot be segmented.
 
-        Results that an earlier run made of a refused case become invalid. `are_all` is True if
-        these are all refusals of the folder, not only those of a part or a selection. Then inputs
-        that earlier runs refused and this run does not refuse are withdrawn, so that no table shows
-        them. The reason may be that a missing file was found, or that one of two files of the same
-        name is gone.
+        If an earlier run has segmented such an input, its results become invalid. `are_all` is True
+        if these are all refusals of the folder, not only those of a part or a selection. Then
+        inputs that earlier runs refused and this run does not refuse are recorded as withdrawn, so
+        that no table shows them. The reason may be that a missing file was found, or that one of
+        two files of the same name is gone.
         """
         if are_all:
             refused_now = {refusal.shown for refusal in refusals}
@@ -213,7 +215,7 @@ class Recorder:
                 self.note(Entry(shown, "failed", shown, refusal.reason))
 
     def _withdraw(self, refusal: Refusal) -> None:
-        """Record that the result of a former case that is now refused is no longer valid."""
+        """Record that an earlier result is no longer valid, because its scan is now refused."""
         known = self.ledger.entries.get(refusal.case)
         if refusal.case == refusal.shown or known is None or known.is_withdrawn:
             return
@@ -223,7 +225,7 @@ class Recorder:
     def cases_to_do(
         self, cases: Sequence[Work], stop: Callable[[], bool]
     ) -> Iterator[Work]:
-        """Yield the cases to segment; record those that are current or cannot be segmented.
+        """Yield the cases to segment; record those that are up to date or cannot be segmented.
 
         `stop` is called before each case, because checking the results of a large study takes long.
         """
@@ -251,7 +253,7 @@ class Recorder:
                 self.note(obstructed)
 
     def _participant_to_do(self, participant: Participant) -> Participant | None:
-        """Return a participant with the scans to segment, or None; record all other scans.
+        """Return a participant with the scans that have to be segmented; record its other scans.
 
         The scans are segmented together: if one is new, changed or missing, all are segmented
         again. None means that there is nothing to segment.
@@ -268,11 +270,11 @@ class Recorder:
         return participant.only(lambda case: case.id not in impossible)
 
     def _note_if_current(self, participant: Participant) -> bool:
-        """If the results of all scans of a participant are current, record that and return True.
+        """Return True if the results of a participant's scans are up to date, and record that.
 
-        They are current if they come from exactly these scans, participant, group and times. A scan
-        whose outputs would replace files of the user is recorded as failed; the other scans are not
-        segmented again because of it.
+        They are if they come from exactly these scans, participant, group and times. A scan whose
+        outputs would replace files of the user is recorded as failed; the other scans are not
+        segmented again because of it. If False is returned, nothing is recorded.
         """
         obstructed_scans = {}
         known: dict[str, TimePoint | None] = {}
@@ -317,7 +319,10 @@ class Recorder:
         return ""
 
     def _obstructed_entry(self, case: Case) -> Entry | None:
-        """Return a failed entry if a case's outputs would replace files of the user, else None."""
+        """Return a failed ledger entry if a case's outputs would replace files of the user.
+
+        None if they would not.
+        """
         names = CaseNames(Path(), case.id, case.entities, self.settings.bids)
         paths = names.all(self.settings.output, case.path)
         digests = digests_of(self.settings.out, map(str, paths))
@@ -328,9 +333,10 @@ class Recorder:
         return None
 
     def outcome(self, given: int, *, is_part: bool) -> Outcome:
-        """Return the outcome of the run; `given` is the number of its inputs.
+        """Return the counts of the run; `given` is the number of its inputs.
 
-        A run with fewer entries than inputs was interrupted.
+        If fewer inputs have an outcome, the run was interrupted. `is_part` is True for a part of
+        the work.
         """
         return Outcome(
             self.counts["done"],
@@ -344,7 +350,7 @@ class Recorder:
 
 
 def _failed_placement(entry: Entry, error: Exception) -> Entry:
-    """Return a failed entry for a scan whose outputs cannot be moved to the output folder.
+    """Return a failed ledger entry for a scan whose outputs cannot be moved to the output folder.
 
     `entry` is the entry of the finished scan, and `error` the reason for the failure.
     """

@@ -86,8 +86,8 @@ def _ignore(*_: object) -> None:
 class Listener:
     """Callbacks invoked during a run; all default to no-ops.
 
-    - `on_start` gets the number of inputs, `on_entry` the entry of each input, and `on_end` the
-      outcome and the output folder.
+    - `on_start` gets the number of inputs, `on_entry` the ledger entry of each input, and `on_end`
+      the counts of the run and the output folder.
     - `on_stage` gets a case and the stage that it enters. It is called with ("", "starting") before
       the engine starts, and with ("", "ready") when a worker process is ready.
     - `on_stop` is called when a signal asks the run to stop; the cases that were begun are still
@@ -102,7 +102,10 @@ class Listener:
 
 
 def predict(request: PredictRequest, callbacks: Listener | None = None) -> Outcome:
-    """Segment the cases that are missing or changed in the output folder; report to `callbacks`."""
+    """Segment the scans without an up-to-date result in the output folder; return their counts.
+
+    `callbacks` are invoked during the run. InputError is raised if there are no scans.
+    """
     if callbacks is None:
         callbacks = Listener()
     request.check()
@@ -188,8 +191,8 @@ def _check_for_fmriprep(suffix: str, found: Found) -> None:
 def _with_facts(request: PredictRequest, found: Found) -> tuple[Case, ...]:
     """Return the cases with age, sex and intracranial volume of their participants.
 
-    Norms need these. They are read from the participants table of the request or else of the BIDS
-    dataset; ConfigError if there is neither.
+    These are needed to compare volumes with norms (centiles by age and sex). They are read from the
+    participants table of the request or else of the BIDS dataset; ConfigError if there is neither.
     """
     table = request.participants_table
     if table is None:
@@ -205,7 +208,7 @@ def _with_facts(request: PredictRequest, found: Found) -> tuple[Case, ...]:
 def _inputs_of_part(
     request: PredictRequest, found: Found
 ) -> tuple[Sequence[Work], Sequence[Refusal]]:
-    """Return the cases and the refusals that this request has to process.
+    """Return the inputs that this request has to process: cases, and refused inputs.
 
     These are all, or those of the request's shard; the first shard reports all refusals. With
     --longitudinal, the scans of a participant are one case and belong to one shard.
@@ -227,12 +230,12 @@ def _inputs_of_part(
 
 @contextmanager
 def held(folder: Path, part: str) -> Iterator[None]:
-    """Lock an output folder for the whole work or for a part of it.
+    """Lock an output folder within the block, for all of the work or for a part of it.
 
-    `folder` is the work folder inside the output folder; OutputError is raised if it is a link.
-    `part` is the name of the part, "" for the whole work. LockedError is raised if a run is active
-    that may not run at the same time: two runs that have scans in common would refuse each other's
-    results as a user's files.
+    `folder` is the folder for unfinished files inside the output folder; OutputError is raised if
+    it is a link. `part` is the name of the part, such as that of a shard, "" for all of the work.
+    LockedError is raised if a run is active that may not run at the same time: two runs that have
+    scans in common would refuse each other's results as a user's files.
     """
     _refuse_link(folder)
     with ExitStack() as stack:
@@ -257,10 +260,10 @@ def _refuse_link(folder: Path) -> None:
 
 
 def _may_be_beside(part: str, other: str) -> bool:
-    """Return True if two parts, given by their names, may run at the same time.
+    """Return True if runs of two parts of the work may be active at the same time.
 
-    Shards of the same division may, and so may jobs of different participants. If the names are
-    equal, `other` is the part itself.
+    The parts are given by their names. Shards of the same division may, and so may jobs of
+    different participants. If the names are equal, `other` is the part itself.
     """
     if part == other:
         return True
@@ -340,7 +343,7 @@ def _segment(
     stop: Callable[[], bool],
     on_stage: Callable[[str, str], None],
 ) -> None:
-    """Segment the cases that have no current result; start no engine if there are none.
+    """Segment the cases that have no up-to-date result; start no engine if there are none.
 
     `cases` are scans or participants. Each result is recorded by `recorder`. Nothing more is begun
     once `stop` returns True. `on_stage` is called with a case and the stage that it enters.
@@ -434,7 +437,7 @@ def _renew_tables(
     excluded: Collection[str],
     out: Path,
 ) -> None:
-    """Write the tables and pages of all entries into `folder`, to be moved into place.
+    """Write the tables and pages of all ledger entries into `folder`, to be moved into place.
 
     Tables and pages of an earlier run that are not written again are removed. `out` is the output
     folder; no change is computed from scans whose grade is in `excluded`.
@@ -452,10 +455,10 @@ def merge(
     overwrite: bool = False,
     excluded: Collection[str] = EXCLUDED_GRADES,
 ) -> Outcome:
-    """Join the ledgers in `out` into run.jsonl; write the tables and the page.
+    """Join the ledgers of all parts of the work in `out` into run.jsonl; write tables and page.
 
-    Each ledger is read once. With `overwrite`, tables of the user are replaced. No change is
-    computed from scans and structures whose grade is in `excluded`.
+    Returns the counts of all inputs. Each ledger is read once. With `overwrite`, tables of the user
+    are replaced. No change is computed from scans and structures whose grade is in `excluded`.
     """
     ledgers = ledgers_in(out)
     joined = out / "run.jsonl"

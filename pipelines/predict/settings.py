@@ -111,8 +111,8 @@ class OutputSettings:
 
     `views` are in the order of computation; empty: all views of the model. The settings from
     `stats` to `page` write files: each is the `setting` of some `Product`. Label maps are always
-    written, and the files of `fmriprep` only in BIDS datasets. Volumes on pages are
-    compared with the norms `reference`.
+    written, and the files of `fmriprep` only in BIDS datasets. Volumes on pages are compared with
+    the norms (centiles by age and sex) in `reference`; None for no comparison.
     """
 
     views: Annotated[
@@ -270,7 +270,7 @@ class OutputSettings:
         return self.stats and self.thickness
 
     def wants(self, product: Product) -> bool:
-        """Return True if a product is written: always for label maps, else by its setting."""
+        """Return True if a kind of output file is written. Label maps are always written."""
         if product is Product.LABELS:
             return True
         return bool(getattr(self, product.setting))
@@ -296,7 +296,7 @@ class OutputSettings:
 class WorkerOptions:
     """Options of a run that each worker receives; only `output` affects the results.
 
-    With `timings`, the outcome of the run has the time that its processes spend.
+    With `timings`, the counts of the run come with the time that its processes spend.
     """
 
     output: OutputSettings = field(default_factory=OutputSettings)
@@ -347,7 +347,11 @@ class RunSettings(WorkerOptions):
     lesions_sha256: str = ""
 
     def digest(self, case: Work) -> str:
-        """Return a hash of everything that results of a case depend on, except scan and model."""
+        """Return a hash of everything that results of a case depend on, except scan and model.
+
+        These are trinat's version, the output settings, further models, and the age and sex of the
+        participant if volumes are compared with norms.
+        """
         further: list[Any] = []
         if self.parcels_sha256:
             further.append(self.parcels_sha256)
@@ -415,8 +419,8 @@ class PredictRequest(WorkerOptions):
     - `timeout_s` is for one scan; 0 is no limit, None the default of `limit_s`.
     - `participants` and `sessions` select scans of a BIDS dataset; empty: all. `suffix` is the BIDS
       suffix of its scans.
-    - `participants_table` has the age and sex of participants, for the norms `output.reference`.
-      Default: participants.tsv of a BIDS dataset.
+    - `participants_table` has the age and sex of participants. They are needed to compare volumes
+      with the norms `output.reference`. Default: participants.tsv of a BIDS dataset.
     - `sessions_table` assigns scans to participants, for `output.longitudinal`. No change is
       computed from scans and structures whose grade is in `excluded`.
     - `found` are cases that were found already; `inputs` are then not used.
@@ -527,10 +531,11 @@ class PredictRequest(WorkerOptions):
 
     @property
     def part(self) -> str:
-        """Name of this part of the work, the suffix of its ledger and lock; "" for the whole work.
+        """Name of the part of the work that this request does; "" if it does all of it.
 
-        A part is a shard, or a selection of participants or sessions. Jobs of one participant each,
-        as BIDS Apps are run, can thus share an output folder.
+        It is the suffix of the part's ledger and lock. A part is a shard, or a selection of
+        participants or sessions. Jobs of one participant each, as BIDS Apps are run, can thus share
+        an output folder.
         """
         if self.shard is not None:
             return str(self.shard)
@@ -645,7 +650,7 @@ class PredictRequest(WorkerOptions):
 
     @property
     def worker_devices(self) -> list[str]:
-        """Device of each process.
+        """Device of each worker process, such as "cpu" or "cuda:0".
 
         There are at least `workers` processes, and one for each of `devices`; the devices are
         assigned in turn.
@@ -655,22 +660,23 @@ class PredictRequest(WorkerOptions):
 
 
 def _strip_prefix(labels: Iterable[str], prefix: str) -> str:
-    """Remove the prefix from labels such as sub-01, and join them: unique, in natural order."""
+    """Join labels such as sub-01 without their prefix, by hyphens: unique, in natural order."""
     short = {label.removeprefix(prefix) for label in labels}
     return "-".join(natsorted(short))
 
 
 def slices_of(case: str) -> str:
-    """Return the path of the file with a case's slices, relative to the output folder.
+    """Return the path of the file with a scan's slices for the page of the run.
 
-    The file exists only while the case is among the most doubtful.
+    It is relative to the output folder. The file exists only while the scan is among the most
+    doubtful. `case` is the id of its case.
     """
     return f"{SLICES}/{safe_component(case)}.json"
 
 
 @dataclass(frozen=True)
 class CaseNames:
-    """Names of the files of a case, which are all in one folder below `root`.
+    """Paths of the output files of a scan, which are all in one folder below `root`.
 
     `id` is the id of the case, folder/stem. `entities` are the BIDS entities of its scan, used only
     with `bids`.
@@ -682,9 +688,10 @@ class CaseNames:
     bids: bool
 
     def all(self, output: OutputSettings, scan: Path) -> list[Path]:
-        """Return the paths of all files written for a scan with these settings.
+        """Return the paths of all output files that a scan gets with these settings.
 
-        JSON sidecars are not included. `scan` is the path of the scan.
+        JSON sidecars are not included. `scan` is the path of the scan, whose format that of the
+        label map may follow.
         """
         others = [product for product in Product if product is not Product.LABELS]
         wanted = [product for product in others if output.wants(product)]
@@ -702,9 +709,9 @@ class CaseNames:
         return [self._relative(path) for path in paths]
 
     def labels_in(self, outputs: Mapping[str, str]) -> set[tuple[str, str]]:
-        """Return the label maps among outputs, as pairs of path and SHA-256.
+        """Return the label maps among the output files of a scan, as pairs of path and SHA-256.
 
-        `outputs` maps paths, relative to `root`, to SHA-256.
+        `outputs` maps the paths of output files, relative to `root`, to their SHA-256.
         """
         names = {
             self._relative(self.path(Product.LABELS)),
@@ -713,12 +720,15 @@ class CaseNames:
         return {(name, digest) for name, digest in outputs.items() if name in names}
 
     def labels(self, output: OutputSettings, scan: Path) -> Path:
-        """Return the path of a scan's label map, whose format may follow that of the scan."""
+        """Return the path of the scan's label map: .mgz for such scans with the setting `mgz`.
+
+        `scan` is the path of the scan. Other label maps are .nii.gz.
+        """
         is_mgz = output.mgz and scan.suffix.lower() in (".mgz", ".mgh")
         return self.path(Product.LABELS, ".mgz" if is_mgz else "")
 
     def path(self, product: Product, ending: str = "") -> Path:
-        """Return the path of the file of a product; `ending` replaces its default ending."""
+        """Return the path of one kind of output file; `ending` replaces its default ending."""
         folder, _, stem = self.id.rpartition("/")
         suffix = product.plain
         if self.bids:

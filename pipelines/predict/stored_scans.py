@@ -19,11 +19,11 @@ from trinat.segmentation.models.zoo import find_model
 
 @dataclass(frozen=True)
 class StoredScans:
-    """Scans of a store, with the settings that they were read with when the store was made.
+    """Scans of a slice store to segment, with the settings that they were read with for the store.
 
-    `found` maps the name of a folder to the scans that are segmented into it. With `folds` there is
-    a folder for each fold, below the output folder and below the folder of the models. Without
-    folds the only name is "", the output folder itself.
+    `found` maps the name of an output folder to the scans that are segmented into it. With `folds`
+    there is a folder for each fold, below the output folder and below the folder of the models.
+    Without folds the only name is "", the output folder itself.
     """
 
     found: Mapping[str, Found]
@@ -39,9 +39,11 @@ class StoredScans:
         *,
         folds: bool = False,
     ) -> StoredScans:
-        """Find the scans of a part of a store's split; with `folds`, the test scans of each fold.
+        """Find the original scans of a part of a store's split, such as the test scans.
 
-        DatasetError is raised if the store has no split, or no split of the requested kind.
+        `path` is the folder of the store. With `folds`, the test scans of each fold of a
+        cross-validation are found, whatever `part` is. DatasetError is raised if the store has no
+        split, or no split of the requested kind.
         """
         store = Store(path)
         subjects = {}

@@ -1,4 +1,4 @@
-"""Group outputs of a run: tables, the page and BIDS files, all made from ledger entries.
+"""Tables, page and BIDS files of a whole run, made from the rows (entries) of its ledger.
 
 report.html shows the most doubtful scans with slices, then each scan's grade and its picture.
 """
@@ -77,7 +77,7 @@ For research, not for diagnosis.
 
 
 class _Slices(BaseModel):
-    """Slices that a worker wrote for the page of the run.
+    """Slices of one scan and its labels for the page of the run, as a worker has written them.
 
     `gray` and `prediction` are pictures as data URIs, with the slices tiled in a number of
     `columns`. `shape` is the grid of the slices, `start` the voxel to show first.
@@ -97,9 +97,9 @@ def write_tables(
 ) -> None:
     """Write summary.tsv, volumes.tsv, qc.tsv and report.html to `out`, in natural order of cases.
 
-    parcels.tsv, thickness.tsv, callosum.tsv and lesions.tsv are written if results have these
-    measures.
-    `results` is the folder that has, or will have, the scans' own files; by default `out`.
+    `entries` are the ledger entries of all inputs. parcels.tsv, thickness.tsv, callosum.tsv and
+    lesions.tsv are written if results have these measures. `results` is the folder that has, or
+    will have, the scans' own files; by default `out`.
     """
     ordered = _in_order(entries)
     folder = out if results is None else results
@@ -109,9 +109,9 @@ def write_tables(
 
 
 def _in_order(entries: Iterable[Entry]) -> list[Entry]:
-    """Return the entries that tables show, in natural order of cases.
+    """Return the ledger entries that tables show, in natural order of cases.
 
-    Withdrawn entries are not shown.
+    Entries of inputs that were refused earlier and are no longer given are not shown.
     """
     given = (entry for entry in entries if not entry.is_withdrawn)
     ordered: list[Entry] = natsorted(given, key=lambda entry: entry.case)
@@ -121,8 +121,8 @@ def _in_order(entries: Iterable[Entry]) -> list[Entry]:
 def write_measures(out: Path, entries: Iterable[Entry]) -> None:
     """Write volumes.tsv, qc.tsv and the tables of optional measures for all scans that are done.
 
-    Optional tables are parcels.tsv, thickness.tsv, callosum.tsv and lesions.tsv. Each is written if
-    at least one scan has such measures.
+    `entries` are ledger entries. Optional tables are parcels.tsv, thickness.tsv, callosum.tsv and
+    lesions.tsv. Each is written if at least one scan has such measures.
     """
     measured = [entry for entry in _in_order(entries) if entry.status == "done"]
     write_volumes(out / "volumes.tsv", measured)
@@ -137,8 +137,8 @@ def write_measures(out: Path, entries: Iterable[Entry]) -> None:
 def _write_summary(path: Path, entries: Sequence[Entry], folder: Path) -> None:
     """Write a row for each scan: case, status, grade, input, reason and duration in seconds.
 
-    If the scan of a result has since disappeared, the reason says so. `folder` is the output
-    folder; paths of scans are relative to it.
+    `entries` are the ledger entries of the scans. If the scan of a result has since disappeared,
+    the reason says so. `folder` is the output folder; paths of scans are relative to it.
     """
     rows = []
     for entry in entries:
@@ -154,7 +154,7 @@ def _write_summary(path: Path, entries: Sequence[Entry], folder: Path) -> None:
 
 
 def write_volumes(path: Path, entries: Sequence[Entry]) -> None:
-    """Write volumes.tsv, with a row for each scan in the order of `entries`.
+    """Write volumes.tsv, with a row for each scan in the order of `entries`, its ledger entries.
 
     Columns: case (in BIDS after participant_id and session_id), the volume of the brain
     (total_brain_mm3), the other measures of the whole head (NAME_mm3), each structure's volume
@@ -269,7 +269,7 @@ def _key_columns(entries: Sequence[Entry]) -> tuple[list[str], list[list[str | N
 
 
 def _write_page(path: Path, entries: Sequence[Entry], results: Path) -> None:
-    """Write the page of all entries, which are given in natural order.
+    """Write report.html, the page of all scans, from their ledger entries in natural order.
 
     `results` is the output folder, which has the scans' own files. Pictures are linked, not
     embedded, so that pages of many scans stay small. An existing page is replaced.
@@ -306,9 +306,9 @@ def _write_page(path: Path, entries: Sequence[Entry], results: Path) -> None:
 
 
 def _scan_table(ranked: Iterable[Entry]) -> Table:
-    """Return a table with a row for each scan, in the order of `ranked`.
+    """Return a table with grade, volumes and reasons of each scan, in the order of `ranked`.
 
-    On the page, sorting the column of grades restores this order.
+    `ranked` are ledger entries. On the page, sorting the column of grades restores this order.
     """
     rows: list[list[Any]] = []
     for rank, entry in enumerate(ranked):
@@ -336,7 +336,10 @@ def _to_ml(mm3: float | None) -> float | None:
 
 
 def _provenance(entries: Iterable[Entry]) -> dict[str, str]:
-    """Return the provenance of the results: version, models, and first and last day."""
+    """Return the version of trinat, the models, and the first and last day of the results.
+
+    Keys are the names of these facts on the page. Without results there is only the version.
+    """
     models: dict[str, None] = {}
     days = set()
     for entry in entries:
@@ -357,8 +360,8 @@ def _case_variables(
 ) -> dict[str, Any]:
     """Return the template variables of one scan: its slices and a table of its structures.
 
-    `results` is the folder with the scan's files. `volumes` has the sorted volumes of each
-    structure in all scans of the run.
+    `entry` is the ledger entry of the scan, and `results` the folder with its files. `volumes` has
+    the sorted volumes in mm³ of each structure in all scans of the run.
     """
     result = entry.result
     try:
@@ -379,10 +382,10 @@ def _case_variables(
 
 
 def _structure_table(entry: Entry, volumes: Mapping[str, Sequence[float]]) -> Table:
-    """Return the table of a scan's structures, the most doubtful first.
+    """Return a table of a scan's structures with grade, volume and agreement of the views.
 
-    `volumes` has the sorted volumes of each structure in all scans of the run: the table has the
-    rank of this scan's volume among them.
+    The most doubtful structure is the first. `volumes` has the sorted volumes in mm³ of each
+    structure in all scans of the run: the table has the rank of this scan's volume among them.
     """
     result = entry.result
     counted = result.counted_volumes()
@@ -425,7 +428,7 @@ def _structure_table(entry: Entry, volumes: Mapping[str, Sequence[float]]) -> Ta
 def _place_in_batch(
     volume_mm3: float, of_batch: Sequence[float], *, is_one: bool
 ) -> Cell:
-    """Return a cell with the rank of a volume among the volumes of the batch.
+    """Return a table cell with the rank of a volume among those of all scans of the run.
 
     `of_batch` are these volumes, sorted. `is_one` is True if the volume is one of them; the volume
     of a rejected scan or structure is not.
@@ -472,9 +475,9 @@ def write_bids_files(folder: Path, out: Path, raw: Path) -> None:
 
 
 def write_label_table(path: Path, scheme: LabelScheme, *, by_index: bool) -> None:
-    """Write the BIDS table that explains the numbers in label maps, for the whole dataset.
+    """Write the BIDS table that explains the numbers in label maps: name and colour of each.
 
-    The numbers are class indices with `by_index`, else FreeSurfer's.
+    `scheme` has the structures. The numbers are class indices with `by_index`, else FreeSurfer's.
     """
     rows = []
     for label in scheme.labels:
