@@ -100,7 +100,11 @@ def _remove_empty(*folders: Path) -> None:
 
 
 def _acquire(path: Path) -> int:
-    """Acquire the lock and return the descriptor of its file; raise LockedError if it is held."""
+    """Lock the file `path`, creating it if it is missing; return its file descriptor.
+
+    LockedError is raised if another process holds the lock, OutputError if the path is a symbolic
+    link.
+    """
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -172,9 +176,10 @@ def refuse_held(path: Path) -> None:
 
 
 def _refuse_living(path: Path, descriptor: int) -> None:
-    """Raise LockedError if a process on another machine holds the lock and has touched it lately.
+    """Raise LockedError if a process on another machine holds a lock and is still alive.
 
-    The kernel's locks do not reach other machines, nor some containers.
+    It is if it has touched the lock file within the last minute. `descriptor` is that of the open
+    lock file `path`. The kernel's locks do not reach other machines, nor some containers.
     """
     holder = _read_holder(descriptor)
     if holder is None:
@@ -199,14 +204,17 @@ def _refuse_living(path: Path, descriptor: int) -> None:
 
 
 def _touch_periodically(descriptor: int, stop: threading.Event) -> None:
-    """Touch the lock periodically until `stop` is set."""
+    """Set the time of the lock file to now every 15 seconds, until `stop` is set."""
     while not stop.wait(_BEAT_S):
         with contextlib.suppress(OSError):
             os.utime(descriptor)
 
 
 def _read_holder(descriptor: int) -> _Holder | None:
-    """Return the holder written in the lock file; None if it is missing or incomplete."""
+    """Return the process that is written in the lock file as its holder.
+
+    `descriptor` is that of the open lock file. None if the file has no holder or an incomplete one.
+    """
     try:
         return _Holder(**json.loads(os.pread(descriptor, 4096, 0)))
     except (ValueError, TypeError):
@@ -233,7 +241,10 @@ def _myself() -> _Holder:
 
 
 def _locked(path: Path, holder: _Holder | None) -> LockedError:
-    """Return the error for a lock that another process holds; `holder` is None if unknown."""
+    """Return the error for the folder of a lock file `path` that another process holds.
+
+    `holder` is that process; None if unknown.
+    """
     who = "another process"
     if holder:
         who = f"process {holder.pid} on {holder.host}"
@@ -244,7 +255,11 @@ def _locked(path: Path, holder: _Holder | None) -> LockedError:
 
 
 def keep_only(folder: Path, names: Iterable[str], written: Collection[str]) -> None:
-    """Remove files and folders from earlier runs: all of `names` in `folder`, except `written`."""
+    """Remove what earlier runs have written to a folder and this run has not.
+
+    `names` are all files and folders that a run may write to `folder`, `written` those that this
+    run has written.
+    """
     for name in set(names) - set(written):
         path = folder / name
         if path.is_dir():
@@ -256,8 +271,8 @@ def keep_only(folder: Path, names: Iterable[str], written: Collection[str]) -> N
 def refuse_foreign(folder: Path, names: Iterable[str]) -> None:
     """Raise OutputError if a folder has any files of these names but was not made by a command.
 
-    The mark of a command is the file .trinat. This prevents a command from replacing files of other
-    origin. An empty or missing folder is accepted; a path that is not a folder is refused.
+    Commands mark their folders by the file .trinat. This prevents a command from replacing files of
+    other origin. An empty or missing folder is accepted; a path that is not a folder is refused.
     """
     if folder.exists() and not folder.is_dir():
         raise OutputError("is no folder", where=folder, remedy="give another --out")

@@ -42,7 +42,7 @@ class Item(Protocol):
 
     @property
     def id(self) -> str:
-        """Unique id, used in messages."""
+        """Unique name of the item, used in messages."""
         ...
 
     @property
@@ -58,7 +58,10 @@ Given = TypeVar("Given")
 
 @dataclass(frozen=True)
 class Done(Generic[Answer]):
-    """Message of a process that has finished an item, with the item's id and the answer."""
+    """Message by which a worker process reports that an item is finished.
+
+    `id` is the id of the item, and `answer` its result.
+    """
 
     id: str
     answer: Answer
@@ -180,9 +183,10 @@ class Pool(Generic[ItemT, Answer]):
     def _leaves_room_for_suspect(
         self, worker: _Worker[ItemT], workers: Sequence[_Worker[ItemT]]
     ) -> bool:
-        """Return True if a worker must stay idle because an item that may crash is tried alone.
+        """Return True if a worker must stay idle, so that a suspect item can be tried alone.
 
-        Such an item is handed out once all other workers are idle.
+        Suspect are items that may have crashed a process. They are tried once all other workers are
+        idle, if each process holds a single item.
         """
         if self.capacity > 1:
             return False
@@ -199,7 +203,8 @@ class Pool(Generic[ItemT, Answer]):
     ) -> None:
         """Send a worker as many items as it may have now; tell it to end if there are no more.
 
-        `waiting` yields the items, or None if none is available yet.
+        `waiting` yields the items, or None if none is available yet. Items that are to be repeated
+        come first. Once `stop` returns True, the worker is told to end.
         """
         may_begin = worker.ready or self._early
         if worker.finishing or not may_begin:
@@ -235,7 +240,10 @@ class Pool(Generic[ItemT, Answer]):
                 return
 
     def _receive(self, worker: _Worker[ItemT]) -> tuple[list[Answer], bool]:
-        """Return the answers that a worker has sent, and True if its process is alive."""
+        """Read all messages that a worker has sent; return its answers, and True if it is alive.
+
+        An exception that the worker has sent is raised.
+        """
         answers: list[Answer] = []
         try:
             while worker.connection.poll():
@@ -308,7 +316,10 @@ class Pool(Generic[ItemT, Answer]):
         return None
 
     def _answer_for_late(self, worker: _Worker[ItemT], late: _InHand[ItemT]) -> Answer:
-        """Return the answer for an item that took too long; repeat its process's other items."""
+        """Return the answer for the item `late`, which took too long.
+
+        The other items of the same worker are kept to be repeated.
+        """
         for hand in worker.in_hand.values():
             if hand is not late:
                 self._again.append(hand.item)
@@ -319,10 +330,10 @@ class Pool(Generic[ItemT, Answer]):
 
 @dataclass
 class _InHand(Generic[ItemT]):
-    """Item that a process holds, with its stage and its working time.
+    """Item that a worker process has received and not finished, with its stage and its times.
 
-    `since` is the start of the stage in seconds of `time.monotonic`; `spent_s` is the working time
-    in earlier stages.
+    `stage` is the current stage of the work, such as "writing". `since` is the start of the stage
+    in seconds of `time.monotonic`; `spent_s` is the working time in earlier stages.
     """
 
     item: ItemT
@@ -348,9 +359,10 @@ class _InHand(Generic[ItemT]):
 class _Worker(Generic[ItemT]):
     """Worker process on one device, as seen by its parent.
 
-    `ready` is True once it has sent READY, and `finishing` once it has been told to end. `alone` is
-    True if it works on a single item, which may have crashed another process. `in_hand` maps the
-    ids of its items to these.
+    `connection` is the parent's end of the pipe to it, `started` its start in seconds of
+    `time.monotonic`. `ready` is True once it has sent READY, and `finishing` once it has been told
+    to end. `alone` is True if it works on a single item, which may have crashed another process.
+    `in_hand` has the items that it has received and not finished, by their ids.
     """
 
     process: BaseProcess
@@ -363,7 +375,7 @@ class _Worker(Generic[ItemT]):
     in_hand: dict[str, _InHand[ItemT]] = field(default_factory=dict)
 
     def give(self, item: ItemT, entered: str) -> bool:
-        """Send an item; return False if the process is gone.
+        """Send an item to the process; return False if the process is gone.
 
         `entered` is the first stage of the item.
         """
@@ -428,7 +440,7 @@ def follow_parent() -> None:
 
 @dataclass(frozen=True)
 class _Numbered(Generic[Given]):
-    """Item of `run_isolated`; `id` is its position as text."""
+    """Item of `run_isolated` for the pool: `given` is the item, and `id` its position as text."""
 
     id: str
     given: Given
@@ -494,7 +506,12 @@ def _work_in_turn(
     torch_threads: int | None,
     device: str,
 ) -> None:
-    """Process one item after another; `target` of the pool in `run_isolated`."""
+    """Apply `work` to one item after another in a worker process of `run_isolated`.
+
+    Items are received from `connection`, and answers are sent through it, as `Pool` describes.
+    `torch_threads` is the number of torch's threads; None to leave torch alone. `device` is not
+    used.
+    """
     prepare_process(torch_threads)
     connection.send(READY)
     # EOF means that the parent is gone.
@@ -526,22 +543,26 @@ def pickle_error(error: Exception) -> bytes:
 
 
 def worker_pool(processes: int, module: str) -> ProcessPoolExecutor:
-    """Return an executor whose processes have imported `module`, which defines their work.
+    """Return an executor with worker processes that have imported `module`.
 
-    The processes end with this one. If one dies, all calls fail. Torch has one thread in each.
+    The functions that are executed should be defined in this module. `processes` is the number of
+    processes. They end with this one. If one dies, all calls fail. Torch has one thread in each.
     """
     context = _forked_from_clean(module)
     return ProcessPoolExecutor(processes, context, _start_worker)
 
 
 def _start_worker() -> None:
-    """Initialise a process of `worker_pool`."""
+    """Prepare a process of `worker_pool`: it ends with its parent and uses one thread."""
     follow_parent()
     prepare_process(1)
 
 
 def _forked_from_clean(module: str) -> ForkServerContext:
-    """Return a context that forks its processes from a clean process that has imported `module`."""
+    """Return a context that starts processes as forks of a process with nothing but `module`.
+
+    That process has imported the module already, so that each start is fast.
+    """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([module])
     return context

@@ -125,13 +125,17 @@ def stop_signals(stop: Callable[[], object]) -> Iterator[None]:
 
 
 class _OverdueError(BaseException):
-    """Raised to leave a block at once; the running items are left for the next run."""
+    """Raised to leave a block at once, without waiting for the items that are being processed.
+
+    These are left for the next run.
+    """
 
 
 @contextmanager
 def stop_on_signal(on_stop: Callable[[], object]) -> Iterator[Callable[[], bool]]:
-    """Yield a function that returns True after a signal, so that running items can be finished.
+    """Let a run finish the items it works on after a signal such as Ctrl-C, and then stop.
 
+    Yields a function that returns True after a signal; the run has to ask it before each item.
     `on_stop` is called when that function first returns True. The signal handler does not call it,
     because it may interrupt the printing of a line. A second signal, or the end of the grace period
     (`GRACE_S`), leaves the block at once, wherever it is.

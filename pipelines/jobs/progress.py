@@ -28,11 +28,11 @@ _REMEMBERED = 11  # points that the pace is measured from: the last ten interval
 
 
 class Progress:
-    """Progress reporter that keeps log files short.
+    """Progress reporter: a bar on a terminal, or a line from time to time in a log file.
 
-    `say` prints a line. `bar` draws a bar on a terminal: it is called at every step with the text,
-    the amount done and the total, and no lines are printed. It is None for a log file. `clock`
-    returns seconds.
+    `say` prints a line. `bar` draws the bar: it is called at every step with the text, the amount
+    done and the total, and no lines are printed. It is None for a log file. `clock` returns
+    seconds.
     """
 
     def __init__(
@@ -51,7 +51,10 @@ class Progress:
         self.begin()
 
     def begin(self, done: float = 0) -> None:
-        """Restart the measurement of the pace, at the amount `done`."""
+        """Forget the pace so far, from which the remaining time is estimated.
+
+        `done` is the amount that is done already.
+        """
         self._past = deque([(self._clock(), done)], maxlen=_REMEMBERED)
 
     def show(
@@ -63,11 +66,12 @@ class Progress:
         failed: int = 0,
         every_s: float = LINE_S,
     ) -> bool:
-        """Show progress with the text `head`; return True if it was due for a line in a log file.
+        """Show how much is done, with the text `head`, on the bar or as a line in a log file.
 
         A line is due at the end, and `every_s` seconds after the last one. `done` and `total` may
         have any common unit. `total` is None if it is unknown; no remaining time is then shown.
-        `failed` is the number of failures so far. A bar is drawn at every call.
+        `failed` is the number of failures so far. A bar is drawn at every call. Returns True if a
+        line was due.
         """
         now = self._clock()
         text = self._text(head, now, done, total, failed)
@@ -237,7 +241,7 @@ def _bar(clock: Callable[[], float]) -> Iterator[Progress]:
 
 
 class OfSubject(Protocol):
-    """Outcome of one subject, of any task."""
+    """Outcome of the work on one subject, in any task: its name, and the reason if it failed."""
 
     @property
     def subject(self) -> str:
