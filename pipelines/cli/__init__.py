@@ -147,10 +147,10 @@ def run(app: typer.Typer) -> NoReturn:
 
 
 def _split_log_level(words: list[str]) -> tuple[list[str], str]:
-    """Return the words of a command line without --log-level and --debug, and the log level.
+    """Remove --log-level and --debug from the words of a command line.
 
-    The level is "quiet", "normal" or "debug". The options may appear anywhere: usually they are
-    appended to a line that was just typed.
+    Returns the other words and the level: "quiet", "normal" or "debug". The options may appear
+    anywhere: usually they are appended to a line that was just typed.
     """
     kept = []
     level = "normal"
@@ -170,7 +170,10 @@ def _split_log_level(words: list[str]) -> tuple[list[str], str]:
 
 
 def _quiet_defaults(command: Any) -> dict[str, Any]:
-    """Return a `default_map` for a command and its subcommands that turns on every --quiet."""
+    """Return nested defaults for typer that turn on --quiet for a command and below.
+
+    `command` is a command or a group; the result has an entry for each of its subcommands.
+    """
     defaults: dict[str, Any] = {"quiet": True}
     for name, below in getattr(command, "commands", {}).items():
         defaults[name] = _quiet_defaults(below)

@@ -208,9 +208,10 @@ def prepare(
 
 
 def _print_next_split(store: Path, source: str) -> None:
-    """Print the command that splits a store, if it has at least three participants.
+    """Print the `trinat split` command that suits a new slice store, as the next step.
 
-    `source` is the name of the dataset that the store was made from.
+    Nothing is printed for fewer than three participants. `source` is the name of the dataset that
+    the store was made from.
     """
     from trinat.segmentation.data.sources.registry import SOURCES
     from trinat.segmentation.data.store import Store

@@ -1,4 +1,4 @@
-"""Commands whose options are fields of settings classes, each declared only once."""
+"""Command-line options made from the fields of settings classes, so that each is declared once."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class Only:
 
 
 class Typed:
-    """Annotation of a command's parameter: the options of a settings model that the user typed.
+    """Annotation of a command's parameter: the options that the user typed, of a settings model.
 
-    The command receives a mapping of all options of the model `kind`; options that were not typed
-    are None.
+    The command receives a mapping from the names of all options of the model `kind` to their
+    values; options that were not typed are None.
     """
 
     def __init__(self, kind: type) -> None:
@@ -56,11 +56,11 @@ class Typed:
 
 
 def with_fields(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Turn each parameter of a command that is a settings class into options, one for each field.
+    """Decorate a command: replace parameters that are settings classes by options for their fields.
 
-    The command is called with settings made from the options. A field without an `Option` is no
-    option: it keeps its default unless the command replaces it. A parameter may also be an `Option`
-    itself.
+    The returned function has one parameter for each option, for typer. It calls the command with
+    settings made from the options. A field without an `Option` is no option: it keeps its default
+    unless the command replaces it. A parameter may also be an `Option` itself.
     """
     hints = get_type_hints(command, include_extras=True)
     makers: dict[str, Callable[[dict[str, Any]], Any]] = {}
@@ -98,7 +98,7 @@ def with_fields(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _metadata_of(hint: Any, kind: type[_T]) -> _T | None:
-    """Return the metadata of the type `kind` in an annotated type hint; None if there is none."""
+    """Return the object of the class `kind` in an Annotated type hint; None if there is none."""
     if get_origin(hint) is not Annotated:
         return None
     return next((each for each in get_args(hint) if isinstance(each, kind)), None)
@@ -107,10 +107,11 @@ def _metadata_of(hint: Any, kind: type[_T]) -> _T | None:
 def _declared_fields(
     kind: Any, only: Only | None
 ) -> Iterator[tuple[Field[Any], Any, Option | None]]:
-    """Yield the fields of a settings class that a command has, each with its type and option.
+    """Yield the fields of the settings class `kind` that a command has as options.
 
-    `only` selects fields; None for all. For a field that is a nested settings class, the option is
-    None. The class's own fields come before those of its base classes.
+    Each comes with its type and its `Option`. `only` selects fields; None for all. For a field that
+    is a nested settings class, the option is None. The class's own fields come before those of its
+    base classes.
     """
     hints = get_type_hints(kind, include_extras=True)
     own = kind.__annotations__
@@ -126,7 +127,7 @@ def _declared_fields(
 
 
 def _parameters_of(kind: Any, only: Only | None) -> Iterator[inspect.Parameter]:
-    """Yield the options of a settings class, and of the settings nested in it, for typer."""
+    """Yield a parameter for typer for each option of a settings class, nested classes included."""
     for field, typed, option in _declared_fields(kind, only):
         if option is None:
             yield from _parameters_of(typed, only)
@@ -143,7 +144,11 @@ def _parameter(
     option: Option,
     names: tuple[str, ...] = (),
 ) -> inspect.Parameter:
-    """Return an option or argument for typer; `names` take precedence over `option.names`."""
+    """Return a parameter for typer, which declares one option or argument.
+
+    `name` is the name of the settings field, `typed` its type and `default` its default. `names`
+    are the names on the command line; they take precedence over `option.names`.
+    """
     if option.typed is not None:
         typed = option.typed
         default = option.default
@@ -172,9 +177,10 @@ def _parameter(
 
 
 def _build_settings(kind: Any, only: Only | None, typed: dict[str, Any]) -> Any:
-    """Return settings made from the options, which are removed from `typed`.
+    """Return an instance of the settings class `kind`, made from the options that were typed.
 
-    With `only`, return a function that takes the remaining fields and returns the settings.
+    `typed` maps names of options to values; the options of this class are removed from it. With
+    `only`, a function is returned that takes the remaining fields and returns the instance.
     """
     values: dict[str, Any] = {}
     for field, hint, option in _declared_fields(kind, only):

@@ -93,7 +93,8 @@ def _print_models(
 ) -> None:
     """Print a table of models, and a message for each model without weights.
 
-    `found` are from `_describe_as_json`; `missing` maps names to reasons.
+    `found` are descriptions of models from `_describe_as_json`; `missing` maps the names of models
+    without weights to the reasons.
     """
     from rich.console import Console
     from rich.table import Table
@@ -123,7 +124,10 @@ def _print_models(
 
 
 def _describe_as_json(name: str, folder: Path, info: ModelInfo) -> dict[str, Any]:
-    """Return the description of a model as JSON values; `folder` is the model's folder."""
+    """Return name, views, label scheme, size in MB, licence and metrics of a model as JSON values.
+
+    `folder` is the model's folder, and `info` its metadata.
+    """
     from trinat.segmentation.models.model_info import PRIOR_FILE, weights_file
 
     files = [weights_file(view) for view in info.architectures]

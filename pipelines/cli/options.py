@@ -100,7 +100,7 @@ class OfStore:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Options that exclude results from the statistics of a group, by their grade."""
+    """Options that say which quality grades are excluded from the statistics of a group."""
 
     include_rejected: Annotated[
         bool,
@@ -115,7 +115,10 @@ class LeftOut:
     ] = None
 
     def grades(self) -> tuple[str, ...]:
-        """Return the grades to exclude; raise ConfigError if both options are given."""
+        """Return the quality grades to exclude, such as ("reject",); () for none.
+
+        Raises ConfigError if both options are given.
+        """
         from trinat.pipelines.study.record import EXCLUDED_GRADES
 
         if self.include_rejected and self.exclude is not None:
@@ -132,7 +135,7 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class ComparedWith:
-    """Option for norms that volumes are compared with on the pages of scans."""
+    """Option for a table of norms (centiles by age and sex), shown beside the volumes of a scan."""
 
     reference: Annotated[
         Path | None,
@@ -144,7 +147,7 @@ class ComparedWith:
     ] = None
 
     def apply_to(self, request: PredictRequest) -> PredictRequest:
-        """Return the request with the norms of the table; unchanged without a table.
+        """Return the request with the norms of the table; unchanged if no table is given.
 
         Raises ConfigError for norms of another model.
         """
@@ -178,7 +181,7 @@ def program_name() -> str:
 
 
 def say_merged(outcome: Outcome, out: Path) -> None:
-    """Print the contents of a merged folder, and the path of its page."""
+    """Print how many scans are done and failed in a merged folder, and the path of its page."""
     typer.echo(f"{outcome.done} done, {outcome.failed} failed: {out / 'report.html'}")
 
 
@@ -229,10 +232,10 @@ class Command(TyperCommand):
 
 
 class ListOptions(Command):
-    """Command that accepts several values in a row: `--views coronal axial`.
+    """Command whose options accept several values in a row: `--views coronal axial`.
 
-    `--views` twice works as well. For commands whose list options are not followed by
-    positional arguments.
+    `--views` twice works as well. For commands whose list options are not followed by positional
+    arguments.
     """
 
     # Typer keeps the class of `ctx` private.

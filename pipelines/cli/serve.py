@@ -149,10 +149,10 @@ def _open(
     policy: str | None = None,
     max_body: int | None = None,
 ) -> None:
-    """Serve an application until a signal, and open its address in the browser unless disabled.
+    """Serve a web application until a signal, and open its address in the browser.
 
-    `policy` is the Content-Security-Policy of the pages and `max_body` the maximum size of a
-    request in bytes, if they differ from the defaults.
+    With `no_browser` the address is only printed. `policy` is the Content-Security-Policy of the
+    pages and `max_body` the maximum size of a request in bytes, if they differ from the defaults.
     """
     import webbrowser
 

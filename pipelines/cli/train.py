@@ -119,7 +119,7 @@ def _refuse_contradictions(
 def _splits_of_runs(
     out: Path, store: Path, *, folds: bool, fold: int | None
 ) -> dict[Path, Path]:
-    """Return the folder of each run, with the path of the split that it trains on.
+    """Return the folders of the training runs to do, each with the path of the split to train on.
 
     Without `folds` and `fold` there is one run, in `out` itself. With `folds` there is a run for
     each fold of the store, with `fold` only for that fold. Raises ConfigError if the store does not

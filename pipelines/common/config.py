@@ -83,9 +83,10 @@ def check(
     *,
     typed: Collection[str] = (),
 ) -> Checked:
-    """Validate `content` as a `model`; raise ConfigError for the first invalid key.
+    """Validate settings as a pydantic model; raise ConfigError for the first invalid key.
 
-    The error names the source: the file `where`, or the command line if the key is in `typed`.
+    `content` are the settings, and `model` is the class of the model that is returned. The error
+    names their source: the file `where`, or the command line if the key is in `typed`.
     """
     try:
         return model.model_validate(content)
@@ -99,10 +100,10 @@ def check(
 
 
 def _set_value(content: Any, keys: list[str], value: Any, setting: str) -> None:
-    """Set a value in nested mappings and lists; missing mappings are created.
+    """Set the value of a nested key in `content`, mappings and lists inside each other.
 
-    `keys` are the parts of the key. `setting` is the text that the user typed, for the ConfigError
-    if the key does not exist.
+    `keys` are the parts of the key; missing mappings are created. `setting` is the text that the
+    user typed, for the ConfigError if the key does not exist.
     """
     *path, last = keys
     for key in path:

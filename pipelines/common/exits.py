@@ -40,9 +40,9 @@ def exit_code(error: errors.TrinatError) -> Exit:
 
 
 def batch_exit(*, done: int, failed: int) -> Exit:
-    """Return the exit status of a batch from the numbers of inputs done and failed.
+    """Return the exit status of a command from the numbers of inputs done and failed.
 
-    Skipped inputs count as done. An empty batch is OK.
+    It is OK without failures, also if there are no inputs. Skipped inputs count as done.
     """
     if not failed:
         return Exit.OK

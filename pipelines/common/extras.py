@@ -8,7 +8,10 @@ from trinat.segmentation.errors import ConfigError, extra_remedy
 
 
 def require_extra(extra: str, *packages: str) -> None:
-    """Raise ConfigError, with the command to install them, if packages of an extra are missing."""
+    """Raise ConfigError if optional packages are missing, with the command to install them.
+
+    `extra` is the name of the extra of the installation, and `packages` are the modules to import.
+    """
     for package in packages:
         if find_spec(package) is None:
             raise ConfigError(

@@ -44,9 +44,9 @@ def check_out(out: Path, overwrite: bool) -> None:
 
 
 def find_source(given: Path) -> Path:
-    """Return the model folder of a shipped model's name or of a training run.
+    """Return the model folder for a shipped model's name, a training run or a model folder.
 
-    Any other folder is returned unchanged. Raises ModelError if the path is neither.
+    Any other existing folder is returned unchanged. Raises ModelError if there is no such folder.
     """
     shipped = shipped_models().get(str(given))
     if shipped is not None:
@@ -65,7 +65,7 @@ def find_source(given: Path) -> Path:
 
 
 def description_of(model: Model, out: Path) -> Description:
-    """Return the description of a model, with the name of the folder `out` as its name.
+    """Return the metadata of a model, with the name of the folder `out` as the model's name.
 
     Raises ConfigError if this is not a valid name for a model.
     """
@@ -77,9 +77,9 @@ def description_of(model: Model, out: Path) -> Description:
 
 
 def print_licences(models: Iterable[str]) -> None:
-    """Print the licence of each model that differs from trinat's, each licence once.
+    """Print to stderr the licence of each model that differs from trinat's, each licence once.
 
-    It is printed to stderr, even with --quiet.
+    `models` are names or folders. It is printed even with --quiet.
     """
     notices = [licence_notice(find_model(model)) for model in models]
     for notice in dict.fromkeys(notices):

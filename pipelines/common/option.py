@@ -21,7 +21,7 @@ _DEVICE = re.compile(r"auto|cpu|mps|cuda(:[0-9]+)?")
 
 @dataclass(frozen=True)
 class Option:
-    """Command-line form of a field.
+    """Command-line option that is made from a field of a settings class.
 
     - `help` is the help text.
     - `names` are the option's names; by default the field's own name and, for a switch that is on
@@ -72,7 +72,10 @@ def as_tuple(typed: Iterable[str] | None) -> tuple[str, ...]:
 
 
 def split_devices(text: str) -> tuple[str, ...]:
-    """Return the device names of "cuda:0,cuda:1", or of its short form "cuda:0,1"."""
+    """Split the text of --device into names of devices: cuda:0 and cuda:1 for "cuda:0,1".
+
+    Raises ConfigError for an unknown device.
+    """
     words = [word.strip() for word in text.split(",") if word.strip()]
     if not words:
         raise ConfigError("--device is empty", remedy="give auto, cpu or cuda:0")
