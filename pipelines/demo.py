@@ -24,10 +24,10 @@ from trinat.segmentation.synthetic.phantom import phantom
 
 @dataclass(frozen=True)
 class Geometry:
-    """Geometry of a scan.
+    """Voxel size, axes and rotation of a synthetic scan.
 
-    `orientation` has the directions of the array's axes, such as LIA; `oblique_deg` is the rotation
-    of the head in the scanner.
+    `subject` is the name of the scan's participant. `orientation` has the directions of the array's
+    axes, such as LIA; `oblique_deg` is the rotation of the head in the scanner.
     """
 
     subject: str
@@ -60,9 +60,9 @@ def run_demo(
 ) -> Exit:
     """Make a phantom of each geometry, segment all with the model and evaluate the result.
 
-    Below `out`, `scans` and `truth` have the phantoms, `labels` the predictions and `report`
-    the evaluation. `on_step` is called with a line for each step. Returns the status of the
-    first step that failed, or of the last one.
+    Below `out`, `scans` and `truth` have the phantoms (scans and exact label maps), `labels` the
+    predictions and `report` the evaluation. `on_step` is called with a line for each step. Returns
+    the exit status of the first step that failed, or of the last one.
     """
     from trinat.pipelines.evaluate.evaluation import (
         EvaluationSettings,
@@ -119,9 +119,10 @@ def write_phantoms(
     force: bool = False,
     **geometry: Any,
 ) -> Iterator[tuple[Path, Path]]:
-    """Write sub-01_T1w.nii.gz, sub-01_dseg.nii.gz and so on; yield each pair once it is written.
+    """Write phantoms: sub-01_T1w.nii.gz with its exact label map sub-01_dseg.nii.gz, and so on.
 
-    `geometry` is passed to `phantom`. Raises ConfigError if a file exists already, unless `force`.
+    Yields the paths of scan and label map once both are written. `geometry` has keyword arguments
+    of `phantom`. Raises ConfigError if a file exists already, unless `force`.
     """
     width = max(2, len(str(subjects)))
     pairs: list[tuple[Path, Path]] = []
@@ -147,7 +148,10 @@ def _write(
     seed: tuple[int, int],
     **geometry: Any,
 ) -> None:
-    """Make a phantom with random numbers from `seed`, and write its scan and its label map."""
+    """Make a phantom, and write its scan to `image` and its exact label map to `labels`.
+
+    Random numbers come from `seed`. `geometry` has keyword arguments of `phantom`.
+    """
     scan, classes = phantom(np.random.default_rng(seed), **geometry)
     for path in (image, labels):
         path.parent.mkdir(parents=True, exist_ok=True)

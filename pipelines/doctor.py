@@ -1,4 +1,4 @@
-"""Diagnosis of this machine: what is installed, and what will cause problems.
+"""Diagnosis of this machine for `trinat doctor`: what is installed, and what will cause problems.
 
 Each check gives a finding: the value, whether it is sufficient, and the remedy if it is not.
 """
@@ -26,7 +26,11 @@ _GIB = 2**30
 
 @dataclass(frozen=True)
 class Finding:
-    """Result of one check, with a remedy if it failed."""
+    """Result of one check of the machine, with a remedy if it failed.
+
+    `subject` is what was checked, such as "memory", and `value` what was found, such as "3.2 GiB
+    free". `severity` is "ok", "note" (it works, but could be faster) or "wrong".
+    """
 
     subject: str
     value: str
@@ -35,7 +39,10 @@ class Finding:
 
 
 def examine() -> list[Finding]:
-    """Run all checks; this imports torch and takes a second or two."""
+    """Check Python, packages, torch, processors, memory and disk; return a finding for each.
+
+    This imports torch and takes a second or two.
+    """
     findings = [Finding("Python", platform.python_version()), *_packages(), *_torch()]
     findings.append(Finding("processors", str(cpu_count())))
     # Tuned as in every command that computes.
@@ -53,7 +60,10 @@ def examine() -> list[Finding]:
 
 
 def diagnose(*, as_json: bool) -> Exit:
-    """Print the findings, as a table or as JSON; return OK if there is no problem."""
+    """Check this machine and print the findings, as a table or as JSON.
+
+    Returns OK if nothing is wrong, else ALL_FAILED.
+    """
     findings = examine()
     wrong = sum(finding.severity == "wrong" for finding in findings)
     status = Exit.ALL_FAILED if wrong else Exit.OK
@@ -151,7 +161,10 @@ def _torch() -> list[Finding]:
 
 
 def _int8(*, helps: bool) -> Finding:
-    """Report whether networks can run in int8, and whether that saves time here."""
+    """Report whether networks can run in int8, and whether that saves time here.
+
+    `helps` is True for processors without bfloat16, on which int8 is faster than float32.
+    """
     value = "not installed"
     if find_spec("openvino") is not None:
         value = "available"
@@ -164,7 +177,11 @@ def _int8(*, helps: bool) -> Finding:
 
 
 def _at_least(subject: str, gib: float, needed_gib: float, remedy: str) -> Finding:
-    """Return a finding for free memory or space, with the remedy if it is less than needed."""
+    """Return the finding for `gib` GiB of free memory or space: wrong if less than needed.
+
+    `subject` names the memory or space, `needed_gib` is the amount needed, and `remedy` the advice
+    if it is less.
+    """
     value = f"{gib:.1f} GiB free"
     if gib < needed_gib:
         return Finding(subject, value, "wrong", remedy)
