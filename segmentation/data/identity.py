@@ -189,10 +189,11 @@ def clash_among(participants: Iterable[str]) -> str:
 
 
 def _with_session_of_folder(scan: Identity) -> Identity:
-    """Move a folder above the participant that is a session from `site` to `session`.
+    """Return a copy of `scan` with the session that one of its folders names; no file is moved.
 
-    This is for folders such as baseline/07. A scan that has a session already is returned
-    unchanged.
+    For the scan of baseline/07, `site` is ("baseline",) before and () afterwards, and `session` is
+    "baseline". The session is also put in front of the scan's name (`scan`). A scan is returned
+    unchanged if it has a session already, or if none of its folders has the name of a session.
     """
     sessions = [folder for folder in scan.site if _SESSION_FOLDER.fullmatch(folder)]
     if not sessions or scan.session:

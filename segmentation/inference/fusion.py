@@ -196,7 +196,13 @@ class ViewAggregator:
         return self.fused
 
     def finished(self, added: Tensor) -> Tensor:
-        """Convert accumulated sums of all views (..., K) to fused probabilities (..., K)."""
+        """Return the fused probabilities, (..., K), from what `add` has summed over all views.
+
+        For an arithmetic mean, `added` already holds the weighted sum of the views' probabilities
+        and is returned as it is. For a geometric mean, it holds 1 + (weighted sum of their
+        logarithms) / `_SPAN`: the exponential is taken and the classes of each voxel are scaled to
+        sum to 1.
+        """
         if not self.is_geometric:
             return added
         logarithms = added.float().sub(1).mul_(_SPAN)

@@ -28,11 +28,11 @@ REMAKE = "its header is wrong; convert the scan again from its source"
 
 
 class _GroupFiles(NamedTuple):
-    """File names of one version of Linux control groups.
+    """File names of one version of Linux control groups (cgroups), version 1 or 2.
 
-    `folder` holds the groups. `limit` and `use` are the files of a group with its memory limit and
-    its present use. `given_back` is the line in the group's memory.stat with the part of the use
-    that the kernel releases when memory gets scarce.
+    `folder` is the folder of all cgroups, below /sys/fs/cgroup. `limit` and `use` are the files of
+    a cgroup with its memory limit and its present use. `given_back` is the line in the cgroup's
+    memory.stat with the part of the use that the kernel releases when memory gets scarce.
     """
 
     folder: str
@@ -141,10 +141,10 @@ def free_memory(
 ) -> int:
     """Return the number of bytes that this process may still allocate.
 
-    It is the minimum of the machine's available memory and the memory that each control group of
-    the process has left. `own` is the file that lists the groups of this process, and `groups` is
-    the folder with the files of all groups, on Linux. Where they are missing, as on macOS, only the
-    machine's memory is considered.
+    It is the smallest of the machine's available memory and, on Linux, of the memory that is left
+    below the limit of each control group (cgroup) that the process belongs to. `own` is the file
+    that lists the cgroups of this process, and `groups` is the folder with the files of all
+    cgroups. Where they are missing, as on macOS, only the machine's memory is considered.
     """
     import psutil
 
@@ -168,9 +168,11 @@ def free_memory(
 
 
 def _left_in_group(place: Path, files: _GroupFiles) -> int | None:
-    """Return the bytes that the limit of one group leaves; None if the group has no limit.
+    """Return the bytes that a Linux control group (cgroup) may still allocate below its limit.
 
-    `place` is the folder of the group, and `files` has the names of the files in it.
+    `place` is the folder of the cgroup, and `files` has the names of the files in it. Memory that
+    the kernel can release counts as free. Returns None if the cgroup has no memory limit or no such
+    files.
     """
     try:
         most = int((place / files.limit).read_text())

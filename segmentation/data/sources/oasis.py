@@ -61,11 +61,13 @@ IMAGES = {
 
 
 def _find(root: Path, options: SourceOptions) -> Listed:
-    """Yield the sessions below `root` as subjects.
+    """Return the sessions of OASIS-1 below the folder `root`, each as a subject, sorted by name.
 
-    `options.image` is a key of IMAGES, for images with tissue labels if they have any, or
-    freesurfer, for FreeSurfer's images and labels. The default is t88-masked for the scheme
-    tissue4, and freesurfer for other schemes.
+    A session that lacks a file is returned as an `Exclusion` with the reason. `options.image` says
+    which image of a session to use: a key of IMAGES, or "freesurfer" for FreeSurfer's orig.mgz and
+    its labels. The default depends on the label scheme: t88-masked for tissue4, because this image
+    has FSL's tissue labels, and freesurfer for all others. Raises ConfigError for another name of
+    an image, and DatasetError if a session exists twice.
     """
     usual = "t88-masked" if options.scheme == "tissue4" else "freesurfer"
     kind = options.image or usual
