@@ -20,9 +20,9 @@ _CORRECT = "correct one with `trinat view`, or give --labels"
 class Corrected:
     """A scan in the results, with its corrected label map.
 
-    `scan` is the path of the image and `labels` that of the corrected label map. `structures` are
-    the names of the structures that a rater has changed; None for an imported label map, in which
-    every voxel counts.
+    `item` is the scan in the results, `scan` the path of its image and `labels` that of the
+    corrected label map. `structures` are the names of the structures that a rater has changed in
+    the viewer; None for an imported label map, in which every voxel counts.
     """
 
     item: Item
@@ -32,7 +32,10 @@ class Corrected:
 
     @property
     def pair(self) -> Pair:
-        """Pair of the corrected label map, as truth, and the scan, in place of a prediction."""
+        """The corrected label map and its image, as the pair of truth and prediction.
+
+        The image takes the place of the prediction, because `segment_all` segments it anew.
+        """
         name = self.item.name
         truth = ScanFile(name, self.labels, name, participant=self.item.participant)
         scan = ScanFile(name, self.scan, name, participant=self.item.participant)
@@ -40,10 +43,11 @@ class Corrected:
 
 
 def find_corrected(study: Study) -> tuple[list[Corrected], list[str]]:
-    """Return the corrected scans of a study, and a message for each that cannot be used.
+    """Return the corrected scans of a study, and a message for each correction that cannot be used.
 
-    If the study has other label maps to compare with (`against`), those are the corrected label
-    maps. Raises EvaluationError if nothing was corrected.
+    If the study was opened with a folder of other label maps (`study.against`), these are taken as
+    the corrected label maps; otherwise the corrections painted in the viewer, or put next to the
+    results by another program. Raises EvaluationError if nothing was corrected.
     """
     found = []
     failures = []
@@ -95,7 +99,8 @@ def find_corrected(study: Study) -> tuple[list[Corrected], list[str]]:
 def next_scans(settings: NextSettings) -> tuple[list[Next], int]:
     """Return the scans to correct next, and the number of scans that are already corrected.
 
-    Raises EvaluationError if no scan has a result.
+    The scan whose correction is expected to help most comes first. Raises EvaluationError if no
+    scan has a result.
     """
     study = Study(settings.results, rater="", against=settings.labels)
     elsewhere = {item.name for item in study.items if study.other(item) is not None}

@@ -40,12 +40,12 @@ _CANDIDATES = 2
 
 @dataclass(frozen=True)
 class Agreement:
-    """Agreement of the results with the corrections.
+    """Agreement of the results with the corrections of the same scans.
 
     `scans` is the number of scans read. `changed` are the classes (indices) that are compared.
-    `dice` is the mean Dice over these classes and scans. `size_gap` is the part of the missing Dice
-    that is due to structures being too large or too small over all scans together. Factors that
-    multiply the probability of each structure correct it in part.
+    `dice` is the mean Dice over these classes and scans. `size_gap` is the part of 1 - Dice that is
+    due to structures being too large or too small over all scans together; factors that multiply
+    the probability of each structure correct it in part.
     """
 
     scans: int
@@ -68,12 +68,13 @@ def compare_with_results(
     counted: Sequence[int],
     numbering: FoldingTable | None,
 ) -> Agreement | None:
-    """Compare corrected label maps with the results that they correct; None if none is readable.
+    """Return the agreement of corrected label maps with the results that were corrected.
 
     `counted` are the classes (indices of `scheme`) to compare. If all corrections were painted in
-    the viewer, only the structures of which a substantial share was changed are compared, on both
-    sides. `numbering` is that of imported label maps; None stands for FreeSurfer's. Ten scans at
-    most are read.
+    the viewer, structures of which only few voxels were changed are not compared. `numbering` maps
+    the label numbers of imported label maps to FreeSurfer's; None if they have FreeSurfer's
+    numbers. Ten scans at most are read. Returns None if no label map can be read, or no class is in
+    any of them.
     """
     joints = []
     for each in _evenly_spaced(corrected, _MOST_READ):
@@ -113,10 +114,11 @@ def _count_pairs(
     scheme: LabelScheme,
     numbering: FoldingTable | None,
 ) -> Counts:
-    """Count the voxels of a scan by class in the correction and class in the result, (K, K).
+    """Count the voxels of a scan by their class in the correction and in the result, (K, K).
 
-    `result` is the path of the label map that was corrected. `numbering` is that
-    of the correction. K is the number of classes of `scheme`.
+    `result` is the path of the label map before the correction. K is the number of classes of
+    `scheme`. `numbering` maps the label numbers of the correction to FreeSurfer's; None if they are
+    FreeSurfer's.
     """
     labels = Volume.read(corrected.labels, labels=True)
     found, _ = on_grid_of(Volume.read(result, labels=True), labels)
@@ -133,11 +135,12 @@ def _count_pairs(
 
 
 def _size_gap(joints: Sequence[Counts], compared: Sequence[int]) -> float:
-    """Return the part of the missing mean Dice that follows from the sizes of structures alone.
+    """Return the part of 1 - Dice that follows from wrong sizes of structures alone, 0 to 1.
 
-    `joints` has (K, K) counts for each scan, which are summed. Two sets of a and b voxels have a
-    Dice of at most 2 min(a, b) / (a + b); the gap of a class is 1 minus this bound. The mean is
-    over the classes in `compared`.
+    Two sets of a and b voxels have a Dice of at most 2 min(a, b) / (a + b). The gap of a class is 1
+    minus this bound; the result is the mean over the classes in `compared`. `joints` has for each
+    scan the numbers of voxels by corrected class and result class, (K, K); they are summed over the
+    scans. Returns 0 if the corrections have no voxel of these classes.
     """
     summed = np.sum(joints, axis=0)
     true: NDArray[np.int64] = summed.sum(1)[compared]

@@ -1,8 +1,8 @@
-"""`trinat learn`: the best model that the available corrected label maps allow.
+"""Learn the best model that the available corrected label maps allow: `trinat learn`.
 
-With few participants, only factors on the probabilities of structures are fitted; with more,
-networks are trained, too.
-Participants that were held out decide which model is better. A model that is no better than the one
+With few participants, the networks stay as they are, and only factors that multiply the
+probabilities of structures are fitted. With more participants, networks are trained, too, and
+participants that were held out decide which model is better. A model that is no better than the one
 before is not written.
 """
 
@@ -72,10 +72,11 @@ _SEE = "see what is wrong with it"
 
 @dataclass(frozen=True)
 class Judged:
-    """Mean Dice over structures of each scan, with the model before and with the new one.
+    """Mean Dice over structures of each scan, with the old and with the new model.
 
-    `participants` has the participant of each scan. `held_out` is True if the new model has not
-    seen the participants; it is False if there was a single participant, to whom it was fitted.
+    `participants`, `before` (Dice of the old model) and `after` (of the new one) have an item for
+    each scan. `held_out` is True if the new model was fitted to other participants than these; it
+    is False if there was a single participant, to whom it was fitted.
     """
 
     participants: tuple[str, ...]
@@ -111,7 +112,7 @@ class Judged:
 
 @dataclass(frozen=True)
 class Learnt:
-    """Result of `learn` for the user: messages and exit status.
+    """Messages and exit status of `learn`, for the command line.
 
     `lines` say what was done, why, and the Dice before and after.
     """
@@ -122,12 +123,13 @@ class Learnt:
 
 @dataclass(frozen=True)
 class _Material:
-    """Corrected scans, segmented with the model that is to be improved: the data for learning.
+    """Data to learn from: the corrected scans, segmented with the model that is to be improved.
 
     `corrected`, `pairs` and `scans` have an entry for each usable scan: its correction, the files
-    of scan and corrected label map, and the voxels whose class depends on the factors that multiply
-    the probabilities of structures. `reader` has read the label maps. `counted` are the classes
-    (indices) that enter mean Dice scores. `failed` is the number of scans that could not be used.
+    of scan and corrected label map, and its `DoubtfulVoxels`, the voxels whose class can change if
+    the probabilities of structures are multiplied by factors. `model` is the model to improve.
+    `reader` has read the label maps. `counted` are the classes (indices) that enter mean Dice
+    scores. `failed` is the number of scans that could not be used.
     """
 
     corrected: Sequence[Corrected]
@@ -140,7 +142,7 @@ class _Material:
 
     @property
     def participants(self) -> list[str]:
-        """Participant of each pair."""
+        """Participant of each scan in `pairs`."""
         return [pair.truth.participant for pair in self.pairs]
 
 
@@ -150,12 +152,13 @@ def learn(
     progress: bool = False,
     study: Study | None = None,
 ) -> Learnt:
-    """Fit a model to corrected scans; write it if the Dice of held-out participants rises.
+    """Improve a model with corrected scans; write it if the Dice of held-out participants rises.
 
-    Corrected scans are taken from `study`; if it is None, from the results that the settings name.
-    Scans that cannot be used are logged, and count as failed. EvaluationError is raised if none can
-    be used, or if the new model is no better; then no model is written. With `progress`, the
-    progress of a training is shown on stderr.
+    Corrected scans are taken from `study`; if it is None, from the results folder in the
+    `settings`. Scans that cannot be used are logged, and count as failed. EvaluationError is raised
+    if none can be used, or if the new model is no better; then no model is written. With
+    `progress`, the progress of a training is shown on stderr. Returns messages on what was done,
+    and the exit status.
     """
     check_out(settings.out, settings.overwrite)
     if study is None:
@@ -234,9 +237,12 @@ def _log_expectation(
     agreement: Agreement,
     settings: LearnSettings,
 ) -> None:
-    """Log the expected gain and duration; raise EvaluationError if nothing can be gained.
+    """Log how much Dice `trinat learn` can gain and how long it will take.
 
-    The gain is known only if the model to improve is the one that made the results.
+    The gain is logged only if the model to improve is the one that made the results: `agreement`,
+    the Dice between results and corrections, is then the Dice that is to be improved. If it leaves
+    less than `WORTHWHILE` to gain, EvaluationError is raised. The duration is not logged if it
+    cannot be estimated.
     """
     made_by = {each.item.entry.model for each in corrected}
     if made_by == {sha256_of(model.folder / MODEL_FILE)}:
@@ -260,12 +266,13 @@ def _log_expectation(
 
 
 def _fit_factors(material: _Material, settings: LearnSettings, why: str) -> Learnt:
-    """Fit a factor on the probability of each structure; write the model if its Dice is better.
+    """Fit a factor on the probability of each structure; write the new model if its Dice is better.
 
-    The factors of the model are fitted to all scans. To decide, each scan is scored with factors
-    that were fitted to other participants. `material` has the corrected scans and the model. `why`
-    is a message: that only factors are fitted, and the networks stay as they are. Returns messages
-    for the user and the exit status.
+    The factors of the new model are fitted to all scans. Whether it is better is decided by scores
+    of each scan with factors that were fitted to other participants; EvaluationError is raised if
+    it is not. `material` has the corrected scans and the old model. `why` is the first message for
+    the user, on why the networks are not trained. Returns this and further messages with the exit
+    status.
     """
     found = _factors_of(material)
     before = tuple(found.dice[BEFORE])
@@ -280,7 +287,10 @@ def _fit_factors(material: _Material, settings: LearnSettings, why: str) -> Lear
 
 
 def _factors_of(material: _Material) -> FittedFusion:
-    """Fit factors that multiply the probabilities of structures to all corrected scans."""
+    """Fit factors that multiply the probabilities of structures to all corrected scans.
+
+    The result has the factors, and the Dice of each scan before and after the fit.
+    """
     return find_odds(material.model, material.pairs, material.scans, material.counted)
 
 
@@ -312,11 +322,12 @@ def _choose_training(
     settings: LearnSettings,
     what: str,
 ) -> Learnt:
-    """Score the old model and the candidates for a new one on held-out scans; write the best.
+    """Score the old model and the new ones on held-out scans; write the best of the new ones.
 
-    The candidates are the old networks with new factors on the probabilities of structures, and
-    the trained networks. EvaluationError is raised if none is better than the old model. `what` is
-    a message on the number of scans.
+    New models are the old networks with new factors on the probabilities of structures, and the
+    trained networks. EvaluationError is raised if none is better than the old model. `what` is the
+    start of the first message, with the number of scans and participants. Returns the messages for
+    the user and the exit status.
     """
     left_out = []
     rest = []
@@ -359,9 +370,10 @@ def _scores_of_factors(
 ) -> dict[str, list[float]]:
     """Return the mean Dice of each scan in `left_out`, with the old and with new factors.
 
-    The factors multiply the probabilities of structures. Scans are given by the voxels whose class
-    depends on factors. Keys are `BEFORE` (old) and `_FACTORS` (new). The new factors are fitted to
-    the other scans, `rest`.
+    The factors multiply the probabilities of structures; the networks are those of the old model.
+    The new factors are fitted to the scans in `rest`. The result maps `BEFORE` (old factors) and
+    `_FACTORS` (new factors) to a list of scores, one for each scan. `left_out` and `rest` hold, for
+    each scan, only the voxels whose class can change with the factors.
     """
     model = material.model
     fixed = classes_without_odds(model, material.scans, material.counted)
@@ -384,10 +396,11 @@ def _scores_of_trained(
 ) -> dict[str, list[float]]:
     """Return the mean Dice of each held-out scan with each model that was trained.
 
-    `material` has the model to improve and the reader of label maps. `left_out` are the held-out
-    scans with their corrected label maps. Keys are "trained", networks after training, and
-    "averaged", networks with the mean of the weights before and after training (missing if only the
-    last layer was trained). The Dice is 0 for a scan that hardly agrees with its label map.
+    The result maps the name of a model to a list of scores, one for each scan in `left_out`:
+    "trained" for the networks after training, and "averaged" for networks whose weights are the
+    mean of those before and after training (missing if only the last layer was trained). A scan
+    whose segmentation hardly agrees with its corrected label map has a Dice of 0. `material` has
+    the model that is to be improved and the reader of label maps.
     """
     scheme = material.model.scheme
     fixed = classes_without_odds(material.model, material.scans, material.counted)
@@ -428,11 +441,11 @@ def _save_trained(
 ) -> None:
     """Write a trained model as the new model, with its scores and the provenance of its training.
 
-    `chosen` is its name among the trained models, "averaged" or "trained". `judged` has the scores
-    of the held-out scans.
+    `chosen` is its name in `trained.models`, "averaged" or "trained". `judged` has the scores of
+    the held-out scans.
 
-    If all corrections were painted, structures that nobody changed were not learnt: the old model's
-    facts on CSF and on structures that it does not predict still hold.
+    If all corrections were painted, structures that nobody changed were not learnt. The new model
+    then keeps what the old one says on CSF, on structures that it does not predict, and on fusion.
     """
     model = load_model(trained.models[chosen])
     figures: dict[str, JsonValue] = {
@@ -459,7 +472,7 @@ def _save_trained(
 
 
 def _refuse_if_no_better(judged: Judged, out: Path) -> None:
-    """Raise EvaluationError if the Dice of a new model has not risen by `WORTHWHILE`."""
+    """Raise EvaluationError if the mean Dice of a new model has risen by less than `WORTHWHILE`."""
     # Written so that NaN is refused, too: the gain is NaN if the corrections change nothing.
     if not judged.gain >= WORTHWHILE:
         raise EvaluationError(
@@ -472,9 +485,10 @@ def _refuse_if_no_better(judged: Judged, out: Path) -> None:
 def structures_corrected(
     corrected: Sequence[Corrected], scheme: LabelScheme
 ) -> list[int]:
-    """Return the classes (indices) that corrections have changed, on both sides.
+    """Return the classes (indices of `scheme`) of the structures that raters have changed.
 
-    If any label map is an imported one, these are all classes.
+    The same structure on the other side is always included. If any corrected label map is an
+    imported one, so that changes are not known, all classes are returned, with background.
     """
     names: set[str] = set()
     for each in corrected:
@@ -489,7 +503,7 @@ def structures_corrected(
 
 
 def _find_source_model(corrected: Sequence[Corrected]) -> str:
-    """Return the name of the shipped model that made the results.
+    """Return the name of the model that made the results, one of those that come with trinat.
 
     ConfigError is raised if another model, or more than one, made them.
     """

@@ -75,9 +75,11 @@ def train_on(
 ) -> Trained:
     """Train the networks of a model on corrected scans; hold out one participant in five.
 
-    A painted correction is a whole label map: where nobody painted, its labels are the results of
-    the model. If all corrections were painted and the `settings` name no recipe, only the `classes`
-    (indices) that were changed are learnt.
+    If all corrections were painted in the viewer and the `settings` name no recipe, only the
+    `classes` (indices) that were changed are learnt. A painted correction is a whole label map:
+    where nobody painted, its labels are the results of the model. Returns the folders of the new
+    models and the names of the scans that were held out. A training that was interrupted is
+    resumed. With `progress`, its progress is shown on stderr.
     """
     work = settings.out.with_name(f"{settings.out.name}-training")
     work.mkdir(parents=True, exist_ok=True)
@@ -134,10 +136,11 @@ def train_on(
 def recipe_changes(
     corrected: Sequence[Corrected], model: Model, settings: LearnSettings
 ) -> dict[str, Any]:
-    """Return the settings of the recipe that follow from the model and the corrections, by key.
+    """Return the settings that replace those of the training recipe, by key (such as "start").
 
-    `model` is the model to improve. If all corrections were painted in the viewer and no recipe is
-    given, the settings limit the training to the last layer.
+    They follow from `model`, the model to improve: it is the start of the training. If all
+    corrections were painted in the viewer and no recipe is given, they also limit the training to
+    the last layer.
     """
     changed: dict[str, Any] = {
         "start": model.folder.resolve(),
@@ -151,7 +154,7 @@ def recipe_changes(
 
 
 def _trains_last_layer(corrected: Sequence[Corrected], settings: LearnSettings) -> bool:
-    """Return True if only the last layer is trained.
+    """Return True if only the last layer of the networks is trained.
 
     That is so if all corrections were painted in the viewer and no recipe is given.
     """
@@ -160,9 +163,10 @@ def _trains_last_layer(corrected: Sequence[Corrected], settings: LearnSettings) 
 
 
 def _write_table(work: Path, subjects: Mapping[str, Corrected]) -> None:
-    """Write the table of pairs (scan and label map) that a store is made from.
+    """Write pairs.tsv, the table of images and label maps from which `prepare_store` makes a store.
 
-    `subjects` maps the names of subjects in the store to their scans.
+    `subjects` maps the name of each subject in the store to its corrected scan. The file is written
+    to the folder `work`.
     """
     rows = []
     for name, corrected in subjects.items():
@@ -176,7 +180,7 @@ def save_learnt_classes(
 ) -> None:
     """Write a trained model in which only `classes` (indices) have new weights in the last layer.
 
-    `start` is the model before training. All other classes get its weights back, so that borders
+    All other classes get back the weights of `start`, the model before training, so that borders
     between two of them do not move. The model is written to the folder `out`.
     """
     for view, network in trained.networks.items():
@@ -193,7 +197,11 @@ def save_learnt_classes(
 
 
 def _save_mean(trained: Model, start: Model, out: Path) -> None:
-    """Write a model with the mean of the weights before and after training (`start`, `trained`)."""
+    """Write a model with the mean of the weights after (`trained`) and before training (`start`).
+
+    A network for a view that `start` lacks keeps its trained weights. The model is written to
+    `out`.
+    """
     networks: dict[View, Network] = {}
     for view, network in trained.networks.items():
         networks[view] = network
