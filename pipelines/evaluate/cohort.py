@@ -1,8 +1,8 @@
-"""trinat report: volumes of a folder of label maps without ground truth, as tables and a page.
+"""trinat report: volumes of a folder of label maps without manual labels, as tables and a page.
 
 volumes.csv has the volumes of all structures, and how unusual each is in the group. The page also
-shows failures, and pictures of the most unusual scans. If there are ledgers of trinat predict next
-to the label maps, they add grades, uncertainty, and the structures that the model knows.
+shows failures, and pictures of the most unusual scans. If there are run ledgers of trinat predict
+next to the label maps, they add grades, uncertainty, and the structures that the model predicts.
 """
 
 from __future__ import annotations
@@ -88,11 +88,12 @@ _OUTPUTS = (*_TABLES, "figures", "report.html")
 
 @dataclass(frozen=True)
 class Known:
-    """Label maps and tables that are read before anything is measured.
+    """Label maps of a report, with the tables that are read before anything is measured.
 
-    `norms` are from the reference table, if there is one. `ratings` are people's
-    ratings, and `files` the label maps. `matched` assigns each label map to a row of the
-    participants `table`.
+    `scheme` is the label scheme to measure with, and `files` are the label maps. `norms` are the
+    normative values by age and sex from the user's table; None if no table was given. `ratings` are
+    the judgements of people from ratings.tsv. `table` is the path of the participants table, and
+    `matched` has the row of this table for each label map.
     """
 
     scheme: LabelScheme
@@ -105,10 +106,10 @@ class Known:
 
 @dataclass(frozen=True)
 class MeasuredScan:
-    """A measured label map.
+    """A measured label map with the scan that it stands for in the report.
 
     `file` is the label map. `scan` has its volumes and the participant's data; a scan that is left
-    out has the reason in `left_out`.
+    out of all statistics has the reason in `left_out`.
     """
 
     file: ScanFile
@@ -117,12 +118,14 @@ class MeasuredScan:
 
 @dataclass(frozen=True)
 class MeasuredGroup:
-    """Measured label maps, with the tables and run ledgers that describe them.
+    """All measured label maps of a report, with the tables and run ledgers that describe them.
 
-    `known` has the tables that the user named, and `results` the ledger entries. `in_part` are
-    rejected structures that were measured nevertheless, as a part of another structure: each is
-    (SHA-256 of the label map, name of the structure). `failures` are the scans without volumes, as
-    (name, reason). `digests` are the SHA-256 of the label maps.
+    `known` has the label maps and the tables that the user named, and `results` the rows of the run
+    ledgers next to the label maps. `measured` has an item for each label map that could be
+    measured. `in_part` are structures that raters rejected but that are included in a measured
+    volume, as a part of another structure: each is (SHA-256 of the label map, name of the
+    structure). `failures` has a tuple (name, reason) for each scan without volumes. `digests` are
+    the SHA-256 of the label maps.
     """
 
     known: Known
@@ -139,7 +142,10 @@ class MeasuredGroup:
 
     @property
     def uncorrected(self) -> list[tuple[ScanResult, Scan]]:
-        """Result and scan of each label map that was not corrected by hand and is not left out."""
+        """Ledger row and scan of each label map that is neither corrected by hand nor left out.
+
+        The ledger row has measures besides volumes, such as thickness.
+        """
         return [
             (each.file.scan_result, each.scan)
             for each in self.measured
@@ -222,12 +228,12 @@ def measure_group(
     progress: Callable[[MapVolumes, int, int], object],
     check: Callable[[pd.DataFrame, Path], None],
 ) -> MeasuredGroup:
-    """Measure all label maps; log the scans that failed or are left out, and why.
+    """Measure the volumes in all label maps; log each scan that fails or is left out, and why.
 
     `progress(result, done, total)` is called after each label map. `check(facts, table)` is called
-    before any voxel is read, and may raise. `facts` has a row for each scan that may count
+    before any voxel is read, and may raise: `facts` has a row for each scan to be measured
     (subject, age, sex, site and group), and `table` is the path of the participants table. Raises
-    EvaluationError if no label map is left.
+    EvaluationError if no label map could be measured, or if all scans are left out.
     """
     results = Results(settings.predictions)
     known = _read_known(settings, results)
@@ -280,10 +286,11 @@ def measure_group(
 
 
 def _read_known(settings: CohortSettings, results: Results) -> Known:
-    """Read the label scheme and the tables, and find the label maps.
+    """Read the label scheme and the tables of a report, find the label maps, and match the two.
 
-    What is unclear about them is logged. Raises ConfigError if a table that the user has named does
-    not exist, and DatasetError if it has no participant of these label maps.
+    Equal names of participants in several folders, and several label maps of one scan, are logged.
+    Raises ConfigError if a table that the user has named does not exist, and DatasetError if the
+    participants table has none of the participants of these label maps.
     """
     scheme = load_scheme(settings.labels)
     norms = None
@@ -313,10 +320,11 @@ def _facts_of(
     known: Known,
     excluded: Collection[str],
 ) -> pd.DataFrame:
-    """Return a row for each scan that the run ledger does not leave out.
+    """Return a table of the participants' data with a row for each scan that will be measured.
 
     The columns are subject, age, sex, site and group. `files` are the label maps, and `known` has
-    the participants table. `excluded` are the grades of scans to leave out.
+    the participants table. Scans whose quality grade in the run ledger is in `excluded` get no row,
+    unless they were corrected by hand.
     """
     rows = []
     for file in files:
@@ -342,13 +350,14 @@ def _make_scans(
     known: Known,
     excluded: Collection[str],
 ) -> tuple[list[MeasuredScan], set[tuple[str, str]]]:
-    """Make a scan of each measured label map, and record why scans and structures are left out.
+    """Make a scan of each measured label map, with the reasons for what is left out of it.
 
-    `known` has the tables that the user named. Structures that were rejected, or that the model
-    does not predict, get no volume. `excluded` are the grades of scans and structures to leave out.
+    `known` has the tables that the user named. Structures that raters rejected, whose quality grade
+    is in `excluded`, or that the model does not predict, get no volume. A scan that is rejected as
+    a whole has the reason in `left_out`. Label maps that could not be measured are dropped.
 
-    The second result has the rejected structures that were measured nevertheless, as a part of
-    another structure: each is (SHA-256 of the label map, name of the structure).
+    The second result has the structures that raters rejected but that are included in a volume, as
+    a part of another structure: each is (SHA-256 of the label map, name of the structure).
     """
     scheme = known.scheme
     rejected = rejections(known.ratings)
@@ -408,7 +417,11 @@ def _make_scans(
 
 
 def _two_kinds_of_heads(measured: Iterable[MeasuredScan]) -> str:
-    """Return a warning if intracranial volumes are partly measured and partly from the table."""
+    """Return a warning if intracranial volumes come from two different sources; else "".
+
+    The sources are the measurement of `trinat predict`, in the run ledger, and the participants
+    table. Their volumes are not comparable.
+    """
     of_ledger = 0
     of_table = 0
     for each in measured:
@@ -427,9 +440,10 @@ def _two_kinds_of_heads(measured: Iterable[MeasuredScan]) -> str:
 
 
 def _scan_of(volumes: MapVolumes, participant: Facts, result: ScanResult) -> Scan:
-    """Combine the volumes of a label map with the data of its participant and of the run ledger.
+    """Return a `Scan`: volumes of a label map, data of the participant, and grades of the ledger.
 
-    `participant` is from the participants table, and `result` is the result in the ledger.
+    `participant` is the row of the participants table, and `result` the row of the run ledger. The
+    intracranial volume in the ledger takes precedence over that in the participants table.
     """
     file = volumes.file
     uncertainty = {
@@ -461,11 +475,12 @@ def _scan_of(volumes: MapVolumes, participant: Facts, result: ScanResult) -> Sca
 def _changes(
     group: MeasuredGroup, cohort: Cohort, settings: CohortSettings, section: str = ""
 ) -> Changes | None:
-    """Compare changes over time between groups, from longitudinal segmentations.
+    """Compare longitudinal changes between groups of participants, by a linear model.
 
-    `section` is the name of a section, whose measures are compared; "" for volumes. Scans and
-    structures that the report leaves out are also left out here. None if no participant was
-    segmented longitudinally, or if this output has no changes.
+    The changes are those of volumes, or of the measures of one further output if `section` names it
+    (parcels, thickness, callosum or lesions). Scans and structures that the report leaves out are
+    also left out here. Returns None if no participant was segmented longitudinally, or if this
+    output has no changes.
     """
     courses = []
     left_out = {
@@ -550,9 +565,11 @@ def _write_page(
     sections: Sequence[Section],
     changes: Changes | None,
 ) -> None:
-    """Write report.html and its figures.
+    """Write report.html and its figures to the output folder of the `settings`.
 
-    `facts` are lines about the provenance, by title.
+    `facts` maps titles to texts for the section on provenance, such as the command and the date.
+    `cohort` has the tables of volumes, `sections` those of further outputs, and `changes` the
+    comparison of longitudinal changes; None if there is none.
     """
     known = group.known
     drawings = cohort_drawings(cohort, sections, changes)

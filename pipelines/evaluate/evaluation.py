@@ -1,7 +1,7 @@
-"""trinat evaluate: measure predictions against ground truth; write tables and a report.
+"""trinat evaluate: compare predictions with manual labels; write tables and a report.
 
-pairs.csv has every file of both sides and its outcome, metrics.csv every value that was
-measured. summary.json, the tables for papers, the figures and report.html are computed from these.
+pairs.csv has every label map of both sides and its outcome, metrics.csv every value that was
+measured. summary.json, structures.csv, the figures and report.html are computed from these.
 """
 
 from __future__ import annotations
@@ -103,7 +103,8 @@ def _publish(
 ) -> None:
     """Write the tables and the report, and log which pairs were not measured, and why.
 
-    If no pair was measured, write pairs.csv only and raise EvaluationError.
+    `done` are the outcomes of all pairs, and `started` is the time for the provenance. If no pair
+    was measured, write pairs.csv only and raise EvaluationError.
     """
     from trinat.pipelines.report.summary import evaluate_frame
 
@@ -155,11 +156,12 @@ def _publish(
 
 
 def _pairs_table(done: Iterable[Done], pairings: Mapping[str, Pairing]) -> pd.DataFrame:
-    """Return the table of pairs.csv: all pairs, and all files without a partner.
+    """Return the table of pairs.csv: a row for each pair, and for each label map without a partner.
 
-    `done` are the outcomes of the pairs; `pairings` has the files without a partner, by name of the
-    model. Columns: subject, session, model, status (measured, failed, rejected, no truth, no
-    prediction), note, paired_by, the file names truth and prediction, and the facts `_FACTS`.
+    `done` are the outcomes of the pairs; `pairings` has the label maps without a partner, by the
+    model's name. Columns: subject, session, model, status (measured, failed, rejected, no truth, no
+    prediction), note, paired_by, the file names truth and prediction, and the columns `_FACTS`:
+    shape, spacing_mm and the SHA-256 of both files.
     """
     rows = []
     for result in done:
@@ -200,10 +202,10 @@ def _row_alone(
     side: str,
     other: str,
 ) -> dict[str, str]:
-    """Return the row of pairs.csv for a file without a partner.
+    """Return the row of pairs.csv for a label map without a partner.
 
-    `side` is the column of the file, and `other` that of the missing partner: "truth" or
-    "prediction".
+    `side` is the column of the label map, and `other` that of the missing partner: "truth" or
+    "prediction". `pairing` may have the reason why no partner was chosen.
     """
     return {
         "subject": file.participant,
@@ -216,9 +218,11 @@ def _row_alone(
 
 
 def _notices(inputs: Inputs, done: Sequence[Done]) -> list[str]:
-    """Return sentences for the report about the labels.
+    """Return sentences for the report on how labels and predictions were made.
 
-    They are about labels made by models, corrections by hand, and the use of ratings.
+    They say which predictions were corrected by hand, which models were trained on labels made by
+    models, how the ratings were used, and whether the manual labels are in fact the output of a
+    model.
     """
     lines: set[str] = set()
     for of_model in inputs.results.values():
@@ -263,7 +267,9 @@ def _write_page(
 ) -> None:
     """Write report.html and its figures.
 
-    `facts` are lines about the provenance, by title.
+    `measured` are the outcomes of the pairs that were measured. `facts` maps titles to texts for
+    the section on provenance, such as the command and the date. `notices` are sentences to show
+    above the results.
     """
     from trinat.pipelines.report.evaluation import drawings, evaluation_page
 

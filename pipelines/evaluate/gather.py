@@ -1,7 +1,8 @@
-"""Input files of an evaluation: found, paired and validated before hours of measuring.
+"""Input files of `trinat evaluate`: found, paired and validated before hours of measuring.
 
-Ground truth is a folder of label maps or a part of a store. For predictions made by trinat, the
-ledger next to them has their scans, the scans that failed, and what the model can predict.
+The ground truth (manual labels) is a folder of label maps or a part of a store. For predictions
+made by trinat, the run ledger next to them has their scans, the scans that failed, and the
+structures that the model predicts.
 """
 
 from __future__ import annotations
@@ -45,14 +46,21 @@ ValueT = TypeVar("ValueT")
 
 @dataclass(frozen=True, eq=False)
 class Inputs:
-    """Inputs of an evaluation, read before anything is measured.
+    """Inputs of an evaluation: the paired files and tables, read before anything is measured.
 
-    `settings` are those of the user, completed from the store. `truth` is the folder, file or store
-    with the ground truth. `store` is None if it is no store; else `subjects` are the subjects to
-    evaluate. `images` are the scans to show. The ledgers of the predictions (`results`), the pairs
-    of files (`pairings`) and the numberings of the predictions are by name of the model.
-    `truth_numbering` is that of the truth; None stands for FreeSurfer's. `unfit` has
-    the reason for each prediction that cannot be measured.
+    - `settings` are those of the user; label scheme and `trust_affine` come from the store, if
+      there is one.
+    - `truth` is the folder, file or store with the ground truth, and `truth_numbering` maps its
+      label numbers to FreeSurfer's; None if they are FreeSurfer's.
+    - `scheme` is the label scheme to compare in.
+    - `store` is None if the ground truth is not in a store; else `subjects` are the names of the
+      subjects to evaluate.
+    - `images` are the scans to show in the report.
+    - `results` (run ledgers), `pairings` (pairs of files) and `numberings` (of label numbers) have
+      an item for each model, by the model's name. A model whose label numbers are FreeSurfer's has
+      no item in `numberings`.
+    - `unfit` maps the path of each prediction that cannot be measured to the reason.
+    - `ratings` are the judgements of people from ratings.tsv.
     """
 
     settings: EvaluationSettings
@@ -70,10 +78,12 @@ class Inputs:
 
 
 def named_models(predictions: Sequence[Path], names: Sequence[str]) -> dict[str, Path]:
-    """Return the folder or file of each model's predictions, by name of the model.
+    """Return the folder or file of each model's predictions, by the model's name.
 
-    The first that applies: the given `names`, the model names in the run ledgers next to the
-    predictions, the names of the folders. Raises ConfigError if two models have the same name.
+    Names are the given `names`; without them, the models' names in the run ledgers next to the
+    predictions; and if these are missing or not different, the names of the folders. Raises
+    ConfigError if two models have the same name, or for another number of names than of
+    predictions.
     """
     if names and len(names) != len(predictions):
         raise ConfigError(
@@ -97,9 +107,10 @@ def named_models(predictions: Sequence[Path], names: Sequence[str]) -> dict[str,
 
 
 def gather(settings: EvaluationSettings) -> Inputs:
-    """Find the files of ground truth and predictions and pair them.
+    """Find the label maps of ground truth and predictions, pair them, and read all tables.
 
-    All errors in the user's input are raised here, before hours of measuring.
+    All errors in the user's input are raised here, before hours of measuring. Unclear pairs are
+    logged.
     """
     truth = settings.truth
     if truth is None:
@@ -162,9 +173,10 @@ def gather(settings: EvaluationSettings) -> Inputs:
 def find_predictions(
     settings: EvaluationSettings, scheme: LabelScheme, results: Mapping[str, Results]
 ) -> tuple[dict[str, list[ScanFile]], dict[Path, str]]:
-    """Find the label maps of each model, and log the scans that failed in `trinat predict`.
+    """Find the label maps of each model, by its name; log scans that failed in `trinat predict`.
 
-    The second result has the reason for each label map that cannot be measured.
+    `results` has the run ledger of each model. The second result maps the path of each label map
+    that cannot be measured to the reason.
     """
     found: dict[str, list[ScanFile]] = {}
     unfit: dict[Path, str] = {}
@@ -195,11 +207,12 @@ def made_of_model(
     csf: Csf | None,
     rated: Collection[str] = (),
 ) -> Made:
-    """Return which structures a model predicts, according to its run ledger and the options.
+    """Return which structures a model predicts and how it defines CSF.
 
-    `not_predicted` are structures that the user declares as not predicted; ConfigError if the
-    scheme lacks one of them. `csf` is the definition of CSF to use if the ledger has none. `rated`
-    are the structures in people's ratings.
+    Both are taken from the run ledger in `results`. `not_predicted` are further structures that the
+    user declares as not predicted; ConfigError if the scheme lacks one of them. `csf` is the
+    definition of CSF to use if the ledger has none; None if the user has named none. `rated` are
+    the structures in people's ratings.
     """
     names = measured_in(scheme, results.structures, results.parcels)
     made = made_by(names, rated, scheme, not_predicted, results.csf or csf)
@@ -208,7 +221,7 @@ def made_of_model(
 
 
 def plan_tasks(inputs: Inputs) -> list[Task]:
-    """Plan one measurement for each pair of files of each model; nothing is measured yet.
+    """Return a measurement to carry out for each pair of files of each model.
 
     Raises EvaluationError if there is no pair, and ConfigError for a structure in --not-predicted
     that the label scheme lacks.
@@ -263,10 +276,11 @@ def plan_tasks(inputs: Inputs) -> list[Task]:
 def one_each(
     given: tuple[ValueT, ...], models: Collection[str], option: str
 ) -> dict[str, ValueT]:
-    """Return an option's values by model; {} if the option was not given.
+    """Return the values of an option by the name of the model; {} if the option was not given.
 
-    The option was given once for all models, or once for each in the order of `models`. `option` is
-    its name for the error message.
+    `given` has one value, which then holds for all models, or one for each in the order of
+    `models`. `option` is the option's name for the error message. Raises ConfigError for another
+    number of values.
     """
     if not given:
         return {}

@@ -1,4 +1,4 @@
-"""Measurement of label maps in a process pool: pairs with a ground truth, and single label maps.
+"""Measurement of label maps in a process pool: pairs with manual labels, and single label maps.
 
 Each measurement is independent: an error is recorded in its result and does not stop the others.
 """
@@ -36,14 +36,15 @@ KILLED = "its process was killed (out of memory?)"
 
 @dataclass(frozen=True)
 class Task:
-    """One pair to measure, with everything that a worker process needs for it.
+    """One pair of label maps to measure, with everything that a worker process needs for it.
 
-    `scheme` is the name or file of the label scheme. `truth_numbering` and
-    `numbering` are the numberings of the truth and of the prediction; None stands for
-    FreeSurfer's. `made` says how the model made its predictions. `rejected` has the
-    rejections of raters, by the SHA-256 of a prediction: a mapping from structure to the raters'
-    names. The structure ""
-    stands for the whole label map. `truth_csf` is the definition of CSF in the ground truth.
+    `model` is the name of the model that made the prediction. `scheme` is the name or file of the
+    label scheme to measure with. `truth_numbering` and `numbering` map the label numbers of the
+    truth (the manual labels) and of the prediction to FreeSurfer's; None if they are FreeSurfer's.
+    With `resample`, a prediction on another grid is resampled to the grid of the truth. `made` says
+    which structures the model predicts and how it defines CSF; `truth_csf` is the definition of CSF
+    in the truth. `rejected` maps the SHA-256 of a prediction to the structures in it that raters
+    have rejected; each structure, or "" for the whole label map, is mapped to the raters' names.
     """
 
     model: str
@@ -60,11 +61,12 @@ class Task:
 
 @dataclass(frozen=True)
 class Done:
-    """Outcome of one pair.
+    """Outcome of the measurement of one pair of label maps.
 
-    `measurements` are its values. `facts` are columns of pairs.csv that describe the files. `note`
-    describes how the two label maps were made comparable. `failure` is the error, and `rejected`
-    the raters who rejected the prediction; both are empty for a pair that was measured.
+    `measurements` are its values. `facts` are columns of pairs.csv that describe the files (shape,
+    spacing_mm, truth_sha256, prediction_sha256). `note` describes how the two label maps were made
+    comparable. `failure` is the error message, and `rejected` has the names of the raters who
+    rejected the whole prediction; both are "" for a pair that was measured.
     """
 
     task: Task
@@ -82,10 +84,11 @@ class Done:
 
 @dataclass(frozen=True, eq=False)
 class AlignedPair:
-    """Both label maps of a pair on the grid of the ground truth.
+    """Both label maps of a pair on the grid of the true one.
 
-    `true` and `predicted` (X, Y, Z) are class indices. `facts` are columns of pairs.csv that
-    describe the files, and `note` describes how the two were made comparable.
+    `truth` is the true label map as it was read. `true` and `predicted` (X, Y, Z) are class indices
+    of the label scheme. `facts` are columns of pairs.csv that describe the files, and `note`
+    describes how the two were made comparable.
     """
 
     truth: Volume
@@ -100,10 +103,10 @@ def measure_all(
     jobs: int,
     finished: Callable[[Done, int, int], object] = lambda done, so_far, total: None,
 ) -> list[Done]:
-    """Measure pairs in worker processes; return the outcomes in the order of the tasks.
+    """Measure pairs of label maps in worker processes; return the outcomes in the order of `tasks`.
 
     `jobs` is the number of processes. `finished(result, done, total)` is called with each outcome
-    as it arrives.
+    as it arrives, the number of outcomes so far, and the number of all tasks.
     """
     results = run_isolated(
         _measure_pair,
@@ -121,7 +124,11 @@ def measure_all(
 
 
 def _measure_pair(task: Task) -> Done:
-    """Measure one pair; an error in its files is recorded as the failure of the outcome."""
+    """Read and compare the two label maps of a pair, and return their measurements.
+
+    An error in the files is recorded as `failure` of the outcome. If raters have rejected the whole
+    prediction, nothing is measured and `rejected` has their names.
+    """
     try:
         pair = read_pair(task)
         scheme = load_scheme(task.scheme)
@@ -140,10 +147,11 @@ def _measure_pair(task: Task) -> Done:
 
 
 def read_pair(task: Task) -> AlignedPair:
-    """Read both label maps and bring them to the grid of the ground truth, as class indices.
+    """Read both label maps of a pair, on the grid of the true one, as class indices.
 
-    Raises if a map cannot be read, if the ground truth was changed since it was recorded in the
-    store, or if the prediction is on another grid and may not be resampled.
+    If the truth is drawn on some slices only, the prediction is set to background between them.
+    Raises a TrinatError or OSError if a map cannot be read, if the truth was changed since it was
+    recorded in the store, or if the prediction is on another grid and may not be resampled.
     """
     pair = task.pair
     truth = read_labels(pair.truth, task.trust_affine)
@@ -177,10 +185,11 @@ def read_pair(task: Task) -> AlignedPair:
 
 
 def read_labels(file: ScanFile, trust_affine: TrustAffine | None) -> Volume:
-    """Read a label map as it is on disk.
+    """Read a label map with the numbers that it has on disk.
 
-    `file.axes` is the orientation that a store has recorded, and `trust_affine` the user's choice
-    of the orientation header to trust.
+    The orientation is taken from `file.axes` if a store has recorded it there, and otherwise from
+    the header. `trust_affine` is the user's choice of the affine to use if the header does not
+    decide: "sform", "qform" or "header"; None if not given.
     """
     return Volume.read(
         file.path,
@@ -196,11 +205,11 @@ def as_classes(
     scheme: LabelScheme,
     fold: FoldingTable | None,
 ) -> NDArray[np.uint8]:
-    """Convert a label map to class indices of a scheme.
+    """Convert a label map to the class indices of a label scheme, (X, Y, Z).
 
-    `fold` is the label map's numbering; None stands for FreeSurfer's. The store's own data on the
-    file take precedence over it. Raises EvaluationError
-    for a map without parcels if the scheme has parcels: none would be found.
+    `fold` maps the label map's numbers to FreeSurfer's; None if they are FreeSurfer's. If `file`
+    comes from a store, the mapping recorded there (`file.numbers`, `file.fold`) is used instead.
+    Raises EvaluationError if the scheme has parcels of the cortex and the label map has none.
     """
     classes = scheme.from_freesurfer(
         labels.data,
@@ -221,7 +230,7 @@ def as_classes(
 
 
 def scan_of(task: Task) -> dict[str, str]:
-    """Return the columns that identify the scan of a row: subject, session and model."""
+    """Return the columns subject, session and model, which identify a scan in the tables."""
     truth = task.pair.truth
     return {
         "subject": truth.participant,
@@ -231,10 +240,11 @@ def scan_of(task: Task) -> dict[str, str]:
 
 
 def rated_sha256(file: ScanFile, sha256: str) -> str:
-    """Return the SHA-256 of the label map that raters judge.
+    """Return the SHA-256 by which the ratings identify a label map.
 
-    `sha256` is that of `file`. If `file` is a map of parcels, raters judge the map of structures
-    beside it, and its SHA-256 is returned.
+    `file` is the label map that is measured and `sha256` its hash. A label map of parcels has no
+    ratings of its own: raters see the label map of structures that `trinat predict` wrote beside
+    it, whose SHA-256 is then returned. For all others it is `sha256`.
     """
     structures = structures_beside(file.path)
     return sha256 if structures is None else sha256_of(structures)
@@ -242,11 +252,11 @@ def rated_sha256(file: ScanFile, sha256: str) -> str:
 
 @dataclass(frozen=True)
 class MapVolumes:
-    """Volumes of one label map.
+    """Volumes of the structures in one label map, or the reason why they could not be measured.
 
-    `volumes_mm3` has the volume of each structure in mm³, by name; None if the map was not
-    measured, and then `failure` has the reason. `sha256` is the hash of the file that raters judge;
-    "" if it could not be read.
+    `volumes_mm3` maps each structure of the label scheme to its volume in mm³; it is None if the
+    label map could not be measured, and then `failure` has the reason. `sha256` is the hash by
+    which ratings identify the label map; "" if it could not be read.
     """
 
     file: ScanFile
@@ -262,7 +272,11 @@ class MapVolumes:
 
 @dataclass(frozen=True)
 class _MapTask:
-    """A label map to measure, the scheme's name or file, and the orientation header to trust."""
+    """A label map to measure, with everything that a worker process needs for it.
+
+    `scheme` is the name or file of the label scheme, and `trust_affine` the user's choice of the
+    affine to use if the header does not decide; None if not given.
+    """
 
     file: ScanFile
     scheme: str
@@ -276,11 +290,12 @@ def measure_volumes(
     jobs: int | None,
     finished: Callable[[MapVolumes, int, int], object],
 ) -> list[MapVolumes]:
-    """Measure the volumes in label maps; return them in the order of `files`.
+    """Measure the volumes of the structures in label maps; return them in the order of `files`.
 
     `scheme` is the name or file of a label scheme. `jobs` is the number of processes, by default
     that of the processors. `finished(result, done, total)` is called with each result as it
-    arrives. A file that cannot be read gives a result with its failure.
+    arrives, the number of results so far, and the number of all files. A file that cannot be read
+    gives a result with a `failure`.
     """
     tasks = [_MapTask(file, scheme, trust_affine) for file in files]
     return run_isolated(
@@ -294,7 +309,11 @@ def measure_volumes(
 
 
 def _measure_map(task: _MapTask) -> MapVolumes:
-    """Measure the volume of each structure of the scheme; 0 for one that the map lacks."""
+    """Measure the volume of each structure of the scheme in one label map.
+
+    A structure that the label map does not have gets 0. An error in the file is recorded as
+    `failure`.
+    """
     file = task.file
     scheme = load_scheme(task.scheme)
     try:

@@ -1,9 +1,10 @@
 """trinat norms: normative volumes from a lab's own controls, as a table to compare scans with.
 
-Curves are smooth over age. log M is a natural cubic spline of age, a step between the sexes, and a
-multiple of the logarithm of the intracranial volume; log S is a straight line over age; L is a
-number (see `metrics/norms.py`). All are fitted together, by maximum likelihood, to one structure of
-all participants.
+Each structure has a curve of centiles over age. At each age, volumes V are described by their
+median M, spread S and skewness L: log M is a natural cubic spline of age, a step between the sexes,
+and a multiple of the logarithm of the intracranial volume; log S is a straight line over age; L is
+a number (see `metrics/norms.py`). All are fitted together, by maximum likelihood, to one structure
+of all participants.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def make_norms(
     group: str | None,
     progress: Callable[[MapVolumes, int, int], object],
 ) -> Exit:
-    """Measure the label maps of controls and write their norms to the table `out`.
+    """Measure the label maps of healthy controls and write centile curves by age and sex to `out`.
 
     `group` is the name of the controls in the column `group` of the participants table; None means
     that all participants are controls. `progress(result, done, total)` is called after each label
@@ -158,10 +159,12 @@ def _participants(
     settings: CohortSettings,
     group: str | None,
 ) -> pd.DataFrame:
-    """Return a row for each control: age, sex, intracranial volume, and all other measures.
+    """Return a table with a row for each control: age, sex, intracranial volume, and all measures.
 
+    Columns of measures are named by structures, or by measures of thickness, callosum and lesions.
     Values of several scans of a participant are averaged. Participants without age or sex are left
-    out, and so are all participants of a sex that has too few.
+    out, and so are all participants of a sex that has too few. `group` is the name of the controls
+    in the participants table; None if all are controls.
     """
     cohort = cohort_of(measured.scans, measured.known.scheme)
     frame = cohort.frame[cohort.frame["metric"] == "volume"]
@@ -197,10 +200,11 @@ def _participants(
 
 
 def _select_group(frame: pd.DataFrame, group: str | None, table: Path) -> pd.DataFrame:
-    """Return the rows of the controls.
+    """Return the rows of `frame` whose column `group` is the controls' group.
 
-    `frame` has a column `group`. Raises ConfigError if `group` is None and there are several
-    groups, or if no row has this group. `table` is the participants table, for messages.
+    If `group` is None, all rows are returned, but ConfigError is raised if there are several
+    groups. It is also raised if no row has the named group. `table` is the path of the participants
+    table, for messages.
     """
     groups = sorted(set(frame["group"]) - {""})
     if group is None:
@@ -222,7 +226,10 @@ def _select_group(frame: pd.DataFrame, group: str | None, table: Path) -> pd.Dat
 
 
 def _refuse_few(participants: pd.DataFrame, settings: CohortSettings) -> None:
-    """Raise EvaluationError if too few participants have an age and a sex."""
+    """Raise EvaluationError if too few participants have an age and a sex.
+
+    `participants` has a row for each participant with both, and the column sex.
+    """
     of_sex = participants["sex"].value_counts()
     if of_sex[of_sex >= FEWEST_OF_SEX].sum() < FEWEST_PARTICIPANTS:
         raise _too_few(participants, settings)
@@ -395,10 +402,11 @@ class _Model:
         return float(value), gradient
 
     def curve(self, parameters: Values, sex: int) -> Curve:
-        """Compute the curve of a sex (0 for women, 1 for men).
+        """Compute the centile curve of one sex (0 for women, 1 for men) from the fitted parameters.
 
-        `parameters` are the fitted parameters of the model. The curve has a point for each year of
-        age with enough controls of about that age.
+        The curve has a point for each year of the longest range of ages with enough controls of
+        either sex near each age, between the youngest and the oldest control of its sex. Its spread
+        is widened for participants who were not among the controls.
         """
         controls = self.controls
         of_sex = controls.age[controls.is_male == sex]

@@ -1,4 +1,4 @@
-"""Reader of tables of norms."""
+"""Reader of tables of norms: normative values of structures by age and sex, from `trinat norms`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,11 @@ _UP_TO_THOUSANDS = re.compile(r"\d{1,3}(\.\d{3})?", re.ASCII)
 
 
 def _refuse_thousands(volumes: Sequence[str], path: Path) -> None:
-    """Raise ConfigError for volumes such as 2.800, unless others show whether that is 2800."""
+    """Raise ConfigError if a volume such as 2.800 may mean 2.8 or 2800.
+
+    `volumes` are the cells of the column. Nothing is raised if another cell shows which is meant,
+    such as 2800.5 or 12345. `path` is the table, for the message.
+    """
     is_clear = any(not _UP_TO_THOUSANDS.fullmatch(cell) for cell in volumes if cell)
     ambiguous = [cell for cell in volumes if may_be_thousands(cell, number_in)]
     if ambiguous and not is_clear:
@@ -47,10 +51,11 @@ def _refuse_thousands(volumes: Sequence[str], path: Path) -> None:
 
 
 def read_norms(path: Path, scheme: LabelScheme) -> Norms:
-    """Read a table as `trinat norms` writes it; a structure may also be a FreeSurfer number.
+    """Read a table of normative values, as `trinat norms` writes it.
 
-    Raises ConfigError, with the line, for an unknown structure or sex, for a cell that is not a
-    number, for ages that do not rise, and for several models or several head sizes in one curve.
+    The column structure may also have FreeSurfer numbers. Raises ConfigError, with the line, for an
+    unknown structure or sex, for a cell that is not a number or is out of range, for ages that do
+    not rise, and for several models or several head sizes in one curve.
     """
     by_number = {str(label.fs_id): label.name for label in scheme.labels}
     rows = read_rows(path, required=COLUMNS)
@@ -115,10 +120,10 @@ def _refuse_structure(
 
 
 def refuse_other_model(norms: Norms, table: Path, models: Iterable[str]) -> None:
-    """Raise ConfigError if norms and volumes are of different models.
+    """Raise ConfigError if normative values and volumes come from different segmentation models.
 
     `table` is the path of the norms, and `models` are the SHA-256 of the models that made the
-    volumes.
+    volumes; "" for an unknown model.
     """
     others = {model for model in models if model}
     if norms.model and others - {norms.model}:

@@ -1,7 +1,8 @@
-"""Sections of `trinat report` for parcels, thickness, callosum and lesions, from run ledgers.
+"""Sections of the page of `trinat report` for parcels, thickness, callosum and lesions.
 
-Each section has tables of its own. Corrected scans are not included, because their measures are
-from before the correction.
+Their values come from the run ledgers of `trinat predict`. Each section has tables of its own.
+Corrected scans are not included, because the values in the ledger were measured before the
+correction.
 """
 
 from __future__ import annotations
@@ -45,11 +46,13 @@ def sections_of(
     *,
     parcels: bool,
 ) -> list[Section]:
-    """Return the sections for which any scan has measures.
+    """Return the sections of the report page for parcels, thickness, callosum and lesions.
 
-    Sections are those of parcels, thickness, callosum and lesions. `pairs` has the ledger entry and
-    the scan of each label map. `norms` are compared with the measures, if given. `parcels` is True
-    if the section of parcels is wanted.
+    A section is returned only if at least one scan has its measures. `pairs` has a tuple for each
+    label map: its row in the run ledger (`ScanResult`, with the measures) and its `Scan`
+    (participant and volumes). `norms` are normative values by age and sex, with which the measures
+    are compared; None for no comparison. The section of parcels is returned only if `parcels` is
+    True.
     """
     sections = []
     if parcels:
@@ -69,7 +72,11 @@ def sections_of(
 
 
 def _section(name: str, title: str, cohort: Cohort | None) -> list[Section]:
-    """Return the section of a cohort with its linear model, in a list; an empty list for None."""
+    """Return the report section of one output, in a list; an empty list if `cohort` is None.
+
+    The section has the tables in `cohort` and the linear model that is fitted to them. If the model
+    cannot be fitted, the section has the reason as a notice.
+    """
     if cohort is None:
         return []
     try:
@@ -88,12 +95,12 @@ def further_cohort(
     norms: Norms | None = None,
     covariates: Collection[str] | None = None,
 ) -> Cohort | None:
-    """Return the tables of a group for one output: thickness, callosum or lesions.
+    """Return the tables of the report for one further output: thickness, callosum or lesions.
 
-    `name` is the output. `scans` are its scans, as `further_scans` returns them: their values are
-    the measures of this output instead of volumes. `norms` are compared with the values;
-    `covariates` are the terms that the user named for the linear model, None for an automatic
-    choice. Returns None if no scan has a value.
+    `name` is the output. `scans` come from `further_scans`: their `volumes_mm3` hold the measures
+    of this output instead of volumes. `norms` are normative values by age and sex to compare with;
+    None for no comparison. `covariates` are the terms that the user named for the linear model;
+    None for an automatic choice. Returns None if no scan has a value.
     """
     columns = _columns_in(scans)
     if not columns:
@@ -114,9 +121,11 @@ def _cohort_of_parcels(
     numbers: Mapping[str, int],
     covariates: Collection[str] | None,
 ) -> Cohort | None:
-    """Return the cohort of scans whose values are the volumes of parcels; None without values.
+    """Return the tables of the report for the volumes of parcels; None if no scan has any.
 
-    `numbers` are the FreeSurfer numbers of the parcels, by name.
+    `scans` come from `_with_parcels`: their `volumes_mm3` hold the volumes of parcels only.
+    `numbers` maps the name of each parcel to its FreeSurfer number. `covariates` are the terms that
+    the user named for the linear model; None for an automatic choice.
     """
     if not _columns_in(scans):
         return None
@@ -125,17 +134,18 @@ def _cohort_of_parcels(
 
 
 def _columns_in(scans: Iterable[Scan]) -> list[str]:
-    """Return the names of all values of the scans, each once."""
+    """Return the names of all structures or measures in `volumes_mm3` of the scans, each once."""
     return list(dict.fromkeys(chain.from_iterable(scan.volumes_mm3 for scan in scans)))
 
 
 def further_scans(
     name: str, pairs: Iterable[Pair], excluded: Collection[str]
 ) -> list[Scan]:
-    """Return copies of the scans with the measures of one output in place of the volumes.
+    """Return a copy of each scan with the measures of one output in place of its volumes.
 
-    `name` is the output: thickness, callosum or lesions. Scans without this output are dropped.
-    Values of the `excluded` grades are left out, with the reason.
+    `name` is the output: thickness, callosum or lesions. `pairs` has the ledger row and the scan of
+    each label map; scans without this output are dropped. If the quality grade of the output is in
+    `excluded`, its measures are left out, and `structures_left_out` has the reason.
     """
     scans = []
     for result, scan in pairs:
@@ -159,9 +169,10 @@ def further_scans(
 
 
 def _with_parcels(pairs: Iterable[Pair], excluded: Collection[str]) -> list[Scan]:
-    """Return copies of the scans whose values are the volumes of parcels.
+    """Return a copy of each scan with the volumes of parcels in place of those of structures.
 
-    Scans without parcels are dropped. Parcels of the `excluded` grades are left out, with the
+    `pairs` has the ledger row and the scan of each label map; scans without parcels are dropped. A
+    parcel whose quality grade is in `excluded` is left out, and `structures_left_out` has the
     reason.
     """
     scans = []
@@ -191,10 +202,11 @@ def _with_parcels(pairs: Iterable[Pair], excluded: Collection[str]) -> list[Scan
 
 
 def _scheme_of(numbers: Mapping[str, int]) -> LabelScheme:
-    """Return a label scheme whose labels are columns, with these numbers.
+    """Return a label scheme made from the columns of a table, such as those of thickness.
 
-    The columns of the left and right side are partners. So no table of the parcels or structures
-    from which the columns were made is needed.
+    `numbers` maps the name of each column to its number. Each column becomes a label; the columns
+    of the left and right side, such as lh_insula_thickness and rh_insula_thickness, become
+    partners. So no table of the parcels or structures from which the columns were made is needed.
     """
     grey = (128, 128, 128)
     place_of = {name: index for index, name in enumerate(numbers, start=1)}
@@ -208,10 +220,10 @@ def _scheme_of(numbers: Mapping[str, int]) -> LabelScheme:
 
 
 def _sides_of(column: str) -> tuple[Side | None, str]:
-    """Return the side of a column, and the name of the same column for the other side.
+    """Return the side of a column by its name, and the name of the column of the other side.
 
-    None and "" for a column without a side. Examples of names are ctx-lh-insula and
-    lh_insula_thickness.
+    For ctx-lh-insula these are "left" and "ctx-rh-insula"; for a column without a side, None and
+    "". Words of a name are separated by "-" or "_".
     """
     for separator in "-_":
         words = column.split(separator)

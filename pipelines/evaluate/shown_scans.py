@@ -36,10 +36,11 @@ def lowest_scans(
     measured: Sequence[Done],
     images: Sequence[ScanFile],
 ) -> tuple[list[WorstScan], list[str]]:
-    """Return views of the five scans with the lowest Dice, and notices for the report.
+    """Return pictures of the five scans with the lowest mean Dice, and notices for the report.
 
-    `frame` has the values of all pairs, `measured` their outcomes. `images` are the scans to show;
-    if that of a pair is missing or unfit, only the labels are shown, and a notice says so.
+    `frame` is the table of metrics.csv, and `measured` has the outcome of each pair. `images` are
+    the MRI scans of which slices are shown with the labels; if that of a pair is missing or cannot
+    be read, only the labels are shown, and a notice says so.
     """
     from trinat.pipelines.report.summary import worst_scans
 
@@ -90,9 +91,12 @@ def _worst_scan(
     *,
     show_head: bool,
 ) -> WorstScan:
-    """Return the view of one scan.
+    """Return the pictures, the title and the text of one scan for the report.
 
-    `row` is its line of `worst_scans`. The structures in `left_out` are shown as not compared.
+    `row` is the row of `worst_scans` with the scan, its model and its structure with the lowest
+    Dice. `image` is the MRI scan on the grid of the labels; None if there is none. The structures
+    in `left_out` are shown as not compared. With `show_head`, what is away from the brain is not
+    blackened.
     """
     from trinat.pipelines.report.case_view import view_case
     from trinat.pipelines.report.evaluation import WorstScan
@@ -178,9 +182,9 @@ def _mosaic(
     scheme: LabelScheme,
     trust_affine: TrustAffine | None,
 ) -> bytes | None:
-    """Draw a scan with its labels as a mosaic of slices, black away from the brain.
+    """Draw slices of a scan with its labels as one PNG picture, black away from the brain.
 
-    None if the scan or the labels cannot be read.
+    Returns None if the scan or the labels cannot be read.
     """
     from trinat.pipelines.report.case_view import far_from_brain
     from trinat.segmentation.rendering.pictures import draw_mosaic, encoded
