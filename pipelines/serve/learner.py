@@ -1,9 +1,9 @@
-"""`trinat learn` as a job of the service: adapts its model to the corrections in its queue.
+"""Run `trinat learn` as a job of the service: adapt its model to the corrections in its queue.
 
-The folder `learning` of the queue has the record of the last job, job.json, and the resulting
-model. A job waits for the scans that were accepted before it, and then runs beside later ones, in a
-process of its own with a low priority. It is resumed after a restart. The training data prepared
-from the scans are deleted when the job ends.
+The folder `learning` of the queue has the record of the last job, job.json, and the model that it
+made. A job waits until the scans that were submitted before it are segmented, and then runs beside
+the segmentation of later scans, in a process of its own with a low priority. It is resumed after a
+restart of the server. The training data prepared from the scans are deleted when the job ends.
 """
 
 from __future__ import annotations
@@ -53,26 +53,26 @@ class Learning(BaseModel):
 
 
 class _Record(Learning):
-    """State of a job, as stored on disk."""
+    """State of a job, as stored on disk in job.json."""
 
     after: int = 0  # number of the last scan accepted before the job
     begun: int = 0  # number of starts of the work
 
 
 class Learner:
-    """Job that learns a model from the corrections of a queue's scans; at most one at a time.
+    """Manager of the job that improves a model with the corrected scans of a queue; one at a time.
 
-    `job` is the state of the last job, None if there was none. The job uses the model and the
-    threads of the service.
+    `job` is the state of the last job; None if there was none. The job improves the model of the
+    service and uses as many CPU threads as the service.
     """
 
     def __init__(
         self, study: QueueStudy, model: str, device: str, threads: int | None
     ) -> None:
-        """Read the last job of an earlier server from the queue's folder, if there is one.
+        """Read job.json, the state of the last job of an earlier server, if the queue has it.
 
-        `study` has the scans of the queue. `model` (name or folder) is the model to improve,
-        `device` and `threads` are for training.
+        `study` has the scans of the queue with their results. `model` (name or folder) is the model
+        to improve. `device` and `threads` (of the CPU) are used to improve it.
         """
         self._study = study
         self._folder = study.folder / "learning"
@@ -99,7 +99,7 @@ class Learner:
 
     @property
     def corrected(self) -> list[Item]:
-        """Scans with a correction and an image.
+        """Scans of the queue with a corrected result and an image that can be read again.
 
         DICOM series are missing, because their image cannot be read again.
         """
@@ -118,9 +118,10 @@ class Learner:
                 self._begin()
 
     def ask(self) -> Learning:
-        """Start learning a model from the current corrections; return the state of the new job.
+        """Start to improve the model with the current corrections; return the state of the new job.
 
-        Raises FullError while another job has not ended, and InputError if nothing is corrected.
+        The record and the model of the previous job are deleted. Raises FullError while a job is
+        queued or running, and InputError if no result has a correction.
         """
         with self._lock:
             if self._thread.is_alive():
@@ -137,14 +138,14 @@ class Learner:
             return self.job
 
     def delete(self) -> None:
-        """Stop the job, and delete it with its model."""
+        """Stop the job, and delete its record and its model."""
         self.stop()
         with self._lock:
             self.job = None
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def stop(self) -> None:
-        """Stop the job and wait for its thread; the next start of the server resumes the job."""
+        """Stop the job and wait until its thread ends; a later start of the server resumes it."""
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -155,7 +156,13 @@ class Learner:
         self._thread.start()
 
     def _run(self) -> None:
-        """Wait until earlier scans have ended, learn, and record the outcome; run by the thread."""
+        """Carry out the job in the background thread, from waiting to the record of its outcome.
+
+        First wait until every scan that was submitted before the job has been segmented or has
+        failed. Then improve the model, and record the job as done or failed. A job that has already
+        been started `MAX_STARTS` times, each time interrupted by the end of the server, is recorded
+        as failed. If the server stops, the job stays unfinished, to be resumed.
+        """
         job = self.job
         assert job is not None
         # The job waits until all scans that were accepted before it have ended.
@@ -178,7 +185,7 @@ class Learner:
             self._end(job, "failed", reason_of(error, where=False))
 
     def _work(self, job: _Record) -> None:
-        """Learn in a separate process, and record whether it gave a model or why it failed.
+        """Improve the model in a separate process, and record the new one, or why there is none.
 
         If the server stops, the process is killed and nothing is recorded; the next start of the
         server begins the job again.
@@ -234,7 +241,7 @@ class Learner:
 
 @dataclass(frozen=True)
 class _GivenScans(Study):
-    """Study with a fixed list of scans, which can be sent to another process."""
+    """Study with a fixed list of scans (`given`), which can be sent to another process."""
 
     given: Sequence[Item] = field(kw_only=True)
 
@@ -249,10 +256,11 @@ class _GivenScans(Study):
 
 @dataclass(frozen=True)
 class _Answer:
-    """Message from the learning process to the service.
+    """Message to the service from the process that improves the model.
 
-    `state` is "running" while it learns, then "done" or "failed". `said` is the last line of the
-    log. `lines` describe a model that was learnt, `reason` is the reason of a failure.
+    `state` is "running" during the training, and "done" or "failed" in the last message. `said` is
+    the last line of the training's log. `lines` describe the new model, and `reason` is the reason
+    of a failure.
     """
 
     state: State
@@ -262,19 +270,23 @@ class _Answer:
 
 
 class _Sender(logging.Handler):
-    """Log handler that sends messages from the learning process to the service."""
+    """Log handler that sends each log message of the training process to the service."""
 
     def __init__(self, connection: Connection) -> None:
         super().__init__(logging.INFO)
         self._connection = connection
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Send a message as the current step."""
+        """Send the text of a log record to the service, as the last finished step."""
         self._connection.send(_Answer("running", said=record.getMessage()))
 
 
 def _learn(connection: Connection, study: Study, settings: LearnSettings) -> None:
-    """Learn a model, write it as a zip file and send the outcome; target of the process."""
+    """Run `trinat learn`, write its model as a zip file, and send the outcome.
+
+    This is the target of the process. Log messages, and at last the outcome, are sent as `_Answer`
+    through `connection`.
+    """
     follow_parent()
     os.nice(10)
     from trinat.pipelines.learn.learning import learn
