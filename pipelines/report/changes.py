@@ -184,12 +184,14 @@ def retest_of(model: str) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Course:
-    """Volumes of one structure, or values of another measure, over the scans of one participant.
+    """Volumes of one structure of one participant over time, from the first scan to the last.
 
-    `cases`, `years` and `values` have an item for each scan, in chronological order. `years` are
-    None if times are not known. `structure` is the name of the structure or measure.
-    `retest_percent` is the limit within which the difference between two scans of an unchanged
-    participant lies in 95 of 100 cases; None if it is not known.
+    Instead of a volume, it may be another measure, such as a thickness. `cases`, `years` and
+    `values` have an item for each scan, in chronological order: the scan's name, the time of the
+    scan in years (None if not known) and the value. `structure` is the name of the structure or
+    measure, `group` the group of the participant, and `change` the change that was computed from
+    the values. `retest_percent` is the limit within which the difference between two scans of an
+    unchanged participant lies in 95 of 100 cases; None if it is not known.
     """
 
     participant: str
@@ -223,9 +225,10 @@ class Course:
 
 @dataclass(frozen=True)
 class Changes:
-    """Comparison of changes between groups.
+    """Comparison of the yearly changes of volumes between groups of participants.
 
-    `model` is None if there is nothing to compare. `notices` are sentences for the reader of the
+    `model` has the linear model of each structure; None if no participant has a change per year, or
+    if all have the same group, site, sex and age. `notices` are sentences for the reader of the
     page.
     """
 
@@ -238,11 +241,12 @@ def compare_changes(
     participants: pd.DataFrame,
     covariates: Collection[str] | None = None,
 ) -> Changes:
-    """Compare the change per year between groups, by the linear model of `fit_groups`.
+    """Compare the yearly changes of volumes between groups, by the linear model of `fit_groups`.
 
-    A participant's slope is one value of the model. Its weight grows with the number of sessions
-    and the time between them, because slopes over a few weeks are mostly noise. Robust standard
-    errors hold whatever the weights.
+    Each `Course` gives one value of the model: the change per year of one structure of one
+    participant. Its weight grows with the number of sessions and the time between them, because
+    changes per year over a few weeks are mostly noise. Robust standard errors hold whatever the
+    weights.
 
     `participants` has a row for each participant and structure, with the columns that
     `cohort.participants_of` returns. It has all participants, even those with one scan.
@@ -288,11 +292,13 @@ def changes_page(
     left_out: Sequence[tuple[str, str, str]] = (),
     further: Mapping[str, Sequence[Course]] = MappingProxyType({}),
 ) -> str:
-    """Return the HTML page: warnings, a plot of each structure, and tables of all changes.
+    """Return the HTML page of longitudinal changes: warnings, a plot, and tables of all changes.
 
-    `left_out` are the scans and structures that are excluded from changes: the scan, the structure
-    ("" for the whole scan), and the reason. `further` has the courses of the measures of further
-    outputs, by their names in `FURTHER`; each output has a section of its own.
+    `courses` are the volumes of one structure of one participant over time, a `Course` for each.
+    `left_out` has a tuple for each scan or structure that is excluded from changes: the scan, the
+    structure ("" for the whole scan), and the reason. `further` maps the name of another output
+    (thickness, callosum or lesions) to the courses of its measures; each output has a section of
+    its own.
     """
     participants = {course.participant for course in courses}
     every = [*courses, *chain.from_iterable(further.values())]
@@ -332,9 +338,12 @@ def changes_page(
 
 
 def _section_variables(courses: Sequence[Course], output: str = "") -> dict[str, Any]:
-    """Return the template variables of the figure and the tables of some courses.
+    """Return the variables for the template changes.html: `plot`, `groups` and `changes`.
 
-    `output` is the name of a further output; "" for volumes.
+    `plot` is the figure of volumes over time (None without courses), `groups` the table of means by
+    group of participants (None for a single participant), and `changes` a list of up to two tables
+    of single changes: with dates, and without. `output` is the name of a further output, such as
+    thickness; it is put in front of the ids. "" stands for volumes.
     """
     # Changes per year and changes over any time are not drawn together and have no common mean.
     timed = [course for course in courses if course.has_times]
@@ -356,10 +365,11 @@ def _section_variables(courses: Sequence[Course], output: str = "") -> dict[str,
 def _notices(
     courses: Sequence[Course], left_out: Sequence[tuple[str, str, str]]
 ) -> list[str]:
-    """Return warnings to show above the numbers.
+    """Return the warnings that the page shows above the numbers, one sentence or paragraph each.
 
-    `left_out` has the scan, the structure ("" for the whole scan) and the reason of each exclusion
-    from changes.
+    `courses` hold the volumes of one structure of one participant over time, a `Course` for each.
+    `left_out` has a tuple for each exclusion from the changes: the scan, the structure ("" for the
+    whole scan) and the reason.
     """
     notices = []
     scans = [scan for scan, structure, _ in left_out if not structure]
@@ -393,10 +403,13 @@ def _notices(
 def courses_plot(courses: Sequence[Course]) -> Drawing:
     """Plot volumes over time: a panel for each structure, a line for each participant.
 
-    A course has the values of one structure, or of another measure, in the scans of one
-    participant. Lines are coloured by group. Either all courses have times, or none has. The band
-    of a panel shows noise: in participants in whom nothing changes, 95 of 100 scans are inside. It
-    holds for the smallest number of scans that a participant has.
+    Each `Course` is one line: the values of one structure, or of another measure, in the scans of
+    one participant, in per cent of their mean. Lines are coloured by the participants' group.
+    Either all courses have times, or none has.
+
+    The grey band of a panel shows the noise of the measurement: in a participant without any real
+    change, 95 of 100 scans lie inside. It is drawn for the smallest number of scans that a
+    participant of the panel has.
     """
     groups = natsorted({course.group for course in courses})
     structures = _structures_of(courses)
@@ -426,7 +439,7 @@ def courses_plot(courses: Sequence[Course]) -> Drawing:
 
 
 def _fewest_scans(courses: Sequence[Course]) -> int:
-    """Return the smallest number of scans in a course."""
+    """Return the number of scans of the participant who has the fewest scans."""
     return min(len(course.cases) for course in courses)
 
 
@@ -441,10 +454,12 @@ def _draw_panel(
     groups: Sequence[str],
     gid: str,
 ) -> list[str]:
-    """Draw one structure's volumes over time, a line for each participant; return dots' labels.
+    """Draw the volumes of one structure over time into `axis`, a line for each participant.
 
-    `gid` is the id of the dots in the SVG. `groups` are all groups of the figure: the index of a
-    group in them decides the colour of its courses.
+    Returns a label for each dot (a scan), such as "sub-01_ses-2: 3,912 mm³", in the order of
+    drawing. `gid` is the id of the dots in the SVG. `groups` are all groups of participants in the
+    figure: the index of a group in them decides the colour of its lines. `axis` is a matplotlib
+    Axes.
     """
     retest = courses[0].retest_percent
     half = 0.0
@@ -482,9 +497,10 @@ def _draw_panel(
 
 
 def _group_table(courses: Sequence[Course]) -> Table | None:
-    """Return the table of mean and SD of changes by structure and group.
+    """Return the table of the mean and SD of changes, a row for each structure.
 
-    None if there is a single participant. Either all courses have times, or none has.
+    It has a column for each group of participants. Returns None if there is a single participant.
+    Either all courses have times, or none has.
     """
     if len({course.participant for course in courses}) < 2:
         return None

@@ -74,10 +74,11 @@ def models_of(frame: pd.DataFrame) -> list[str]:
 
 
 def structures_of(frame: pd.DataFrame) -> list[str]:
-    """Return the single structures in the table of metrics.csv.
+    """Return the names of the single structures in the table of metrics.csv.
 
-    They are in the order of the label scheme; the right side of a pair follows the left one. Groups
-    and background are left out. KeyError for a right side without a left one.
+    They are in the order of the label scheme; the right side of a pair follows the left one.
+    Background and groups of structures are left out. Raises KeyError for a right side without a
+    left one.
     """
     left_out = {"background", *groups_of(frame)}
     every = [str(name) for name in frame["structure"].unique()]
@@ -99,7 +100,11 @@ def without_side(name: str) -> str:
 
 
 def groups_of(frame: pd.DataFrame) -> list[str]:
-    """Return the groups of structures, `group:<name>`, in the order of the table of metrics.csv."""
+    """Return the groups of structures in metrics.csv, such as group:cortex, as they appear in it.
+
+    `frame` is the table of metrics.csv. In addition to the rows of single structures, it has rows
+    for groups of structures: the value of such a row is the mean of a metric over the group.
+    """
     # Test the few distinct names instead of the many rows.
     names = frame[["structure"]].drop_duplicates()
     return [str(name) for name in names.loc[is_group(names), "structure"]]
@@ -114,19 +119,21 @@ def where(table: pd.DataFrame, **values: str) -> pd.DataFrame:
 
 
 def _in_order(table: pd.DataFrame, frame: pd.DataFrame) -> pd.DataFrame:
-    """Return `table` with its columns sorted: structures in the order of reports, then groups.
+    """Return `table`, whose columns are named by structures, with its columns in report order.
 
-    `frame` is the table of metrics.csv.
+    Single structures come first, in the order of the label scheme and the right side after the left
+    one; groups of structures (columns `group:<name>`) follow. `frame` is the table of metrics.csv,
+    which decides the order. Columns with other names are dropped.
     """
     names = (*structures_of(frame), *groups_of(frame))
     return table[[name for name in names if name in table.columns]]
 
 
 def by_participant(frame: pd.DataFrame, model: str, metric: str) -> pd.DataFrame:
-    """Return one metric of a model as a table of participants x structures and groups.
+    """Return one metric of a model as a table, a row for each participant.
 
-    `frame` is the table of metrics.csv. Values are means over a participant's scans; undefined
-    values are ignored.
+    Columns are the single structures, then the groups of structures. `frame` is the table of
+    metrics.csv. Values are means over a participant's scans; undefined values are ignored.
     """
     rows = where(frame, model=model, metric=metric)
     means = rows.groupby(["subject", "structure"])["value"].mean()
@@ -134,10 +141,11 @@ def by_participant(frame: pd.DataFrame, model: str, metric: str) -> pd.DataFrame
 
 
 def by_scan(frame: pd.DataFrame, model: str, metric: str) -> pd.DataFrame:
-    """Return one metric of a model as a table of scans x structures and groups.
+    """Return one metric of a model as a table, a row for each scan.
 
-    `frame` is the table of metrics.csv. The index is (subject, session). Cells are NaN where a
-    value is undefined or was not measured.
+    Columns are the single structures, then the groups of structures. `frame` is the table of
+    metrics.csv. The index is (subject, session). Cells are NaN where a value is undefined or was
+    not measured.
     """
     rows = where(frame, model=model, metric=metric)
     values = rows.set_index(["subject", "session", "structure"])["value"]
@@ -147,10 +155,11 @@ def by_scan(frame: pd.DataFrame, model: str, metric: str) -> pd.DataFrame:
 def volumes_by_participant(
     frame: pd.DataFrame, model: str
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return predicted and true volumes: two tables of participants x structures and groups.
+    """Return the predicted volumes and those of the manual labels, as two tables of equal layout.
 
-    `frame` is the table of metrics.csv. Volumes are means over a participant's scans. A scan in
-    which a structure was not measured is left out of both tables.
+    Each table has a row for each participant, with means over their scans, and a column for each
+    structure. `frame` is the table of metrics.csv. A scan in which a structure was not measured
+    does not enter the means of this structure in either table.
     """
     predicted = by_scan(frame, model, "volume")
     true = by_scan(frame, model, "truth_volume").where(predicted.notna())
@@ -161,5 +170,8 @@ def volumes_by_participant(
 
 
 def is_group(frame: pd.DataFrame) -> pd.Series:
-    """Return a mask that is True in the rows of `frame` for groups of structures."""
+    """Return a mask that is True for the rows of a group of structures, such as "group:cortex".
+
+    `frame` is the table of metrics.csv, or another with a column `structure`.
+    """
     return frame["structure"].str.startswith("group:").rename("is_group")
