@@ -11,12 +11,12 @@ import time
 
 
 class TrainingClock:
-    """Time limit of one call, in seconds of wall-clock time.
+    """Time limit of one call of `trinat train`, in seconds of wall-clock time.
 
-    The time counts from the end of the call's first step and its first page. The time that the
-    following jobs need to start is set aside. The rest is divided among the jobs that are not
-    finished, in proportion to what each still has to do. The first step of a job does not count,
-    because a compiler may take minutes in it.
+    The time counts from the end of the call's first step and its first report page (run.html). The
+    time that the following jobs need to start is set aside. The rest is divided among the jobs that
+    are not finished, in proportion to the part of its schedule that each still has to do. The first
+    step of a job does not count, because a compiler may take minutes in it.
 
     `validation_s` is the expected duration of a validation, including what is written after it: an
     estimate before the first one, then the longest so far. `has_validated` is True after the first
@@ -48,7 +48,7 @@ class TrainingClock:
         self.has_validated = True
 
     def begin_job(self, done: float, others: int, *, validates: bool) -> None:
-        """Begin a job.
+        """Prepare the clock for a job; its time starts with `start`, after the first step.
 
         `done` is the part of its schedule that earlier calls completed, from 0 to 1. `others` is
         the number of jobs that follow. `validates` is True if the job validates.
@@ -61,11 +61,12 @@ class TrainingClock:
         self._longest_s = 0.0
 
     def start(self, writing_s: float, opening_s: float = 0.0) -> None:
-        """Start to count the time of the job, after its first step and after its state was saved.
+        """Start the time of a job, after its first step and after its first checkpoint was saved.
 
         `writing_s` is the time that saving took, and `opening_s` the time before the first step;
-        each following job is expected to take as long. The first job also sets the end of the call.
-        If less time is left than the end of the job needs, the call ends now.
+        each following job is expected to take as long. The first job also sets the end of the whole
+        time limit. If less time is left than the job needs after its last step, the limit counts as
+        reached.
         """
         self.has_started = True
         self._began = time.monotonic()

@@ -51,11 +51,13 @@ def open_data(
     device: torch.device,
     processes: int,
 ) -> Iterator[tuple[BatchSource, ScansOf]]:
-    """Open the source of batches for some views, and a function that returns validation scans.
+    """Open the training data of a stage: a source of batches, and its scans for validation.
 
-    If a stage has synthetic scans and a store, batches are mixed, and the validation scans are from
-    the store. `processes` is the number of processes that train together: on one machine they share
-    its cores for reading. Slices are read ahead within the block.
+    Yields two things: the source of batches for `views`, and a function that returns an iterator
+    over the validation scans of a view. If a stage has synthetic scans and a slice store, each
+    batch may come from either, and the validation scans are from the store. `processes` is the
+    number of processes that train together: on one machine they share its cores for reading. Slices
+    are read ahead within the block.
 
     Raises ConfigError if the stage has no data, and the errors of opening the data.
     """
@@ -96,10 +98,11 @@ def _open_synthetic(
     scheme: LabelScheme,
     device: torch.device,
 ) -> tuple[SyntheticSource, ScansOf]:
-    """Open the source of synthetic slices, and a function that returns validation scans.
+    """Open the source of synthetic slices; also return a function for a view's validation scans.
 
-    The validation scans are of the held-out heads. The label maps stay on the device, and slices
-    are made when they are requested.
+    Slices are synthesised from label maps of heads when they are requested; the label maps stay on
+    the device. The validation scans are made from the heads that are held out. Raises ConfigError
+    if all heads are to be held out.
     """
     heads = config.heads
     maps = phantom_heads(2) if heads == "phantom" else load_heads(Path(heads))
@@ -147,10 +150,10 @@ def _open_store(
     readers: int,
     pool: ProcessPoolExecutor | None,
 ) -> tuple[StoreSource, ScansOf]:
-    """Open the training slices of a store, and a function that returns its validation scans.
+    """Open the training slices of a store; also return a function for a view's validation scans.
 
     `readers` is the number of threads that read ahead. The processes of `pool` run the transforms
-    of TorchIO and MONAI.
+    of TorchIO and MONAI; None if there are no such transforms, or no readers.
     """
     source = StoreSource(
         config,

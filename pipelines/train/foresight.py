@@ -50,11 +50,11 @@ _LONG_HOURS = 48
 
 
 def refuse_missing_inputs(stages: Iterable[StageConfig]) -> None:
-    """Raise if a stage lacks an input, before earlier stages have trained for hours.
+    """Raise an error if a stage lacks an input, before earlier stages have trained for hours.
 
     The inputs are the model that the stage starts from, its label maps of heads, and the files of
-    its store, which must be unchanged. A stage with validation also needs subjects for validation.
-    The errors are those of opening the inputs.
+    its slice store, which must be unchanged. A stage with validation also needs subjects for
+    validation. The errors are those of opening the inputs.
     """
     for stage in stages:
         if stage.start is not None:
@@ -75,10 +75,10 @@ def refuse_missing_inputs(stages: Iterable[StageConfig]) -> None:
 
 
 def refuse_too_large(recipe: Recipe, jobs: Sequence[Job], processes: int) -> None:
-    """Raise DeviceError if a step needs more memory than is free.
+    """Raise DeviceError if a training step on the CPU needs more memory than is free.
 
-    The kernel would kill such a run without a message. Each of the `processes` computes a part of a
-    batch. The error proposes a smaller batch or, if none fits, other settings.
+    Without this check, the kernel would kill such a run without a message. Each of the `processes`
+    computes a part of a batch. The error proposes a smaller batch or, if none fits, other settings.
     """
     free = free_memory()
     device = torch.device("cpu")
@@ -104,10 +104,10 @@ def refuse_too_large(recipe: Recipe, jobs: Sequence[Job], processes: int) -> Non
 
 
 def expected_seconds(recipe: Recipe, jobs: Sequence[Job], processes: int) -> float:
-    """Estimate how long jobs take on a CPU, in seconds.
+    """Estimate how long `jobs` take on a CPU together, in seconds.
 
     One slice is timed here, and its time is multiplied by the number of slices, including those of
-    validations.
+    validations. `processes` is the number of processes that share each batch.
     """
     seconds = 0.0
     timed: dict[tuple[int, int], float] = {}
@@ -125,7 +125,7 @@ def expected_seconds(recipe: Recipe, jobs: Sequence[Job], processes: int) -> flo
 
 
 def log_duration(recipe: Recipe, jobs: Sequence[Job], processes: int) -> None:
-    """Log how many hours jobs will take on a CPU, if these are many."""
+    """Log how many hours `jobs` will take on a CPU; log nothing below one hour."""
     hours = expected_seconds(recipe, jobs, processes) / 3600
     if hours < _REPORTED_HOURS:
         return
@@ -162,8 +162,8 @@ def epoch_slices_of(job: Job) -> int:
 def validation_slices(job: Job, seed: int) -> float:
     """Return the cost of all validations of a job, as a number of training slices.
 
-    A validation scores whole slices, whatever the size of the training slices, and needs only a
-    forward pass.
+    A validation scores whole scans, whatever the size of the training slices, and needs only a
+    forward pass. `seed` decides which scans are scored.
     """
     stage = job.stage
     validation = stage.validation
@@ -185,7 +185,10 @@ def validation_slices(job: Job, seed: int) -> float:
 def _pixels_scored(
     config: StoreConfig, validation: ValidationConfig, view: View, seed: int
 ) -> int:
-    """Return the number of pixels that one validation on a store scores in a view."""
+    """Return the number of pixels in all slices of a view that one validation on a store scores.
+
+    `config` names the store, and `validation` with the `seed` the participants that are scored.
+    """
     store = Store(config.path)
     subjects = store.part("validation", config.split)
     participant_of = {entry.subject: entry.participant for entry in store.metadata}

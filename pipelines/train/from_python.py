@@ -66,7 +66,11 @@ class TrainedRun:
         return self._table(VALIDATIONS_FILE)
 
     def _table(self, name: str) -> pd.DataFrame:
-        """Read a table of all jobs; the column `job` has their names."""
+        """Read one of the tables that each job writes (`name`), for all jobs of the run together.
+
+        The column `job` has the names of the jobs. Columns other than job, view and structure are
+        numbers.
+        """
         import pandas as pd
 
         rows: list[dict[str, str]] = []
@@ -81,7 +85,10 @@ class TrainedRun:
 
 
 def as_overrides(settings: Mapping[str, Any]) -> list[str]:
-    """Format keys of a recipe and their values as for the option --set of the command line."""
+    """Return settings of a recipe as texts for --set, such as "optimiser.rate=0.1".
+
+    `settings` maps keys such as optimiser.rate to values, which are written as JSON.
+    """
     return [
         f"{key}={json.dumps(value, default=os.fspath)}"
         for key, value in settings.items()

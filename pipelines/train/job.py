@@ -1,7 +1,7 @@
-"""Training job: one stage for one view or several, from its first step to its last.
+"""Training job: one stage of a recipe for one view or several, from its first step to its last.
 
-Between steps, states are saved, whole scans are scored, and pages are written. A job can be killed
-at any moment: the state says what is due next.
+Between steps, checkpoints (states) are saved, whole scans are scored for validation, and the report
+page run.html is written. A job can be killed at any moment: the checkpoint says what is due next.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ IN_ANOTHER_PROCESS = "another of its processes was stopped"
 
 @dataclass(frozen=True)
 class Job:
-    """Training of one stage, for one view or for several views together.
+    """Training of one stage of a recipe, for one view or for several views together.
 
-    The jobs of a run are trained one after the other, or by several processes at the same time.
-    Each job has states of its own, and the next stage of the same view starts from these.
+    The jobs of a run are trained one after the other, or by several commands at the same time. Each
+    job has checkpoints of its own, and the next stage of the same view starts from these.
     """
 
     stage: StageConfig
@@ -70,9 +70,9 @@ class Job:
 class Watcher:
     """Callbacks invoked during a run; all default to no-ops.
 
-    `step(job, report, progress)` is called after each step, with the progress of the job from 0 to
-    1. `score(job, step, dice)` is called after each validation, with the mean Dice. Lines of text
-    are logged.
+    `step(job, report, progress)` is called after each step, with the completed part of the job from
+    0 to 1. `score(job, step, dice)` is called after each validation, with the number of the step
+    and the mean Dice over structures, scans and views.
     """
 
     step: Callable[[Job, StepReport, float], None] = lambda job, report, progress: None
@@ -112,7 +112,8 @@ class JobRun:
     def identity(self, data: str) -> dict[str, Any]:
         """Return the settings that must be unchanged when the job is resumed.
 
-        `data` is the fingerprint of the data. The identity is saved in each state.
+        They are those of stage, network, label scheme, seed, views and number of processes, and are
+        saved in each checkpoint. `data` is the fingerprint of the training data.
         """
         return {
             "stage": self.job.stage.model_dump(mode="json"),
@@ -125,7 +126,7 @@ class JobRun:
         }
 
     def write_page(self) -> None:
-        """Write run.html with the curves of the job so far."""
+        """Write run.html, the report page of the job, with its curves so far."""
         title = self.job.name
         labels_of_models = pseudo_labels(self.recipe, self.out)
         if labels_of_models:
@@ -139,11 +140,13 @@ def train_job(
     clock: TrainingClock | None = None,
     others: int = 0,
 ) -> str:
-    """Train a job to its end, from its newest state if it has one; return the reason for its end.
+    """Train a job to its end, from its newest checkpoint if it has one; return why it ended.
 
-    `why_stop` returns the reason to stop, or "". When it returns a reason, the state is saved and
-    InterruptedRunError is raised. `clock` is the time limit of the call, if there is one, and
-    `others` the number of jobs that follow, which share its time.
+    The reason is a text such as "its last step", for the log. `why_stop` is called after each step:
+    it returns the reason to stop now (a signal, or the end of the time limit), or "" to continue.
+    When it returns a reason, a checkpoint is saved and InterruptedRunError is raised. `clock` is
+    the time limit of the whole call; None if there is none. `others` is the number of jobs that
+    follow, which share its time.
     """
     stage = run.job.stage
     views = run.job.views
@@ -201,11 +204,11 @@ def train_job(
 
 
 def _first_network(run: JobRun) -> ViewsNet:
-    """Build the network of the job's views with its initial weights.
+    """Build the networks of the job's views with their initial weights.
 
     The weights are those of the stage before, of a model, or random by the recipe's seed. Classes
-    that the other network lacks also get random weights. Only the process with rank 0 loads the
-    weights; the others get its state before their first step.
+    that the stage before or the model does not have also get random weights. Only the process with
+    rank 0 loads the weights; the others receive them from it before their first step.
     """
     torch.manual_seed(run.recipe.seed)
     stage = run.job.stage
@@ -241,10 +244,11 @@ def _resume(
     *,
     by_time: bool,
 ) -> None:
-    """Load the newest undamaged state in the job's folder into the trainer, if there is one.
+    """Load the newest undamaged checkpoint in the job's folder into the trainer, if there is one.
 
-    `by_time` is True if the rest is trained by time. Raises TrainingError if the state is of
-    another job, or if it was trained by time and the rest is not.
+    `identity` has the settings that must be as in the checkpoint. `by_time` is True if the rest is
+    trained within a time limit instead of the recipe's steps. Raises TrainingError if settings or
+    the number of processes differ, or if the checkpoint was trained by time and the rest is not.
     """
     state, problems = states.read_latest(run.folder)
     instead = "the state before it is used"
@@ -275,15 +279,17 @@ def _resume(
 
 @dataclass(eq=False)
 class _JobAtWork:
-    """Training loop of a job: its steps, and the states, validations and pages between them.
+    """Training loop of a job: its steps, with the checkpoints, validations and pages between them.
 
-    `scans` returns the validation scans of a view. `metrics` is None in all processes but the one
-    with rank 0. `why_stop` returns the reason to stop the run now, or "". `clock` is None without a
-    time limit. `opening_s` is the time that opening the job took, and `saved_at` the step of its
-    newest state.
+    `scans` returns the validation scans of a view. `metrics` writes metrics.csv; it is None in all
+    processes but the one with rank 0. `why_stop` returns the reason to stop the run now, or "".
+    `clock` is None without a time limit. `opening_s` is the time that opening the job took, in
+    seconds, and `saved_at` the step of its newest checkpoint. `identity` has the settings that must
+    be unchanged when the job is resumed.
 
-    Scores are the mean Dice and IoU over structures of whole scans, for each view. They decide
-    which state becomes the model. With `patience`, they also end a stage that no longer improves.
+    A validation computes the mean Dice and IoU over structures of whole scans, for each view. They
+    decide which checkpoint becomes the model. With `patience`, they also end a stage that no longer
+    improves.
 
     All processes of a job must take the same path through the loop. Information that only one of
     them has, such as a signal, is shared before it has an effect.
@@ -300,9 +306,10 @@ class _JobAtWork:
     saved_at: int
 
     def go(self) -> str:
-        """Train until the end of the schedule or of the patience, and mark the job as finished.
+        """Train until the schedule is complete or scores stop improving; return why the job ended.
 
-        Return the reason for the end.
+        The reason is "its last step", "its patience", or the time limit, for the log. The job is
+        marked as finished with the file done.json.
         """
         trainer = self.trainer
         # A run that was killed after its patience had ended does not train further.
@@ -342,9 +349,10 @@ class _JobAtWork:
         return "its last step"
 
     def _report_step(self, report: StepReport) -> None:
-        """Report a step to the clock, the watcher and the metrics.
+        """Report a step to the clock, to the callbacks of the watcher, and to metrics.csv.
 
-        After the first step, the clock is started.
+        After the first step, the first checkpoint and the first page are written, and the clock is
+        started.
         """
         clock = self.clock
         workers = self.run.workers
@@ -368,7 +376,7 @@ class _JobAtWork:
             clock.start(writing_s, self.opening_s)
 
     def _save_or_stop(self, report: StepReport) -> bool:
-        """Save the state if it is due; return True if an epoch or the job ends with this step.
+        """Save a checkpoint if one is due; return True if an epoch or the job ends with this step.
 
         Raises InterruptedRunError if the run is to stop.
         """
@@ -400,7 +408,7 @@ class _JobAtWork:
 
     @timing.stage("save")
     def _save(self, name: str | None = None) -> None:
-        """Write the state to the job's folder: as the newest one, or under a name."""
+        """Write a checkpoint to the job's folder: as the newest one, or in a file called `name`."""
         state = self.trainer.state(self.identity)
         states.write_state(self.run.folder, state, name=name)
 
@@ -414,7 +422,7 @@ class _JobAtWork:
 
     @property
     def _patience_is_over(self) -> bool:
-        """True if there have been too many validations since the best one."""
+        """True if the scores have not improved in the last `patience` validations."""
         validation = self.run.job.stage.validation
         if validation is None or validation.patience is None:
             return False
@@ -422,10 +430,10 @@ class _JobAtWork:
 
     @timing.stage("validation")
     def _validate_if_due(self) -> bool:
-        """Validate the weights if that is due, and write the page.
+        """Score the validation scans if that is due, and write the report page.
 
-        Return True if the patience is over. Raises InterruptedRunError if a signal stops the
-        validation.
+        Returns True if the job is to end, because its scores no longer improve. Raises
+        InterruptedRunError if a signal stops the validation.
         """
         stopped = False
         over = False
@@ -441,9 +449,10 @@ class _JobAtWork:
         return over
 
     def _validate_and_save(self) -> tuple[bool, bool]:
-        """Validate all views and save the state.
+        """Score the validation scans in all views; save a checkpoint, also as the best if it is.
 
-        Return two flags: a signal stopped the validation; the patience is over.
+        Returns two flags: True if the run is to stop, so that the validation is incomplete; and
+        True if the job is to end, because its scores no longer improve.
         """
         run = self.run
         counters = self.trainer.counters

@@ -51,10 +51,12 @@ _GLOO_ERROR = re.compile(r"/gloo/transport/\S+:\d+\]|Connection closed by peer")
 
 @dataclass(frozen=True)
 class _Request:
-    """A training, as it is passed to all of its processes.
+    """Settings of a training, as they are passed to all of its processes.
 
-    `out` is the folder of the run. `watching` is opened in the process with rank 0. The error that
-    ends the training is pickled to `error_file`, unless this is None.
+    `out` is the folder of the run. `watching` returns a context manager with the callbacks; it is
+    opened in the process with rank 0 only. `views` is None for all views of the recipe. `seconds`
+    is the time limit; None for all steps of the recipe. The error that ends the training is pickled
+    to `error_file`, unless this is None.
     """
 
     out: Path
@@ -75,10 +77,11 @@ def launch(
 ) -> Path:
     """Train a run in the folder `out`, in one process or in several; return its model's folder.
 
-    `watching` is opened in the process with rank 0; for several processes it must be picklable.
-    `asked` are the settings of the command line, of which `out` is not used. If torchrun has
-    started this process, it trains together with the others. Raises ConfigError for an unknown
-    view, and for numbers of processes and devices that contradict each other.
+    `watching` returns a context manager with the callbacks of the training. It is opened in the
+    process with rank 0; for several processes it must be picklable. `asked` are the settings of the
+    command line, of which `out` is not used. If torchrun has started this process, it trains
+    together with the others. Raises ConfigError for an unknown view, and for numbers of processes
+    and devices that contradict each other.
     """
     known = {each.value: each for each in View}
     views = None
@@ -238,10 +241,11 @@ def _join_and_train(request: _Request) -> Path:
 
 
 def _own_device(request: _Request, local_rank: int, local_count: int) -> str:
-    """Return the device for one process of this machine.
+    """Return the torch device on which one of the processes of this machine trains.
 
-    `local_rank` is the number of the process, and `local_count` the number of processes on this
-    machine. Raises if there are too few devices.
+    `local_rank` is the number of the process on this machine, from 0, and `local_count` the number
+    of its processes. Raises DeviceError if this machine has fewer GPUs than processes, and
+    ConfigError if several processes are to use one GPU.
     """
     device = request.device
     if device == "auto":

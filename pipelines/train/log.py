@@ -49,11 +49,12 @@ Curve = tuple[list[float], list[float]]
 
 
 class Metrics:
-    """Writer of metrics.csv.
+    """Writer of metrics.csv in the folder of a job.
 
     It writes a line every 1 to 10 seconds, with means over the steps since the last line. `step` is
     the step from which the job continues: lines of later steps are dropped, because these steps are
-    repeated. TensorBoard's `events`, from `open_events`, get the same values.
+    repeated. `events` is a SummaryWriter of TensorBoard, from `open_events`, which gets the same
+    values; None without TensorBoard.
     """
 
     def __init__(self, folder: Path, step: int, events: Any = None) -> None:
@@ -101,7 +102,10 @@ class Metrics:
             self._add_events(means, step)
 
     def _add_events(self, values: Mapping[str, float], step: int) -> None:
-        """Add the values at a step to TensorBoard's curves with these names, if it is used."""
+        """Add a point at `step` to each of TensorBoard's curves in `values`, by name.
+
+        Nothing is done without TensorBoard.
+        """
         if self.events is None:
             return
         for name, value in values.items():
@@ -110,7 +114,7 @@ class Metrics:
 
 
 def _metrics_row(steps: Sequence[StepReport]) -> dict[str, str]:
-    """Make a line of metrics.csv from some steps.
+    """Return a line of metrics.csv, by column, that summarises consecutive steps.
 
     Loss and speed are means over the steps; other values are those of the last step. Steps without
     a finite loss are not part of the mean; the cell is empty if all lack it.
@@ -173,11 +177,11 @@ def append_scores(
     scores: Mapping[View, Scores],
     scheme: LabelScheme,
 ) -> None:
-    """Add the scores at a step to validations.csv: a row for each view and structure.
+    """Add the Dice and IoU of a validation to validations.csv: a row for each view and structure.
 
-    Structures without a score have no row. Existing rows of this step and later ones are replaced:
-    a run that was killed after it wrote them, but before it saved its next state, repeats the
-    validation.
+    `step` is the number of training steps before the validation. Structures without a score have no
+    row. Existing rows of this step and later ones are replaced: a run that was killed after it
+    wrote them, but before it saved its next checkpoint, repeats the validation.
     """
     path = folder / VALIDATIONS_FILE
     earlier = [row for row in read_rows(path) if int(row["step"]) < step]
@@ -219,7 +223,7 @@ def read_curves(job: Path) -> dict[str, Curve]:
 
 
 def open_events(folder: Path, step: int) -> Any:
-    """Open TensorBoard's event files in a job's folder, as a context manager.
+    """Open TensorBoard's SummaryWriter in a job's folder, as a context manager.
 
     Values that an earlier attempt wrote for steps after `step` are hidden. Raises ConfigError if
     TensorBoard is not installed.

@@ -1,4 +1,4 @@
-"""run.html of a training job with its curves, and comparisons of runs.
+"""Report page of a training job (run.html) with its curves, and comparisons of runs.
 
 Runs are compared by the files in their folders: settings that differ, time, loss and scores.
 """
@@ -67,7 +67,10 @@ def write_page(job: Path, title: str, scheme: LabelScheme) -> None:
 
 
 def _last_scores(scores: Sequence[Mapping[str, str]]) -> Table:
-    """Make the table of the last validation."""
+    """Return the table of Dice and IoU of each structure and view at the last validation.
+
+    `scores` are the rows of validations.csv.
+    """
     last = max(int(row["step"]) for row in scores)
     rows = []
     for row in scores:
@@ -92,9 +95,10 @@ def _number_of(text: str) -> float | None:
 
 
 def draw_curves(curves: Mapping[str, Curve]) -> Drawing:
-    """Draw loss, learning rate, Dice and IoU of a job over steps.
+    """Draw loss, learning rate, Dice and IoU of a job over steps, a panel for each.
 
-    `curves` are from `read_curves`.
+    `curves` are from `read_curves`. Panels of Dice and IoU are missing if the job was not
+    validated.
     """
     # Kinds of curves that have values: without validation there is no Dice.
     known = {key.split()[-1] for key, (steps, _) in curves.items() if steps}
@@ -111,7 +115,11 @@ def draw_curves(curves: Mapping[str, Curve]) -> Drawing:
 
 
 def _draw_panel(axis: Any, panel: str, curves: Mapping[str, Curve]) -> None:
-    """Draw all curves of one kind, `panel`; those of validation are labelled by view."""
+    """Draw all curves of one kind into a matplotlib Axes, `axis`.
+
+    `panel` is the kind: "loss", "rate", "dice" or "iou". The last two have a curve for each view,
+    with a label.
+    """
     number = 0
     for key, (steps, values) in curves.items():
         view, _, kind = key.rpartition(" ")
@@ -134,9 +142,10 @@ def _draw_panel(axis: Any, panel: str, curves: Mapping[str, Curve]) -> None:
 
 @dataclass(frozen=True)
 class JobSummary:
-    """Summary of a job, from its files; values that it does not have are None.
+    """Row of the table that compares jobs; values that a job does not have are None.
 
-    `iou` is the mean IoU of the validation with the best Dice.
+    `steps`, `hours` and `final_loss` are those at the newest checkpoint or at the end. `best_dice`
+    is the best mean Dice of a validation, and `iou` the mean IoU of the same validation.
     """
 
     name: str
@@ -159,7 +168,10 @@ class JobSummary:
 
 
 def summarise(run: Path) -> list[JobSummary]:
-    """Summarise all jobs of a run, sorted by name; raise TrainingError if the folder has no run."""
+    """Return a summary of each job of a run, sorted by name.
+
+    Raises TrainingError if the folder `run` has no run.
+    """
     if not (run / CONFIG).is_file():
         raise TrainingError(f"no training run here ({CONFIG} is missing)", where=run)
     return [_summarise_job(job, run) for job in _job_folders(run)]
@@ -191,12 +203,16 @@ def compare(
 
 
 def _job_folders(run: Path) -> list[Path]:
-    """List the folders of the jobs of a run that have metrics."""
+    """Return the folders of the jobs of a run that have a metrics.csv, sorted."""
     return sorted(path.parent for path in run.glob(f"*/*/{METRICS_FILE}"))
 
 
 def _summarise_job(job: Path, run: Path) -> JobSummary:
-    """Summarise a job, from its end or newest state if there is one, else from its metrics."""
+    """Return steps, hours, final loss and best scores of the job in the folder `job`.
+
+    Steps and hours are taken from done.json, or from the newest checkpoint; without both, the steps
+    are the last in metrics.csv and the hours are None.
+    """
     curves = read_curves(job)
     noted_steps, losses = curves["loss"]
     counters = None

@@ -25,9 +25,11 @@ if TYPE_CHECKING:
 def training_progress(
     quiet: bool, clock: Callable[[], float] = time.monotonic
 ) -> Iterator[Watcher]:
-    """Show the progress of a training: epoch, loss, learning rate and speed, and what is logged.
+    """Show the progress of a training on stderr: epoch, loss, learning rate and slices per second.
 
-    A line is written for every epoch or minute. Nothing is shown if `quiet`.
+    Yields the callbacks to give to the training. Log messages are shown, too. On a terminal the
+    line is updated in place; in a file a line is written for every epoch or minute. Nothing is
+    shown if `quiet`.
     """
     from trinat.pipelines.train.job import Watcher
 
@@ -36,7 +38,7 @@ def training_progress(
 
 
 class _StepDisplay:
-    """Shows steps of one job after another."""
+    """Display of the steps of a training, of one job after another."""
 
     def __init__(self, shown: Progress) -> None:
         self._shown = shown
@@ -46,7 +48,10 @@ class _StepDisplay:
         self._skipped = 0
 
     def step(self, job: Job, report: StepReport, done: float) -> None:
-        """Show a step; write a line if one is due. `done` is the progress of the job, 0 to 1."""
+        """Show a training step; write a line if one is due.
+
+        `done` is the completed part of the job's schedule, from 0 to 1.
+        """
         if self._job is not job:
             self._job = job
             self._epoch = report.epoch

@@ -38,9 +38,11 @@ _CODE = Path(__file__).resolve().parents[2]
 def recorded(
     folder: Path, stage: StageConfig, device: torch.device, processes: int
 ) -> Iterator[None]:
-    """Record in a job's folder how it is trained, while the block runs.
+    """Add an entry on this training of a job to its provenance.json: code, machine, data and time.
 
-    In the entry of a call that was killed, `ended` is null.
+    The entry is written when the block begins and completed when it ends. `folder` is the folder of
+    the job, `stage` the stage of the recipe, and `processes` the number of processes that train
+    together. In the entry of a training that was killed, `ended` is null.
     """
     path = folder / PROVENANCE
     entries: list[dict[str, Any]] = []
@@ -89,7 +91,10 @@ def write_provenance(out: Path, model: Path) -> None:
 
 
 def read_provenance(model: Path) -> dict[str, list[dict[str, Any]]]:
-    """Read the entries of the calls that trained a model, by job; {} without provenance."""
+    """Read the provenance.json of a model: for each job, an entry for each call that trained it.
+
+    Returns {} if the folder `model` has no such file.
+    """
     path = model / PROVENANCE
     if not path.is_file():
         return {}
@@ -98,7 +103,11 @@ def read_provenance(model: Path) -> dict[str, list[dict[str, Any]]]:
 
 
 def origins(model: Path) -> list[str]:
-    """Return lines that describe a model and the calls that trained it."""
+    """Return lines of text on a trained model: its description, and how each job was trained.
+
+    They are "key: value", such as "views: coronal axial". Jobs have an entry for each call of
+    `trinat train`, from the provenance.json in the folder `model`.
+    """
     info = read_info(model)
     facts = {
         "name": info.name,
@@ -120,7 +129,10 @@ def origins(model: Path) -> list[str]:
 
 
 def commit(code: Path) -> str:
-    """Return the commit of a checkout, with "-dirty" if files were changed; else ""."""
+    """Return the git commit of the checkout `code`, with "-dirty" if files were changed.
+
+    "" if the folder is not a checkout, or if git is not installed.
+    """
     git = shutil.which("git")
     if git is None or not (code / ".git").exists():
         return ""
@@ -163,9 +175,10 @@ def _gpu(device: torch.device) -> str:
 
 
 def _hashes_of_parts(config: StoreConfig) -> dict[str, str]:
-    """Return a hash of each part of a store ("train", "validation").
+    """Return the SHA-256 of the data in each part of a slice store, by "train" and "validation".
 
-    It covers the names of the subjects and the hashes of their files.
+    It covers the names of the subjects and the hashes of their files. A part without subjects is
+    missing.
     """
     store = Store(config.path)
     split = store.split(config.split)

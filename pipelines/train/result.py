@@ -1,7 +1,8 @@
 """Results of finished jobs: weights to start from, and the model of a run.
 
-A finished job has the file done.json and its states. Its result is the state with the best
-validation, or the last state if it was not validated.
+A job is the training of one stage of a recipe, for one view or for several together. A finished job
+has the file done.json and its checkpoints (states). Its result is the checkpoint with the best
+validation, or the last one if it was not validated.
 """
 
 from __future__ import annotations
@@ -37,7 +38,10 @@ DATA = "data.json"
 
 
 def _finished_folder(out: Path, stage: StageConfig, view: View) -> Path | None:
-    """Return the folder of the finished job of a stage that trained a view; None without one."""
+    """Return the folder of the finished job that trained `view` in `stage`; None if there is none.
+
+    `out` is the folder of the run.
+    """
     for done in sorted((out / stage.name).glob(f"*/{DONE}")):
         folder = done.parent
         if view.value in folder.name.split("-"):
@@ -51,11 +55,11 @@ def _last_finished_job(
     view: View,
     out: Path,
 ) -> tuple[StageConfig, Path, View]:
-    """Find the last finished job of a view among some stages.
+    """Return the job with the newest trained network of a view: its stage, its folder and the view.
 
-    Return its stage, its folder and the view. If no stage has trained this view, return those of
-    another view: the first of the recipe that has been trained. Raises TrainingError if there is
-    none.
+    Only `stages` are searched, from the last to the first. If none of them has trained this view,
+    the newest job of another view is returned: the first view of the recipe that has been trained.
+    Raises TrainingError if there is none.
     """
     for each in (view, *recipe.views):
         for stage in reversed(stages):
@@ -67,9 +71,10 @@ def _last_finished_job(
 
 
 def best_dice(recipe: Recipe, out: Path) -> float | None:
-    """Return the best mean Dice of a run: the mean over the last finished jobs of all views.
+    """Return the best mean Dice on the validation scans, averaged over the jobs of a run's views.
 
-    None if no job is finished, or if one of these jobs was not validated.
+    Only the last finished job of each view counts. Returns None if no job is finished, or if one of
+    these jobs was not validated.
     """
     jobs = set()
     for view in recipe.views:
@@ -93,11 +98,11 @@ def trained(
     view: View,
     out: Path,
 ) -> tuple[Network, View]:
-    """Load the network of a view after the last of some stages; return it with its view.
+    """Load the network of a view as it was after the last of some stages; return it with its view.
 
-    If no stage has trained this view, the network of another view is loaded. The weights are the
-    moving average if the stage has one. Raises TrainingError if no view is trained. Damaged states
-    are logged.
+    If no stage has trained this view, the network of another view is loaded, and that view is
+    returned. The weights are the moving average over steps if the stage has one. Raises
+    TrainingError if no view is trained. Damaged checkpoints are logged.
     """
     stage, folder, view = _last_finished_job(recipe, stages, view, out)
     views = [View(name) for name in folder.name.split("-")]
@@ -118,11 +123,11 @@ def first_weights(
     view: View,
     out: Path,
 ) -> tuple[Network, LabelScheme] | None:
-    """Load the network with which a stage starts a view, and its classes; None for random weights.
+    """Load the network from which a stage starts a view, with the label scheme of its classes.
 
-    It is the model named by the stage's `start`, or the network of this view after the stages
-    before, or else that of another view. If a later stage has to start from random weights, that is
-    logged.
+    It is, in this order: that of the model named by the stage's `start`, the network of this view
+    after the earlier stages, or the network of another view after these. Returns None if the stage
+    starts from random weights; for a later stage that is logged. `out` is the folder of the run.
     """
     if stage.start is not None:
         model = load_model(stage.start)
@@ -149,9 +154,9 @@ def first_weights(
 
 
 def _best_or_last(folder: Path) -> State:
-    """Read the best state of a finished job, or the last one if the best is missing or damaged.
+    """Read the best checkpoint of a finished job, or the last if the best is missing or damaged.
 
-    Raises TrainingError if all states are damaged.
+    `folder` is the folder of the job. Raises TrainingError if all checkpoints are damaged.
     """
     if (folder / BEST).is_file():
         try:
@@ -175,11 +180,11 @@ def save_run(
     out: Path,
     model: Path,
 ) -> list[str]:
-    """Write the model of a run, with all views that are finished so far; return their names.
+    """Write the model of a run with all views that are finished so far; return the views' names.
 
     A view is finished once its last stage is. The model includes the user's own label scheme, if
     there is one, a description of its training data, and the structures that these data did not
-    have.
+    have. `out` is the folder of the run, and `model` that of the model.
     """
     scheme = load_scheme(recipe.scheme)
     networks = {}
@@ -232,12 +237,13 @@ def save_run(
 
 
 def _fusion_of_start(recipe: Recipe, out: Path) -> Fusion:
-    """Return the fusion settings of the model that the weights come from; the defaults without one.
+    """Return the settings for fusing views that the new model takes from its starting model.
 
-    These were fitted to that model, so they suit the new one better than those of the paper,
-    provided that all views come from this model and it has each of them. The odds of structures are
-    always dropped, because training makes them unnecessary. The odds of CSF are dropped if the new
-    training data define CSF differently.
+    They were fitted to that model, so they suit the new one better than the defaults, provided that
+    all views start from this model and it has each of them; otherwise the defaults are returned.
+    The factors on the odds of structures are always dropped, because training makes them
+    unnecessary. The factor on the odds of CSF is dropped if the new training data define CSF
+    differently.
     """
     start_of: dict[View, Path | None] = dict.fromkeys(recipe.views)
     for stage in recipe.stages:
@@ -257,9 +263,9 @@ def _fusion_of_start(recipe: Recipe, out: Path) -> Fusion:
 
 
 def _describe_data(recipe: Recipe, out: Path) -> str:
-    """Describe the training data of a model, and the weights that it starts from.
+    """Return a text on the training data of a model, such as "scans of a slice store (CC BY 4.0)".
 
-    The text has the kind of scans and their licences.
+    It has the kind of scans, their licences, and the model that the training started from.
     """
     sources = [stage.data for stage in recipe.stages]
     seen = "synthetic scans"
@@ -280,7 +286,11 @@ def _describe_data(recipe: Recipe, out: Path) -> str:
 
 
 def _not_predicted(recipe: Recipe, scheme: LabelScheme, out: Path) -> set[str]:
-    """Return the names of the structures that no training data of a run have."""
+    """Return the names of the structures that no training data of a run have.
+
+    `scheme` is the label scheme of the recipe, and `out` the folder of the run. Such structures
+    cannot be predicted by the model.
+    """
     # Label maps for synthesis have no small region of CSF like FreeSurfer's; with `learn_fluid` all
     # fluid is CSF.
     csf = {
@@ -306,8 +316,9 @@ def _not_predicted(recipe: Recipe, scheme: LabelScheme, out: Path) -> set[str]:
 def _csf_of_data(recipe: Recipe, out: Path) -> Csf:
     """Return the definition of CSF in the training data of the last stage.
 
-    Manual and FreeSurfer labels have a small region, unless `trinat prepare` filled in all fluid.
-    It is all fluid only if all data of the stage define it so.
+    "intracranial" means all fluid inside the skull, and is returned only if all data of the stage
+    define it so. "region" is the small region that manual and FreeSurfer labels have, unless
+    `trinat prepare` filled in all fluid.
     """
     data = recipe.stages[-1].data
     taught: set[Csf] = set()
@@ -331,7 +342,10 @@ def _csf_of_data(recipe: Recipe, out: Path) -> Csf:
 
 
 def read_data(out: Path) -> dict[str, Any]:
-    """Read the descriptions of a run's stores, by path; {} for a run with synthetic scans only."""
+    """Read data.json, the descriptions of a run's slice stores, by the path of the store.
+
+    {} for a run with synthetic scans only. Values are those of `run._describe_store`.
+    """
     path = out / DATA
     if not path.is_file():
         return {}
@@ -340,9 +354,9 @@ def read_data(out: Path) -> dict[str, Any]:
 
 
 def pseudo_labels(recipe: Recipe, out: Path) -> str:
-    """Name the models whose predictions served as training labels, joined by "; ".
+    """Return the names of the models whose predictions served as training labels, joined by "; ".
 
-    Includes the labels that the starting weights were trained on. The text is for the model's
+    The labels that the starting weights were trained on are included. The text is for the model's
     description. It is empty if people made all labels.
     """
     made = {found["pseudo_labels"] for found in read_data(out).values()}

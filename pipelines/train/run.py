@@ -1,8 +1,9 @@
 """A training run: trains the networks of a recipe, job by job.
 
-A run has a folder: its recipe (config.yaml), a description of its stores (data.json), a folder for
-each job (<stage>/<view>), and at the end the model. The same command with `resume` continues a
-stopped run at its last step, with the same numbers as if it had not been stopped.
+A job is the training of one stage of the recipe for one view, or for several together. A run has a
+folder: its recipe (config.yaml), a description of its slice stores (data.json), a folder for each
+job (<stage>/<view>), and at the end the model. The same command with `resume` continues a stopped
+run at its last step, with the same numbers as if it had not been stopped.
 
 Several commands may train different jobs of one run at the same time. Each holds the locks of its
 jobs while it trains. It locks the folder of the run only while it reads or writes files of the
@@ -79,9 +80,11 @@ _PATIENCE_S = 300.0
 
 
 def read_recipe(name_or_path: str, settings: Sequence[str] = ()) -> Recipe:
-    """Read a recipe by name or file, and apply settings from the command line.
+    """Read a training recipe by its name or file, and apply settings from the command line.
 
-    A recipe that starts from a model and has no `network` of its own gets the network of the model.
+    `settings` are texts such as "optimiser.rate=1e-3". A recipe that starts from a model and has no
+    `network` of its own gets the network of the model; ConfigError is raised if the networks of
+    that model's views differ.
     """
     path = find_recipe(name_or_path, "train")
     content = with_settings(read_yaml(path), settings)
@@ -105,11 +108,14 @@ def read_recipe(name_or_path: str, settings: Sequence[str] = ()) -> Recipe:
 
 
 def adapt_to_store(recipe: Recipe, root: Path, split: Path | None = None) -> Recipe:
-    """Adapt a recipe to a store: its slices and split, its classes and views.
+    """Return a recipe that trains on the slice store in the folder `root`.
 
-    `root` is the folder of the store; `split` defaults to the split in it. The recipe's settings
-    for a store, such as augmentation, are kept. A recipe without a store is then trained on this
-    store alone, and its weights are selected on the participants for validation.
+    Its label scheme is that of the store, its views are those of which the store has slices, and
+    all its stages read this store. `split` is the file with the participants for training and
+    validation; by default the one in the store. Settings of the recipe for a store, such as
+    augmentation, are kept. A stage that had neither a store nor a validation then trains on this
+    store alone, and its weights are selected on the participants for validation. Raises ConfigError
+    if the store has no slices of the recipe's views.
     """
     store = Store(root)
     views = tuple(view for view in recipe.views if view in store.views)
@@ -143,10 +149,11 @@ def _stage_on_store(
     *,
     can_flip: bool,
 ) -> StageConfig:
-    """Adapt a stage to a store, `place`.
+    """Return a stage of a recipe that reads its slices from the store `place`.
 
-    A stage that had neither a store nor a validation gets `validation`. `can_flip` is False if
-    slices must not be flipped, because the label scheme has a structure on one side only.
+    A stage that had no store loses its synthetic scans; if it had no validation either, it gets
+    `validation`. `can_flip` is False if slices must not be mirrored in augmentation, because the
+    label scheme has a structure on one side only.
     """
     known = stage.data.store
     if known is None:
@@ -165,10 +172,10 @@ def _stage_on_store(
 
 
 def plan_jobs(recipe: Recipe, views: Sequence[View]) -> list[Job]:
-    """List the jobs of a run in their order: stage by stage, and view by view.
+    """Return the jobs of a run in the order of training: stage by stage, and view by view.
 
-    A stage that trains views together has one job for all of them, and a stage without any of
-    `views` has none.
+    A job trains one stage for one view. A stage that trains views together has a single job for all
+    of them, and a stage without any of `views` has none.
     """
     jobs = []
     for stage in recipe.stages:
@@ -181,10 +188,11 @@ def plan_jobs(recipe: Recipe, views: Sequence[View]) -> list[Job]:
 
 
 def refuse_before_others(recipe: Recipe, view: str, out: Path) -> None:
-    """Raise TrainingError if a view is to be trained before the views that it starts from.
+    """Raise TrainingError if `view` is to be trained before the views whose weights it starts from.
 
-    It would start from random weights instead, so the result would differ from that of the whole
-    run. With "all", the views are trained in the right order.
+    `out` is the folder of the run. Without those weights the view would start from random ones, and
+    its result would differ from that of the whole run. With "all", the views are trained in the
+    right order.
     """
     before = []
     for stage in recipe.stages:
@@ -250,7 +258,7 @@ def train(
             clock = TrainingClock(seconds)
 
         def why_stop() -> str:
-            """Return what ends the run now, a signal or the limit of time; else ""."""
+            """Return the reason to stop the run now, a signal or the time limit; "" to continue."""
             if signalled.is_set():
                 return "it got a signal"
             return clock.why_over if clock is not None else ""
@@ -289,12 +297,12 @@ def _claimed(
     *,
     resume: bool,
 ) -> Iterator[None]:
-    """Lock the jobs of a run for the block, and record the recipe and a description of the stores.
+    """Lock the jobs of a run for the duration of the block, and write config.yaml and data.json.
 
     A folder that already holds a run needs `resume`, the same recipe and the same data. Temporary
     files of a killed run are removed. Missing inputs are refused before anything is written. If a
-    new run fails within the block before its first state, its files are removed. Raises LockedError
-    if another process trains one of the jobs.
+    new run fails within the block before its first checkpoint, its files are removed. Raises
+    LockedError if another process trains one of the jobs.
     """
     refuse_missing_inputs(job.stage for job in _unfinished(jobs, out))
     folders = [*(stage.name for stage in recipe.stages), "model"]
@@ -320,10 +328,10 @@ def _claimed(
 
 
 def _record_run(recipe: Recipe, out: Path, *, resume: bool) -> None:
-    """Record the recipe of a run and a description of its stores.
+    """Write the recipe of a run (config.yaml) and a description of its slice stores (data.json).
 
-    If they have been recorded before, raise TrainingError if they differ, or if the run has begun
-    and `resume` is False.
+    If the folder has these files already, they are compared instead. TrainingError is raised if
+    they differ, or if the run has a checkpoint and `resume` is False.
     """
     content = recipe.model_dump(mode="json")
     data = {}
@@ -352,9 +360,10 @@ def _record_run(recipe: Recipe, out: Path, *, resume: bool) -> None:
 
 
 def _remove_unbegun(out: Path, folders: Iterable[str]) -> None:
-    """Remove the files of a run that has not begun.
+    """Remove the files of a run that was never trained.
 
-    They are kept if a job has a state, or if another process has locked a job.
+    `folders` are the names of the folders to remove in `out`. All files are kept if a job has a
+    checkpoint or is finished, or if another process has locked a job.
     """
     if _has_begun(out):
         return
@@ -370,17 +379,18 @@ def _remove_unbegun(out: Path, folders: Iterable[str]) -> None:
 
 
 def _has_begun(out: Path) -> bool:
-    """Return True if any job of the run has a state or is finished."""
+    """Return True if any job of the run in the folder `out` has a checkpoint or is finished."""
     jobs = out.glob("*/*/")
     return any(has_state(job) or (job / DONE).is_file() for job in jobs)
 
 
 def _describe_store(config: StoreConfig) -> dict[str, Any]:
-    """Describe a store as a run uses it.
+    """Return the description of a slice store for data.json.
 
-    `sha256` covers the files of all subjects for training and validation, and `split_sha256` the
-    split. The other values describe the subjects for training: their licences, the models that made
-    their labels, the structures that none of their labels has, and the definition of CSF.
+    It has two hashes: `sha256` of the files of all subjects for training and validation, and
+    `split_sha256` of the split. The other values describe the subjects for training: `licences` and
+    `csf` (the definition of CSF) of their labels, the models that made these labels
+    (`pseudo_labels`), and the structures that none of the labels has (`not_predicted`).
     """
     store = Store(config.path)
     subjects = store.info.subjects
@@ -408,7 +418,7 @@ def _describe_store(config: StoreConfig) -> dict[str, Any]:
 
 
 def _unfinished(jobs: Iterable[Job], out: Path) -> list[Job]:
-    """List the jobs that are not finished."""
+    """Return the jobs of the run in the folder `out` that are not finished."""
     left = []
     for job in jobs:
         has_ended = (out / job.name / DONE).is_file()
@@ -423,12 +433,13 @@ def _train_jobs(
     why_stop: Callable[[], str],
     clock: TrainingClock | None,
 ) -> str:
-    """Train the jobs of a run that are not finished; return why the training of the last one ended.
+    """Train the unfinished jobs of a run, one after the other; return why the last one ended.
 
-    The reason is "" if all jobs were finished before. `why_stop` returns the reason to stop now (a
-    signal, or the time is over), or "". `clock` fits the training into a given time; None trains
-    all steps. `workers` are the processes of the training. Raises InterruptedRunError if the run is
-    to stop between two jobs.
+    The reason is a text such as "its last step", for the log; "" if all jobs were finished before.
+    `why_stop` is called between jobs and steps: it returns the reason to stop the run now (a
+    signal, or the end of the time limit), or "" to continue. `clock` divides the time limit among
+    the jobs; None if there is no limit, and each job then trains all steps of its schedule. Raises
+    InterruptedRunError if the run is to stop before all jobs are done.
     """
     # The process with rank 0 decides which jobs are not finished. Otherwise a job that finishes
     # meanwhile would be trained by some of the processes only.
@@ -448,7 +459,7 @@ def _train_jobs(
 
 
 def find_device(name: str) -> torch.device:
-    """Return the device with this name; "auto" is the fastest available one.
+    """Return the torch device with a name such as "cuda:1"; "auto" is the fastest available one.
 
     Raises DeviceError if this machine does not have it.
     """
