@@ -1,9 +1,9 @@
 """Persistent job queue of the service, stored on disk so that a crash loses no job.
 
 `jobs.sqlite` in the queue's folder has one table with a row for each accepted scan. The scan, its
-results and the drafts of its correction are in `jobs/ID`. A row and its folder belong together: at
-the start, a server removes the remains of interrupted uploads and deletions. `EngineThread` has the
-engine of `trinat predict` work on the queue.
+results and the drafts of its correction are in `jobs/ID`. A row and its folder belong together:
+when a server starts, it removes the remains of interrupted uploads and deletions. `EngineThread`
+passes the scans to the engine of `trinat predict`, which segments them.
 """
 
 from __future__ import annotations
@@ -128,10 +128,11 @@ class Segmentation(BaseModel):
 
 
 class Submission(Segmentation):
-    """Snapshot of a row of the queue.
+    """Row of the queue's table at one moment: a scan with its state and its result.
 
-    Times (`accepted`, `ended`) are in seconds since 1970; `ended` is 0 for an unfinished scan.
-    `starts` is how often work on the scan was begun.
+    `result` is empty until the scan is done. Times (`accepted`, `ended`) are in seconds since 1970;
+    `ended` is 0 until the scan is done or has failed. `starts` counts how often the segmentation
+    was begun, also by earlier servers.
     """
 
     number: int  # in the order of acceptance
@@ -144,22 +145,22 @@ class Submission(Segmentation):
     result: ScanResult = ScanResult()
 
     def seen(self) -> Segmentation:
-        """Return the fields that clients may see."""
+        """Return the part of the row that clients may see."""
         return Segmentation(**self.model_dump(include=set(Segmentation.model_fields)))
 
 
 class FullError(Exception):
-    """Raised if the queue accepts no scan, or no learning job, for now."""
+    """Raised if the queue accepts no scan, or no request to learn a model, for now."""
 
 
 class Queue:
-    """Accepted scans in a table on disk, used by the server's threads and by that of the engine.
+    """Accepted scans in a table on disk, used by the server's threads and by the engine's thread.
 
-    `ended` counts the scans that have ended since the start of the server, by state. `busy_s` is
-    the total processing time of the scans that are done, in seconds. `forget` is called after a
-    scan was deleted, so that others can drop its data from memory. `has_norms` is True if pages
-    compare scans with norms: only then are age and sex accepted. `staging` is the folder for
-    unfinished files.
+    `ended` counts the scans that were finished since the start of the server, by state ("done" or
+    "failed"). `busy_s` is the total processing time of those that are done, in seconds. `forget` is
+    called after a scan was deleted, so that others can drop its data from memory. `has_norms` is
+    True if result pages compare volumes with normative values by age and sex: only then are age and
+    sex accepted. `staging` is the folder for unfinished files.
     """
 
     def __init__(
@@ -174,7 +175,7 @@ class Queue:
         """Open the queue in `folder`, which must exist, and resume the unfinished scans in it.
 
         `queued` is the maximum number of waiting scans, `per_client` that of unfinished scans of
-        one client. A scan is deleted `keep_s` seconds after it has ended.
+        one client. A scan is deleted `keep_s` seconds after it is done or has failed.
         """
         self.folder = folder
         self.keep_s = keep_s
@@ -209,10 +210,10 @@ class Queue:
         self._resume()
 
     def _resume(self) -> None:
-        """Make table and folders consistent after a restart.
+        """Make the table and the folders consistent after a restart.
 
-        Interrupted scans are queued again; scans that were started `MAX_STARTS` times fail. Rows
-        without a folder and folders without a row are removed.
+        Scans whose segmentation was interrupted are queued again; those that were started
+        `MAX_STARTS` times fail. Rows without a folder and folders without a row are removed.
         """
         self._execute("UPDATE jobs SET state = 'queued', stage = '' WHERE NOT ended")
         self._execute(
@@ -244,7 +245,10 @@ class Queue:
             ) from error
 
     def _update(self, statement: str, **values: Any) -> bool:
-        """Execute a statement that changes rows; if the disk is full, log this and return False."""
+        """Execute an SQL statement that changes rows; return True if the change was stored.
+
+        If the disk is full, this is logged and False is returned.
+        """
         try:
             self._execute(statement, **values)
         except DiskFullError as error:
@@ -324,7 +328,7 @@ class Queue:
     def accept(
         self, scan: Path, outputs: list[str], participant: Facts | None = None
     ) -> Submission:
-        """Add an uploaded scan to the queue; from now on it is not lost.
+        """Add an uploaded scan to the table and return its row; from now on it survives a crash.
 
         `scan` is the file scan.ENDING in a folder from `upload`. `outputs` names the optional
         results to make, keys of `OUTPUTS`. Only age and sex of `participant` are stored.
@@ -350,10 +354,11 @@ class Queue:
         return submission
 
     def next(self) -> Case | None:
-        """Return the next waiting scan for the engine, which segments it; None if no scan waits.
+        """Return the next waiting scan as a `Case` for the engine, which segments it.
 
-        It is None, too, if the disk is full. The paths of a case (a scan and where its results go)
-        are below the queue's folder and name no participant.
+        The case has the path of the scan, below the queue's folder, and the id by which its results
+        are stored; neither names a participant. Returns None if no scan waits, or if the disk is
+        almost full.
         """
         if shutil.disk_usage(self.folder).free < MIN_FREE_BYTES:
             return None
@@ -375,10 +380,10 @@ class Queue:
         return None
 
     def enter(self, id: str, stage: str) -> None:
-        """Record that a step of the work on a scan begins: reading, networks or writing.
+        """Record that the engine begins a stage of a scan: reading, networks or writing.
 
-        `id` is the id of the scan. Other steps are ignored. The first step also counts as a start,
-        so that a scan that ends the server again and again is given up.
+        `id` is the id of the scan. Other stages are ignored. The first stage also counts as a start
+        of the segmentation, so that a scan that crashes the server again and again is given up.
         """
         if stage not in _PROGRESS:
             return
@@ -394,11 +399,12 @@ class Queue:
         )
 
     def finish(self, entry: Entry) -> Submission | None:
-        """Record whether a scan succeeded, and move its results from `entry.staged` to its folder.
+        """Record that a scan is done or has failed, and move its results to the scan's folder.
 
-        If results cannot be stored, the scan fails. Returns the updated scan. Returns None if it
-        was deleted meanwhile, or if the disk has no room for the outcome: then the engine gets the
-        scan again.
+        `entry` is the outcome from the engine; `entry.staged` is the folder with the results. If
+        they cannot be moved, the scan fails. Returns the updated row of the scan. Returns None if
+        the scan was deleted meanwhile, or if the disk has no room for the row: then the engine gets
+        the scan again.
         """
         with self._lock:
             self._given.discard(entry.case)
@@ -436,7 +442,10 @@ class Queue:
             return self.find(id=entry.case)
 
     def _take_results(self, submission: Submission, entry: Entry) -> None:
-        """Add tables of volumes to the results of a scan, and move all to the scan's folder."""
+        """Move the results of a scan from `entry.staged` to the scan's folder.
+
+        The tables volumes.tsv and, if there are parcels, parcels.tsv are added to them first.
+        """
         staged = Path(entry.staged)
         write_volumes(staged / "volumes.tsv", [entry])
         if entry.result.parcels:
@@ -446,7 +455,10 @@ class Queue:
         sync(self._folder_of(submission.id))
 
     def renew(self, submission: Submission) -> None:
-        """Restart the retention period of a scan that has ended, because it is in use."""
+        """Restart the retention period of a finished scan, because somebody is using it.
+
+        An unfinished scan has no retention period, and is left as it is.
+        """
         self._update(
             "UPDATE jobs SET ended = :now WHERE id = :id AND ended",
             id=submission.id,
@@ -454,7 +466,7 @@ class Queue:
         )
 
     def delete(self, submission: Submission) -> None:
-        """Delete a scan and its results, whatever its state; do nothing if it was deleted."""
+        """Delete a scan and its results, whatever its state; do nothing if it is gone."""
         # Renaming removes the whole folder at once. The row is deleted last: on a full disk, SQLite
         # has no room for it until the folder is gone.
         gone = self.staging / secrets.token_hex(16)
@@ -476,7 +488,7 @@ class Queue:
                 self.delete(submission)
 
     def scan(self, submission: Submission) -> Path:
-        """Return the path of the uploaded file."""
+        """Return the path of the uploaded file of a scan."""
         return self._folder_of(submission.id) / f"scan{submission.ending}"
 
     def result(self, submission: Submission) -> Path:
@@ -484,11 +496,15 @@ class Queue:
         return self._folder_of(submission.id) / "result"
 
     def drafts(self, submission: Submission) -> Path:
-        """Return the folder for drafts of a correction."""
+        """Return the folder for drafts of a scan's correction, which the viewer saves."""
         return self._folder_of(submission.id) / "drafts"
 
     def file(self, submission: Submission, product: Product, ending: str = "") -> Path:
-        """Return the path of a result file; `ending` replaces the product's usual file ending."""
+        """Return the path of a result file of a scan, by the kind of output (`product`).
+
+        `ending` replaces the usual file ending of this output, such as .json for the file beside
+        it. The file may not exist.
+        """
         names = CaseNames(self.result(submission), submission.id, {}, bids=False)
         return names.path(product, ending)
 
@@ -501,17 +517,20 @@ class _StoppedError(Exception):
 
 
 class EngineThread(threading.Thread):
-    """Thread that passes scans from the queue to the engine, and outcomes back to the queue.
+    """Thread that passes scans from the queue to the engine, and the outcomes back to the queue.
 
-    The engine segments: it takes cases (a scan and where its results go) from an endless iterator,
-    works on them in worker processes, and yields a ledger entry with the outcome of each.
+    The engine is that of `trinat predict`: it takes cases (a scan and its id) from an endless
+    iterator, segments them in worker processes, and yields an `Entry` with the outcome of each.
 
-    `ready` is True once a model is loaded; `error` is the exception that ended the engine, None
-    while it runs.
+    `ready` is True once the engine has loaded a model. `error` is the exception that ended the
+    engine; None while it runs.
     """
 
     def __init__(self, queue: Queue, plan: PredictRequest, model: Path) -> None:
-        """Create the thread; `plan` has the settings of the run, `model` is the model's folder."""
+        """Create the thread, which `start` starts.
+
+        `plan` has the settings of the segmentation, and `model` is the model's folder.
+        """
         super().__init__(name="engine", daemon=True)
         self.queue = queue
         self.error: Exception | None = None
@@ -550,7 +569,7 @@ class EngineThread(threading.Thread):
         self.join(_STOP_S)
 
     def _on_stage(self, case: str, stage: str) -> None:
-        """Record that a step of the work on a scan begins, such as reading.
+        """Record that the engine begins a stage of a scan, such as "reading".
 
         `case` is the id of the scan; "" means that a model was loaded.
         """

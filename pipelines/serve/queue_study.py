@@ -1,7 +1,7 @@
-"""Scans of the queue as a study: the list of results that the page of `trinat view` shows.
+"""Scans of the queue as a `Study`: the list of scans that the page of `trinat view` shows.
 
-At each request, the study is made from the current queue rather than from the ledger of a folder.
-It accepts corrections, but no ratings.
+At each request, the list is made from the current queue rather than from the run ledger of a
+folder. The page can save corrections of the segmentations, but no ratings.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ def study_of(
 ) -> QueueStudy:
     """Return the queue's scans as the study that the page shows, and write its label tables.
 
-    The tables are written to the queue's folder. `scheme` explains the numbers of label maps,
-    `parcels` the numbers of parcel maps; it is None if the service makes no parcel maps.
+    The tables (number, name and colour of each label) are written to the queue's folder. `scheme`
+    has the labels of label maps, and `parcels` those of parcel maps; None if the service makes no
+    parcel maps.
     """
     write_label_table(queue.folder / PLAIN_LABEL_TABLE, scheme, by_index=False)
     table = queue.folder / PLAIN_PARCEL_TABLE
@@ -41,8 +42,8 @@ def study_of(
 class QueueStudy(Study):
     """Scans of a queue as a study: newest first, without ratings.
 
-    A scan's number is its position in the order of acceptance, because its position in the list
-    changes.
+    A scan is identified by the number that it got when it was accepted, because its position in the
+    list changes.
     """
 
     queue: Queue = field(kw_only=True)
@@ -66,7 +67,7 @@ class QueueStudy(Study):
     def on_correction_saved(
         self, item: Item, correction: Correction, lock: Path
     ) -> None:
-        """Restart the retention period of the scan."""
+        """Restart the retention period of the scan: somebody is correcting it."""
         self.queue.renew(self._submission(item))
 
     @property
@@ -104,7 +105,11 @@ class QueueStudy(Study):
         return path if path.is_file() else None
 
     def overview(self) -> dict[str, object]:
-        """Return the overview of `Study`, with the properties of the service."""
+        """Return the title and properties of the list of scans, for the page.
+
+        To those of `Study.overview` it adds that this is a service, and whether volumes are
+        compared with normative values.
+        """
         return {
             **super().overview(),
             "title": "Scans sent to this service",
@@ -115,7 +120,11 @@ class QueueStudy(Study):
     def scan_rows(
         self, ratings: Sequence[Mapping[str, object]]
     ) -> list[dict[str, object]]:
-        """Return the list of scans, with the state of each in the queue."""
+        """Return the rows of the page's list of scans, with the state of each scan in the queue.
+
+        `ratings` are passed on to `Study.scan_rows`. Scans that were accepted or deleted meanwhile
+        have no row.
+        """
         submissions = {submission.id: submission for submission in self.submissions}
         rows = []
         for row in super().scan_rows(ratings):
@@ -133,14 +142,14 @@ class QueueStudy(Study):
         )
 
     def _submission(self, item: Item) -> Submission:
-        """Return the submission of a scan; raise InputError if it was deleted meanwhile."""
+        """Return the row of a scan in the queue; raise InputError if it was deleted meanwhile."""
         submission = self.queue.find(item.name)
         if submission is None:
             raise InputError("no such scan: deleted, or never there")
         return submission
 
     def _item(self, submission: Submission) -> Item:
-        """Return a scan as an item of the list; it has a label map once it is done."""
+        """Return a row of the queue as an item of the list, with a label map if it is done."""
         labels = None
         layers = {}
         if submission.state == "done":

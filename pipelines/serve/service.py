@@ -90,11 +90,11 @@ router = APIRouter()
 
 @dataclass(frozen=True)
 class _ResultFile:
-    """A result file that a client may request.
+    """Description of a result file that a client may request.
 
-    `product` is the kind of output of the segmentation; None for a file that is made later, and
-    stored under its name for clients. `output` is the key of `OUTPUTS` that the client must have
-    given at upload; "" if the file is always made.
+    `product` is the kind of output of the segmentation; None for a file that `Results` or the
+    viewer makes. `output` is the word, a key of `OUTPUTS`, with which the client must have
+    requested the file at upload; "" if the file is always made.
     """
 
     product: Product | None
@@ -103,7 +103,7 @@ class _ResultFile:
 
 
 def _output_key_of(product: Product) -> str:
-    """Return the word by which a client requests a kind of result; "" if it is always made."""
+    """Return the key of `OUTPUTS` by which a client requests an output; "" if it is always made."""
     words = (word for word, setting in OUTPUTS.items() if setting == product.setting)
     return next(words, "")
 
@@ -123,11 +123,12 @@ _OF_PARCELS = ("parcels.nii.gz", "parcels.tsv")
 
 
 class Results:
-    """Result files of finished scans; HTTPException (404) for files that a scan does not have.
+    """Result files of finished scans, for download.
 
-    The engine writes its usual outputs to the folder result/ of a scan. The label map in MGZ and
-    the probability map of a single structure are made from these at the first request, stored
-    beside them, and deleted with them.
+    Errors are HTTPExceptions with status 404 if a scan does not have the requested file. The engine
+    writes its outputs to the folder result/ of a scan. The label map in MGZ and the probability map
+    of a single structure are made from these at the first request, stored beside them, and deleted
+    with them.
     """
 
     def __init__(self, queue: Queue, scheme: LabelScheme) -> None:
@@ -163,7 +164,10 @@ class Results:
         return path
 
     def _missing(self, submission: Submission, name: str) -> str:
-        """Return why a scan does not have the result `name`; "" if it has it."""
+        """Return the reason why a scan does not have the result `name`; "" if it has it.
+
+        `name` is a key of `_RESULTS`.
+        """
         output = _RESULTS[name].output
         if output and output not in submission.outputs:
             return _not_requested(output)
@@ -175,10 +179,11 @@ class Results:
         return ""
 
     def probability(self, submission: Submission, structure: str) -> Path:
-        """Return the path of the probability map of one structure, by its name in the scheme.
+        """Return the path of the probability map of one structure, a 3D NIfTI file.
 
-        It is extracted from the 4D file of all maps, whose order is in the JSON beside it. Raises
-        HTTPException (404) for an unknown structure, or if probabilities were not requested.
+        `structure` is its name in the label scheme. The map is extracted at the first request from
+        the 4D file of all maps, whose order is in the JSON beside it. Raises HTTPException (404)
+        for an unknown structure, or if probabilities were not requested.
         """
         if "probabilities" not in submission.outputs:
             raise HTTPException(404, _not_requested("probabilities"))
@@ -207,7 +212,7 @@ def _not_requested(output: str) -> str:
 
 @dataclass(frozen=True)
 class Service:
-    """State shared by the routes; `make_app` stores it in the application's state."""
+    """Objects shared by the routes; `make_app` stores this in `app.state.service`."""
 
     queue: Queue
     engine: EngineThread
@@ -240,7 +245,7 @@ Known = Annotated[Submission, Depends(_known)]
 
 
 def _done(submission: Known) -> Submission:
-    """Return the scan with this id; raise HTTPException (409) if it has no results."""
+    """Return the scan with this id; raise HTTPException (409) if its segmentation is not done."""
     if submission.state != "done":
         raise HTTPException(409, f"no result: it is {submission.state}")
     return submission
@@ -457,12 +462,12 @@ def make_app(
     device: str = "auto",
     threads: int | None = None,
 ) -> FastAPI:
-    """Return the application for a queue: the routes of the service and of its page.
+    """Return the FastAPI application: the routes of the service and those of its page.
 
     `engine` is only asked for its state, and not started. `model` is the name or the folder of the
-    model in use and `scheme` its labels. `parcels` are the labels of its parcel maps; None if the
-    service makes none. `device` and `threads` are used to learn a model from corrections. The
-    page's cache is cleared whenever a scan is deleted from the queue.
+    model in use, and `scheme` the labels of its label maps. `parcels` are the labels of its parcel
+    maps; None if the service makes none. `device` and `threads` are used to improve the model with
+    corrections. The page's cache is cleared whenever a scan is deleted from the queue.
     """
     app = FastAPI(
         title="trinat",
@@ -509,10 +514,11 @@ def run_service(
     settings: ServiceSettings,
     on_listening: Callable[[str], object],
 ) -> None:
-    """Serve until a signal, and segment the uploaded scans with the settings in `request`.
+    """Run the service until a signal: accept scans over HTTP, and segment them.
 
-    `on_listening` is called with the address once the service listens. If the engine has failed,
-    its error is raised at the end.
+    `request` has the settings of the segmentation, and `settings` the address, the folder of the
+    queue and the limits. `on_listening` is called with the address once the service listens. If the
+    engine has failed, its error is raised at the end.
     """
     model = find_model(request.model)
     print_licences([request.model])

@@ -1,8 +1,8 @@
-"""Uploads: the form is written to disk, its scan is checked and put into the queue.
+"""Uploads of scans: the form is written to disk, its scan is checked and put into the queue.
 
-Errors that a client can correct at once are checked at once: the fields of the form, the type of
-file by its name, and the header of the scan. Damaged voxels are found by the worker. The maximum
-size of an upload is in `settings.py`; the guard stops larger ones while they arrive.
+Errors that a client can correct are found before the scan is accepted: the fields of the form, the
+type of file by its name, and the header of the scan. Damaged voxels are found by the engine later.
+The maximum size of an upload is in `settings.py`; `guard.py` stops larger ones while they arrive.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ FORM: dict[str, Any] = {
 
 
 async def receive(request: Request, queue: Queue, client: str) -> Segmentation:
-    """Read the form of a request and put its scan into the queue; return the scan's state.
+    """Read the form of an upload and put its scan into the queue; return the scan's state.
 
-    `client` is the address of the client. Raises HTTPException or InputError for another form or a
-    file that is no scan, FullError if the queue is full, OSError if the scan cannot be stored, and
-    ClientDisconnect.
+    `client` is the address of the client. Raises HTTPException or InputError for a form with other
+    fields or a file that is no scan, FullError if the queue is full, OSError if the scan cannot be
+    stored, and ClientDisconnect if the upload breaks off.
     """
     with queue.upload(client) as folder:
         if shutil.disk_usage(folder).free < MIN_FREE_BYTES:
@@ -70,7 +70,10 @@ async def receive(request: Request, queue: Queue, client: str) -> Segmentation:
 
 
 def _take(queue: Queue, form: FormData, folder: Path) -> Segmentation:
-    """Store the scan of a form in `folder`, check its header and put it into the queue."""
+    """Store the scan of a form in `folder`, check its header and put it into the queue.
+
+    Returns the scan's state. Raises InputError or HTTPException if the form or the scan is refused.
+    """
     upload, outputs, participant = _fields(form)
     is_compared = queue.has_norms and "page" in outputs
     if participant != Facts() and not is_compared:
@@ -102,9 +105,10 @@ def _take(queue: Queue, form: FormData, folder: Path) -> Segmentation:
 
 
 def _fields(form: FormData) -> tuple[UploadFile, list[str], Facts]:
-    """Return the file of a form, the requested outputs without duplicates, and age and sex.
+    """Read the fields of a form: the uploaded file, the requested outputs, and age and sex.
 
-    Raises InputError for any other field. An empty age or sex counts as unknown.
+    Outputs are keys of `OUTPUTS` without duplicates. An empty age or sex counts as unknown (None).
+    Raises InputError for any other field, and for values that cannot be read.
     """
     files: list[UploadFile] = []
     words: list[str] = []

@@ -27,9 +27,9 @@ def training_progress(
 ) -> Iterator[Watcher]:
     """Show the progress of a training on stderr: epoch, loss, learning rate and slices per second.
 
-    Yields the callbacks to give to the training. Log messages are shown, too. On a terminal the
-    line is updated in place; in a file a line is written for every epoch or minute. Nothing is
-    shown if `quiet`.
+    Yields the callbacks to give to the training. Log messages are shown, too. On a terminal there
+    is a bar; in a file a line is written for every epoch or minute. Nothing is shown if `quiet`.
+    `clock` returns seconds.
     """
     from trinat.pipelines.train.job import Watcher
 
