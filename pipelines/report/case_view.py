@@ -72,12 +72,13 @@ def view_case(
     show_head: bool = False,
     not_compared: Collection[int] = (),
 ) -> CaseView:
-    """Return the viewer's data for true and predicted class indices and, if given, the scan.
+    """Return the slice viewer's data for a true and a predicted label map and, if given, the scan.
 
-    All are on one grid. The slices shown first pass through the largest error in class `focus`; if
-    that class has no error, or `focus` is 0, through the largest error of all. Voxels of the scan
-    that are far from the brain are black unless `show_head`. Classes in `not_compared` count as
-    background in the picture of errors. `scheme` has the colours of the classes.
+    `truth` and `prediction` are class indices; all volumes are on one grid. `scheme` has the
+    colours of the classes. The slices shown first pass through the largest error in class `focus`;
+    if that class has no error, or `focus` is 0, through the largest error of all. Voxels of the
+    scan that are far from the brain are black unless `show_head`. Classes in `not_compared` count
+    as background in the picture of errors.
     """
     # Only axes are reordered: slightly oblique scans stay oblique.
     truth = reoriented(truth, "RAS")
@@ -114,11 +115,12 @@ def view_case(
 
 
 def view_result(image: Volume, labels: Volume, *, focus: int = 0) -> CaseView:
-    """Return the viewer's data for a scan on the working grid and its class indices.
+    """Return the slice viewer's data for a scan and its segmentation.
 
-    Both volumes are on one grid. The slices shown first have most of class `focus`; if `focus` is 0
-    or the class has no voxel, most of all classes together. Grey values more than 6 mm from the
-    brain are 0, so that no face is shown.
+    `image` is the scan and `labels` its class indices, both on the 1 mm grid in RAS orientation
+    that the networks use. The slices shown first have most of class `focus`; if `focus` is 0 or the
+    class has no voxel, most of all classes together. Grey values more than 6 mm from the brain are
+    0, so that no face is shown.
     """
     box = box_around(labels.data > 0, _margins(labels))
     gray = image.data[box]

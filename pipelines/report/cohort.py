@@ -60,16 +60,19 @@ _USUAL_PERCENTILES = (1, 99)
 
 @dataclass(frozen=True)
 class Scan:
-    """One label map: its participant, its volumes in mm³ by structure, and their metadata.
+    """A scan in the report: its participant, the volumes from its label map, and metadata.
 
-    - `uncertainty` is, by structure, the coefficient of variation of the volume over samples with
-      dropout; None if it was not computed.
+    - `volumes_mm3` maps each structure to its volume in mm³. In the sections on thickness, callosum
+      and lesions it holds their measures instead.
+    - `uncertainty` maps each structure to the coefficient of variation of its volume over samples
+      with dropout; None if it was not computed.
     - `group` is the study's name for the participant's group, "" if unknown.
+    - `grade` is the quality grade of the whole scan, and `structure_grades` has those of single
+      structures.
     - `intracranial_mm3` is None if it is unknown.
     - `left_out` is the reason to leave the scan out of all statistics, "" if it is included.
-    - `structures_left_out` has the reasons to leave out structures of an included scan;
+    - `structures_left_out` maps structures that are left out of an included scan to the reasons;
       `volumes_mm3` does not contain these structures.
-    - `structure_grades` has the grades of single structures.
     """
 
     subject: str
@@ -148,9 +151,9 @@ class Cohort:
 
     @property
     def compared(self) -> str:
-        """The metric for z-scores and means by group: the measured, adjusted or harmonised volume.
+        """The metric that z-scores and means by group are computed from.
 
-        It is the last one that was computed.
+        It is the harmonised volume, or else the adjusted volume, or else the measured volume.
         """
         if self.harmonisation is not None:
             return HARMONISED
@@ -158,10 +161,7 @@ class Cohort:
 
     @property
     def unit(self) -> str:
-        """The unit of the compared metric for display.
-
-        "" if structures have different units.
-        """
+        """The unit of the metric in `compared`, for display; "" if units of structures differ."""
         if self.adjustment is not None:
             unit = self.adjustment.unit
         else:
@@ -171,10 +171,10 @@ class Cohort:
 
     @cached_property
     def participants(self) -> pd.DataFrame:
-        """Means of the compared metric over the scans of each participant.
+        """Table with a row for each participant and structure: means over the participant's scans.
 
-        A row for each participant and structure, with the mean (`value`), age, intracranial volume
-        (`icv`), group, site and sex.
+        Columns: subject, structure, `value` (the mean of the metric in `compared`), age, `icv` (the
+        intracranial volume), group, site and sex.
         """
         return participants_of(self.frame, self.compared)
 
@@ -197,19 +197,19 @@ class Cohort:
         return fit_groups(measured, self.metric, self.covariates, needed)
 
     def outliers(self) -> pd.DataFrame:
-        """Return the rows of `frame` that stand out.
+        """Return the rows of `frame` with unusual values: outliers in the group or in the norms.
 
-        These are values far from the group's median, and volumes outside their normal range or
-        norms. Distances from the median are those of adjusted or harmonised volumes, if there are
-        any; ranges apply to measured volumes.
+        These are values whose robust z-score is beyond `OUTLIER_Z`, and measured volumes with an
+        extreme percentile in the normative values. The z-scores are those of adjusted or harmonised
+        volumes, if there are any.
         """
         far = self.frame["z"].abs() > OUTLIER_Z
         return self.frame[far | (self.frame["note"] != "")].copy()
 
     def largest_z(self) -> list[float]:
-        """Return the largest absolute z of each scan, over its volumes and asymmetries.
+        """Return for each scan the largest absolute z-score of its volumes and asymmetries.
 
-        NaN if a scan has no z.
+        NaN if a scan has no z-score.
         """
         distances = self.frame["z"].abs()
         sizes = distances.groupby(self.frame["scan"]).max()
@@ -218,11 +218,12 @@ class Cohort:
 
 @dataclass(frozen=True)
 class Section:
-    """Section of the page for parcels, thickness, callosum or lesions, laid out like the volumes.
+    """Section of the report page for parcels, thickness, callosum or lesions, like that of volumes.
 
-    `name` is the stem of its table files, such as thickness.csv. `notices` are warnings to show
-    above the numbers. `changes` is the comparison of longitudinal changes, None if no participant
-    was segmented longitudinally.
+    `name` is the stem of its table files, such as thickness for thickness.csv. `cohort` has the
+    tables and `model` the comparison of groups; None if there is nothing to compare. `notices` are
+    warnings to show above the numbers. `changes` is the comparison of longitudinal changes; None if
+    no participant was segmented longitudinally.
     """
 
     name: str
@@ -244,9 +245,9 @@ def cohort_of(
     metric: str = "volume",
     unit_of: Callable[[str], str] = lambda structure: "mm3",
 ) -> Cohort:
-    """Compute the tables of a group from its scans' volumes.
+    """Compute the tables of the report from the volumes of all scans.
 
-    The tables do not contain scans that have a reason in `left_out`. The frame has a row for each
+    Scans that have a reason in `left_out` are not in the tables. The frame has a row for each
     volume, and for the asymmetry of each pair of left and right, of all structures of `scheme` that
     any scan has.
 
@@ -254,12 +255,12 @@ def cohort_of(
     - With `harmonising`, it has another row, without the effects of sites.
     - The column `z` is the robust z over the group: of asymmetries, and of the last of these
       volumes.
-    - With `norms`, measured volumes have a percentile and `norm_z`; an unusual percentile is in the
-      column `note`.
+    - With `norms` (normative values by age and sex), measured volumes have a percentile and
+      `norm_z`; an unusual percentile is in the column `note`.
 
     `covariates` are the terms that the user named for the linear model; None for an automatic
-    choice. For another `metric` than the volume, `unit_of` returns the unit of a structure's
-    values.
+    choice. For another `metric` than the volume, such as "thickness", `unit_of` returns the unit of
+    a structure's values.
     """
     left_out = tuple(scan for scan in scans if scan.left_out)
     scans = tuple(scan for scan in scans if not scan.left_out)
@@ -334,7 +335,7 @@ def _insert_rows(
 
 
 def _z_scores(values: pd.Series) -> NDArray[np.float64]:
-    """Return the robust z of each value; NaN if there are too few values."""
+    """Return the robust z-score of each value; NaN for all if fewer than eight values are known."""
     if values.notna().sum() < FEWEST_FOR_Z:
         return np.full(len(values), np.nan)
     return robust_z(values.to_numpy(float))
@@ -401,9 +402,10 @@ def _or_nan(value: float | None) -> float:
 def _norm_positions(
     frame: pd.DataFrame, scans: Sequence[Scan], norms: Norms, metric: str
 ) -> pd.DataFrame:
-    """Return the position of each measured value in the norms, with the index of `frame`.
+    """Return where each measured value lies in the normative values by age and sex.
 
-    The columns are `norm_z`, `percentile` and `norm_participants`. They are NaN in rows of other
+    The result has the index of `frame` and the columns `norm_z`, `percentile` and
+    `norm_participants` (the number of participants behind the norm). They are NaN in rows of other
     metrics, and for participants whom the norms do not cover.
     """
     rows = []
@@ -485,20 +487,20 @@ def _fit_line(x: _Values, y: _Values) -> dict[str, float]:
 
 
 def groups_of(participants: pd.DataFrame, fact: str) -> list[str]:
-    """Return the groups of participants by one fact, such as the sex, sorted.
+    """Return the distinct values of a column of `participants`, such as names of groups, sorted.
 
-    `participants` has a row for each participant and structure, and a column for the fact.
-    Participants whose fact is unknown ("") belong to none of the groups.
+    `fact` is the column: group, site or sex. Unknown values ("") are left out.
     """
     return sorted(set(participants[fact]) - {""})
 
 
 def participants_of(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
-    """Return a table with a row for each participant and structure: means over scans, and facts.
+    """Return a table with a row for each participant and structure, with means over their scans.
 
     `frame` is the frame of a `Cohort`, `metric` one of its metrics. The means are `value`, `age`
-    and `icv`; without any value they are NaN. A fact that differs between a participant's scans is
-    "", like an unknown one. Rows are in the order of the structures.
+    and `icv` (the intracranial volume); without any value they are NaN. The columns group, site and
+    sex are "" if they are unknown or differ between a participant's scans. Rows are in the order of
+    the structures.
     """
     values = frame[frame["metric"] == metric]
     known = {fact: values[fact].where(values[fact] != "") for fact in FACTORS}
@@ -517,7 +519,10 @@ def participants_of(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
 
 
 def differing_participants(frame: pd.DataFrame, fact: str) -> list[str]:
-    """Return the participants whose scans have more than one value of a fact, such as the group."""
+    """Return the participants whose scans do not agree in the column `fact`, such as the group.
+
+    Scans without a value do not count.
+    """
     known = frame[frame[fact] != ""]
     kinds = known.groupby("subject")[fact].nunique()
     return [str(participant) for participant in kinds.index[kinds > 1]]

@@ -1,4 +1,4 @@
-"""Page of a group of segmentations without ground truth."""
+"""Page of `trinat report`: a group of segmented scans without manual labels."""
 
 from __future__ import annotations
 
@@ -65,9 +65,10 @@ def cohort_drawings(
 ) -> list[Drawing]:
     """Return the figures of the page: effects of groups, participants, residuals, z-scores, sites.
 
-    Figures without data are left out. `sections` are other measures of the same scans; the names of
-    their figures start with the name of the section. `changes` are the longitudinal changes of
-    participants with several scans.
+    Figures without data are left out. `sections` are those on parcels, thickness, callosum and
+    lesions of the same scans; the names of their figures start with the name of the section.
+    `changes` is the comparison of longitudinal changes; None if no participant was segmented
+    longitudinally.
     """
     drawings = []
     if cohort.model is not None:
@@ -99,7 +100,7 @@ def cohort_drawings(
 
 
 def _change_plots(changes: Changes | None) -> list[Drawing]:
-    """Return the figures of differences between groups in their changes."""
+    """Return forest plots that compare longitudinal changes between groups, if there are any."""
     if changes is None or changes.model is None:
         return []
     return forest_plots(changes.model, CHANGES)
@@ -116,14 +117,17 @@ def cohort_page(
     sections: Sequence[Section] = (),
     changes: Changes | None = None,
 ) -> str:
-    """Return the HTML page, one file with figures and pictures inside.
+    """Return the page of `trinat report` as HTML, one file with figures and pictures inside.
 
-    - `pictures` are titles, texts and PNG files.
-    - `provenance` is shown at the end: facts such as program version, date and command, by title.
-    - `failures` are scans without volumes, with the reasons.
-    - `remarks` are participants tables, with remarks on how they were read.
-    - `sections` are other measures of the same scans, each shown in a section of the page.
-    - `changes` are the longitudinal changes of participants with several scans.
+    - `drawings` are the figures, from `cohort_drawings`.
+    - `pictures` has a title, a text and a PNG file for each of the most unusual scans.
+    - `provenance` is shown at the end: texts such as program version, date and command, by title.
+    - `failures` has a name and a reason for each scan without volumes.
+    - `remarks` has the name of the participants table and a remark on how it was read, in each
+      item.
+    - `sections` are those on parcels, thickness, callosum and lesions of the same scans.
+    - `changes` is the comparison of longitudinal changes; None if no participant was segmented
+      longitudinally.
     """
     participants = len({scan.subject for scan in cohort.scans})
     lead = (
@@ -180,12 +184,16 @@ def cohort_page(
 
 
 def _is_of_groups(name: str) -> bool:
-    """Return True if a figure with this name belongs to the section on groups."""
+    """Return True if a figure with this name belongs to the section that compares groups."""
     return name == "participants" or name.partition("-")[0] == FOREST
 
 
 def _model_variables(cohort: Cohort) -> dict[str, Any]:
-    """Return the template variables of the section on the linear model."""
+    """Return the variables that the template cohort.html needs for the linear model of volumes.
+
+    They are `effects` (tables of differences), `slopes` (table of slopes over age, or None) and
+    `methods` (a text for the methods section of a paper).
+    """
     model = cohort.model
     if model is None:
         return {"effects": [], "slopes": None, "methods": ""}
@@ -203,10 +211,11 @@ def _model_variables(cohort: Cohort) -> dict[str, Any]:
 def _change_variables(
     changes: Changes | None, drawings: Sequence[Drawing], section: str = ""
 ) -> dict[str, object] | None:
-    """Return the template variables of longitudinal changes; None without changes.
+    """Return the variables that the template cohort.html needs for longitudinal changes.
 
-    `drawings` are all figures of the page. `section` is the name of the section with these
-    measures, followed by "-"; "" for volumes.
+    They are notices, model, plots, tables and a text on methods; None without changes. `drawings`
+    are all figures of the page. `section` is the name of the section with these measures, followed
+    by "-"; "" for volumes.
     """
     if changes is None:
         return None
@@ -231,9 +240,10 @@ def _change_variables(
 def _section_variables(
     section: Section, drawings: Sequence[Drawing]
 ) -> dict[str, object]:
-    """Return the template variables of a section on other measures than volumes.
+    """Return the variables that the template cohort.html needs for one section, by name.
 
-    `drawings` are all figures of the page.
+    The section is about parcels, thickness, callosum or lesions; its variables are those that
+    volumes have, too. `drawings` are all figures of the page.
     """
     cohort = section.cohort
     tables = {
@@ -273,7 +283,10 @@ def _section_variables(
 
 
 def _notices(cohort: Cohort, failures: Sequence[tuple[str, str]]) -> list[str]:
-    """Return warnings to show above the numbers."""
+    """Return the warnings that the page shows above the numbers, one sentence or paragraph each.
+
+    `failures` has a name and a reason for each scan without volumes.
+    """
     notices = []
     if failures:
         tried = len(cohort.scans) + len(cohort.left_out) + len(failures)
@@ -331,7 +344,10 @@ def _notices(cohort: Cohort, failures: Sequence[tuple[str, str]]) -> list[str]:
 def _cards(
     cohort: Cohort, failures: Sequence[tuple[str, str]]
 ) -> list[tuple[str, str, str]]:
-    """Return the cards at the top of the page: title, value and detail."""
+    """Return the boxes at the top of the page, each with a title, a value and a detail.
+
+    They show the number of scans, how many stand out, and how many pass quality control.
+    """
     far = cohort.outliers()
     others = [f"{len(failures)} failed"]
     if cohort.left_out:
@@ -353,7 +369,10 @@ def _cards(
 
 
 def _outlier_table(cohort: Cohort) -> Table:
-    """Return the table of volumes and asymmetries that stand out, the largest z first."""
+    """Return the table of unusual volumes and asymmetries, the largest robust z-score first.
+
+    These are outliers in the group, and volumes outside the normative values.
+    """
     columns: Columns = [
         "Scan",
         "Structure",
@@ -390,7 +409,11 @@ def _outlier_table(cohort: Cohort) -> Table:
 
 
 def _describe_metric(cohort: Cohort, metric: str) -> Table:
-    """Return the table of mean, spread and range of a metric, by structure or pair."""
+    """Return the table of mean, median, SD and range of a metric over scans.
+
+    It has a row for each structure. For the asymmetry index there is a row for each pair of left
+    and right.
+    """
     if metric == "volume":
         caption = "Volumes (mm³)"
         title = "Structure"
@@ -434,10 +457,11 @@ def _describe_metric(cohort: Cohort, metric: str) -> Table:
 
 
 def _group_table(cohort: Cohort, key: str) -> Table | None:
-    """Return the table of mean and SD of each structure by sex, group, age or site (`key`).
+    """Return the table of mean and SD of each structure, with a column for each group of scans.
 
-    The values are adjusted or harmonised, if the cohort's volumes were. None if there are fewer
-    than two groups.
+    `key` is the column of the frame that forms the groups: sex, group, age_band or site. The values
+    are the measured, adjusted or harmonised volumes, whichever were computed last. Returns None if
+    there are fewer than two groups.
     """
     is_volume = cohort.frame["metric"] == cohort.compared
     digits = DIGITS[cohort.unit]
@@ -502,7 +526,7 @@ def _uncertainty_table(cohort: Cohort) -> Table | None:
 
 
 def _scan_table(cohort: Cohort) -> Table:
-    """Return the table of scans, the farthest from the group first; scans without a z come last."""
+    """Return the table of scans, the most unusual first; scans without z-scores come last."""
     largest = cohort.largest_z()
     order = np.argsort(-np.nan_to_num(largest), kind="stable")
     rows = []

@@ -57,12 +57,12 @@ _LONGEST_NAME = 32
 
 @dataclass(frozen=True)
 class Drawing:
-    """Figure with a description in words and names for its marks.
+    """A matplotlib figure for a report, with texts for readers and names for its dots.
 
     - `name` is the name of its files without an ending.
     - `label` describes it for readers who cannot see it.
-    - `marks` has a name for each mark of an artist, by the artist's gid. The page shows it at the
-      pointer.
+    - `marks` maps the gid of a matplotlib artist, such as a scatter plot, to a name for each of its
+      marks (dots), in the order of drawing. The page shows the name at the pointer.
     - `title` and `caption` are shown on the page.
     - With `for_print` it is also saved as PDF.
     """
@@ -307,7 +307,7 @@ def name_rows(axis: Any, structures: Iterable[str]) -> None:
 
 
 def name_cells(axis: Any, columns: Sequence[str], rows: Sequence[str]) -> None:
-    """Write the names of a map's columns below it, turned by 90°, and of its rows beside it."""
+    """Write the names of columns and rows along the axes of a map, columns turned by 90°."""
     axis.set_xticks(range(len(columns)), map(as_text, columns), rotation=90)
     axis.set_yticks(range(len(rows)), map(as_text, rows))
     axis.tick_params(labelsize=6.5)
@@ -322,10 +322,10 @@ def model_color(number: int) -> str:
 
 
 def add_legend(figure: Figure, models: Sequence[str], columns: int = 4) -> None:
-    """Draw a legend of the models' colours above the figure; nothing for a single model.
+    """Draw a legend of colours above the figure; nothing for a single name.
 
-    The legend has `columns` names in a row. `models` are all models of the figure: the index of a
-    model in them decides its colour.
+    `models` are the names of the models, groups or sites in the figure, in the order of their
+    colours. The legend has `columns` names in a row.
     """
     if len(models) < 2:
         return
@@ -370,10 +370,11 @@ def inline_svg(
     label: str,
     titles: Mapping[str, Sequence[str]] | None = None,
 ) -> str:
-    """Return the SVG file `plain` as an element of a page.
+    """Return an SVG file as an element for a page, with names for the dots of its figures.
 
-    `prefix` makes its ids unique in the page, `label` describes it for readers who cannot see it.
-    `titles` has the names of an artist's marks, in order, by the gid of the artist.
+    `plain` is the SVG file. `prefix` makes its ids unique in the page, and `label` describes it for
+    readers who cannot see it. `titles` maps the gid of a matplotlib artist to the names of its
+    marks (dots), in the order of drawing; the page shows them at the pointer.
     """
     root = ElementTree.fromstring(plain)
     root.attrib.pop("width", None)

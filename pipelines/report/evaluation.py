@@ -1,4 +1,4 @@
-"""Report of an evaluation: the page of its measurements, and tables for papers."""
+"""Page of `trinat evaluate`, and the table of results for a paper."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from trinat.segmentation.metrics.statistics import (
 
 @dataclass(frozen=True)
 class WorstScan:
-    """One of the worst scans, as it is shown on the page.
+    """One of the scans with the lowest mean Dice, as it is shown on the page.
 
     `title` names the scan, `text` says what is wrong with it, `alt` describes the picture for
     readers who cannot see it. `view` is the data of the slice viewer.
@@ -50,10 +50,11 @@ class WorstScan:
 
 
 def drawings(evaluation: Evaluation) -> dict[str, list[Drawing]]:
-    """Return the report's figures, by the name of their section on the page.
+    """Return the figures of the page in lists, by the name of their section.
 
-    Metrics that were not measured have no figure. Comparisons need two or more models. Structures
-    that are absent everywhere are not shown.
+    Sections are structures, models (comparisons of two models, with several only), volumes and
+    confusions. Metrics that were not measured have no figure. Structures that are absent from all
+    label maps are not shown.
     """
     evaluation = evaluation.without_absent()
     frame = evaluation.frame
@@ -91,11 +92,12 @@ def evaluation_page(
     faces: str = "",
     notices: Sequence[str] = (),
 ) -> str:
-    """Return the HTML page.
+    """Return the page of an evaluation as HTML.
 
     - `plots` maps each section of the page to its figures, as `drawings` returns them.
     - `worst` are the scans for the slice viewer.
-    - `provenance` is shown at the end: facts such as program version, date and command, by title.
+    - `scheme` is the label scheme, for names and colours.
+    - `provenance` is shown at the end: texts such as program version, date and command, by title.
     - `faces` is a sentence on whether the pictures show faces.
     - `notices` are shown before the warnings that the page derives from the numbers.
     """
@@ -151,9 +153,10 @@ def evaluation_page(
 
 
 def _comparison_notices(compared: pd.DataFrame) -> list[str]:
-    """Return the reasons why compared models are not tested, or why no test can be significant.
+    """Return notices on tests between models that are impossible or cannot become significant.
 
-    `compared` is the table of `summary.comparisons`.
+    `compared` is the table of `summary.comparisons`. Too few participants are the reason in both
+    cases.
     """
     if compared.empty:
         return []
@@ -184,7 +187,11 @@ def code_of(model: str) -> str:
 
 
 def _notices(evaluation: Evaluation) -> list[str]:
-    """Return warnings to show above the numbers."""
+    """Return the warnings that the page shows above the numbers, one sentence each.
+
+    They are about label maps that were not measured, exchanged sides, absent structures, means that
+    must not be compared, and few participants.
+    """
     # Status of files that are in no statistic, with words for the warning.
     texts = {
         "failed": ("pair", "could not be measured; the reasons are below."),
@@ -220,7 +227,7 @@ def _notices(evaluation: Evaluation) -> list[str]:
 
 
 def _absent_structures(evaluation: Evaluation) -> list[str]:
-    """Return warnings about structures that are missed, invented or not compared, by model."""
+    """Return warnings about structures that are missed, invented, absent or not compared."""
     notices = []
     absences = summary.absences(evaluation.frame)
     sums = absences.groupby(["model", "absence"])["count"].sum().reset_index()
@@ -254,9 +261,10 @@ def _absent_structures(evaluation: Evaluation) -> list[str]:
 
 
 def _different_means(evaluation: Evaluation) -> list[str]:
-    """Return warnings about pairs of models whose means must not be compared.
+    """Return a warning for each two models whose means must not be compared.
 
-    Their means are over different scans and structures; a warning lists the metrics.
+    Their means are over different scans and structures, because a metric is undefined for one of
+    the models. A warning lists the metrics, with the number of such values.
     """
     table = evaluation.comparisons
     if table.empty:
@@ -277,10 +285,10 @@ def _different_means(evaluation: Evaluation) -> list[str]:
 
 
 def _cards(evaluation: Evaluation) -> list[tuple[str, str, str]]:
-    """Return the cards at the top of the page: title, value and detail.
+    """Return the boxes at the top of the page, each with a title, a value and a detail.
 
-    With several models, each has a row of cards with fewer metrics. The table below the cards has
-    all metrics of all models.
+    A box shows the mean of one metric over all structures. With several models, each has a row of
+    boxes with fewer metrics.
     """
     if len(evaluation.models) == 1:
         return _cards_of(evaluation, evaluation.models[0], HEADLINE)
@@ -293,7 +301,7 @@ def _cards(evaluation: Evaluation) -> list[tuple[str, str, str]]:
 def _cards_of(
     evaluation: Evaluation, model: str, metrics: Sequence[str]
 ) -> list[tuple[str, str, str]]:
-    """Return the cards of one model, one for each of `metrics` that has a value."""
+    """Return the boxes of one model, one for each of `metrics` that has a value."""
     cards = []
     for metric in metrics:
         found = evaluation.statistic(model, metric, "group:all")
@@ -327,10 +335,11 @@ def _with_unique_names(drawings: Iterable[Drawing]) -> list[Drawing]:
 def printed(evaluation: Evaluation) -> pd.DataFrame:
     """Return the table of results for a paper, with a row for each model and structure or group.
 
-    Its columns are `participants` and, for each metric, the rounded mean, SD and 95 % interval and
-    the number of undefined values. All cells are text, "" if a
-    number is undefined. Structures without a Dice value, such as those that a model does not
-    predict, have no row. An evaluation without any Dice value gives an empty table.
+    A group is a group of structures. Columns are `model`, `structure`, `participants` (their
+    number) and, for each metric, the rounded mean, SD and 95 % interval and the number of undefined
+    values. All cells are text, "" if a number is undefined. Structures without a Dice value, such
+    as those that a model does not predict, have no row. An evaluation without any Dice value gives
+    an empty table.
     """
     names = [
         *measurements.structures_of(evaluation.frame),

@@ -105,11 +105,12 @@ def box_plot(frame: pd.DataFrame, metric: str) -> Drawing:
 def bland_altman_plot(
     frame: pd.DataFrame, model: str, structures: Sequence[str]
 ) -> Drawing:
-    """Draw Bland-Altman plots of a model: a panel for each of `structures` that it predicted.
+    """Draw Bland-Altman plots of a model, a panel for each structure.
 
-    A panel shows the difference of predicted and true volume over their mean, in ml, with bias and
-    limits of agreement. `frame` is the table of metrics.csv. Participants without one of the two
-    volumes are left out.
+    A panel shows the difference of predicted and true volume over their mean, in ml, a dot for each
+    participant, with bias and limits of agreement. `frame` is the table of metrics.csv.
+    `structures` are the structures to show, if the model predicted them. Participants without one
+    of the two volumes are left out.
     """
     predicted, true = volumes_by_participant(frame, model)
     structures = [name for name in structures if name in predicted.columns]
@@ -134,7 +135,7 @@ def _bland_altman_panel(
     predicted: pd.Series,
     gid: str,
 ) -> list[str]:
-    """Draw the panel of one structure; return a label for each dot.
+    """Draw the Bland-Altman plot of one structure into `axis`; return a label for each dot.
 
     `true` and `predicted` are the volumes in ml, indexed by participant; `gid` is the id of the
     dots in the SVG.
@@ -237,7 +238,10 @@ def confusion_plot(frame: pd.DataFrame, model: str) -> Drawing:
 
 
 def _draw_confusion(axis: Any, table: pd.DataFrame, names: Sequence[str]) -> Any:
-    """Draw a map of shares, with the names of its rows and columns; return the image."""
+    """Draw a table of shares as a map of colours into `axis`; return the matplotlib image.
+
+    `names` are written along both sides: rows and columns have the same structures.
+    """
     from matplotlib.colors import LogNorm
 
     shares = table.where(table > 0).to_numpy(float)
@@ -255,10 +259,10 @@ def _reason_without_z(volumes: int) -> str:
 def z_score_plot(
     frame: pd.DataFrame, structures: Sequence[str], limit: float
 ) -> Drawing:
-    """Draw the robust z of every volume: a row for each structure, a dot for each scan.
+    """Draw the robust z-score of every volume: a row for each structure, a dot for each scan.
 
-    `frame` is the frame of a `Cohort`. Scans beyond `limit` have another colour. Scans beyond the
-    edge of the figure are drawn on the edge, with the true z in their label.
+    `frame` is the frame of a `Cohort`. Dots beyond `limit` have another colour. Dots beyond the
+    edge of the figure are drawn on the edge, with the true z-score in their label.
     """
     volumes = frame[(frame["metric"] != "asymmetry_index") & frame["z"].notna()]
     rows = []

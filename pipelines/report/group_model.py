@@ -1,9 +1,9 @@
-"""Linear models of groups: volume ~ group + site + age + sex + icv, for each structure.
+"""Linear models that compare groups: volume ~ group + site + age + sex + icv, for each structure.
 
 All differences, slopes, intervals and p values of a report come from these models. They are fitted
-to measured volumes: head size and site are terms of the model. A test on volumes that were
-harmonised or adjusted before would ignore the degrees of freedom that this took. `icv` is the
-intracranial volume.
+to measured volumes: head size (`icv`, the intracranial volume) and site are terms of the model. A
+test on volumes that were harmonised or adjusted before would ignore the degrees of freedom that
+this took. Group, site and sex are factors; their categories are called levels.
 """
 
 from __future__ import annotations
@@ -152,10 +152,10 @@ def _choose_terms(
 ) -> tuple[list[str], list[str]]:
     """Choose the terms of the model; also return notices about terms that are left out.
 
-    `participants` has a row for each participant and a column for each term. `asked` are the
-    covariates that the user named, None if the choice is free; `needed` are further terms that must
-    be in. EvaluationError is raised if such a term is unknown or the same for all, or if there are
-    too few participants for it.
+    `participants` has a row for each participant and a column for each possible term. `asked` are
+    the covariates that the user named; None for an automatic choice. `needed` are further terms
+    that the model must have. EvaluationError is raised if a named or needed term is unknown or the
+    same for all, or if there are too few participants for it.
     """
     terms: list[str] = []
     left_out: dict[str, list[str]] = {}
@@ -202,9 +202,9 @@ def _choose_terms(
 def _missing_participants(
     participants: pd.DataFrame, terms: Iterable[str]
 ) -> list[str]:
-    """Return notices that name the participants who are not in the model.
+    """Return notices with the names of the participants whom the model leaves out.
 
-    There is a notice for each term that is unknown for some of them.
+    There is a notice for each term of the model that is unknown for some participants.
     """
     notices = []
     for term in terms:
@@ -220,10 +220,12 @@ def _missing_participants(
 def _confounding_notices(
     complete: pd.DataFrame, terms: Sequence[str], participants: pd.DataFrame
 ) -> list[str]:
-    """Return notices about groups that can hardly, or not at all, be separated from another term.
+    """Return notices about groups whose difference is confounded with another term, such as site.
 
-    Without groups, sexes are checked. `complete` are the participants in the model, `participants`
-    all; the latter are used to compare ages if age is not a term.
+    Without groups, the sexes are checked. There is also a notice for a group with a single
+    participant, and for groups of different ages if age is not a term. `complete` has a row for
+    each participant in the model, and `participants` for all participants; the latter are used to
+    compare ages.
     """
     fact = next((fact for fact in ("group", "sex") if fact in terms), "")
     if not fact:
@@ -267,10 +269,11 @@ def _confounding_notices(
 def _confounder(
     complete: pd.DataFrame, terms: Sequence[str], fact: str, first: str, second: str
 ) -> str:
-    """Return the term that is most confounded with the difference of two levels of `fact`.
+    """Return the term that is most confounded with the difference between two levels of a factor.
 
-    Without this term the variance inflation of the difference is smallest. `complete` are the
-    participants in the model.
+    `fact` is the factor (group or sex), and `first` and `second` are the levels. The confounder is
+    the term without which the variance inflation of the difference is smallest. `complete` has a
+    row for each participant in the model.
     """
     inflation = {}
     for term in terms:
@@ -282,7 +285,7 @@ def _confounder(
 
 
 def _levels(values: pd.Series) -> list[str]:
-    """Return the known levels of a factor, sorted."""
+    """Return the distinct values of a factor, such as the names of groups, sorted, without NaN."""
     return sorted(values.dropna().unique())
 
 
@@ -314,14 +317,15 @@ class Coding:
 
     @cache  # noqa: B019 - a coding lives as long as its report
     def participants_of(self, fact: str, level: str) -> int:
-        """Return the number of participants with a level of a factor."""
+        """Return the number of participants with a level of a factor, such as group "patients"."""
         return int((self._participants[fact] == level).sum())
 
     @cache  # noqa: B019
     def difference(self, fact: str, first: str, second: str) -> Contrast | None:
-        """Return the contrast of two levels of a factor, first minus second.
+        """Return the contrast between two levels of a factor, `first` minus `second`.
 
-        None if the design does not determine it.
+        `fact` is the factor: group, site or sex. Returns None if the design does not determine the
+        contrast, for example if no participant has one of the levels.
         """
         if not self.participants_of(fact, first) or not self.participants_of(
             fact, second
@@ -346,9 +350,10 @@ class Coding:
 
     @cache  # noqa: B019
     def mean(self, fact: str, level: str) -> Contrast | None:
-        """Return the contrast of a level's expected value at the mean of all other terms.
+        """Return the contrast for the expected value of a level, at the mean of all other terms.
 
-        None if the design does not determine it.
+        `fact` is the factor and `level` one of its levels. Returns None if the design does not
+        determine it.
         """
         coefficients = self.design.matrix.mean(axis=0)
         for term, other in self._places:
@@ -358,9 +363,10 @@ class Coding:
 
     @cache  # noqa: B019
     def inflation_of_difference(self, fact: str, first: str, second: str) -> float:
-        """Return the variance inflation of the difference of two levels by the other terms.
+        """Return the variance inflation of the difference of two levels, caused by the other terms.
 
-        inf if the difference is not determined.
+        1 means that the other terms add no variance, and inf that the difference cannot be
+        determined. `fact` is the factor: group, site or sex.
         """
         contrast = self.difference(fact, first, second)
         if contrast is None:
@@ -371,9 +377,9 @@ class Coding:
         return float(contrast.variance / alone)
 
     def inflation_of_slope(self, term: str) -> float:
-        """Return the variance inflation of a covariate's slope by the other terms.
+        """Return the variance inflation of a covariate's slope that the other terms cause.
 
-        inf if the slope is not determined.
+        `term` is the covariate. The result is inf if the slope cannot be determined.
         """
         contrast = self.slope(term)
         if contrast is None:
@@ -443,12 +449,14 @@ def _estimate_columns(estimate: Estimate, name: str) -> dict[str, float]:
 
 
 def _effects(fits: Sequence[_Fit], levels: Mapping[str, Sequence[str]]) -> pd.DataFrame:
-    """Return the differences of the levels of each factor in pairs, a row for each structure.
+    """Return the differences between every two levels of each factor, a row for each structure.
 
-    `levels` maps each factor (group, site or sex) to its levels. Columns: the factor (`fact`), its
-    two levels (`first_group`, `second_group`) and their numbers of participants (`first`,
-    `second`), `structure`, the estimate of the difference with its interval, effect size and p,
-    facts about the fit, and the variance inflation factor (`vif`). p is corrected over structures.
+    `fits` are the fitted models, one for each structure. `levels` maps each factor (group, site or
+    sex) to its levels; factors with many levels are left out. Columns: the factor (`fact`), its two
+    levels (`first_group`, `second_group`) and their numbers of participants (`first`, `second`),
+    `structure`, the estimate of the difference with its interval, effect size and p, the columns of
+    `_Fit.facts`, and the variance inflation factor (`vif`). p is corrected over structures by
+    Holm's method (`p_holm`).
     """
     tables = []
     for fact, names in levels.items():
@@ -480,11 +488,12 @@ def _effects(fits: Sequence[_Fit], levels: Mapping[str, Sequence[str]]) -> pd.Da
 
 
 def _slopes(fits: Sequence[_Fit]) -> pd.DataFrame:
-    """Return the slope of each structure over age, in its unit per year.
+    """Return the slope of each structure over age, in the structure's unit per year.
 
-    Columns: `structure`, `mean`, the estimate of the slope with its interval, effect size and p,
-    facts about the fit, and the variance inflation factor (`vif`). p is corrected over structures.
-    The table is empty if no slope is determined.
+    `fits` are the fitted models, one for each structure. Columns: `structure`, `mean`, the estimate
+    of the slope with its interval, effect size and p, the columns of `_Fit.facts`, and the variance
+    inflation factor (`vif`). p is corrected over structures by Holm's method (`p_holm`). The table
+    is empty if no slope is determined.
     """
     rows = []
     for fit in fits:
@@ -531,7 +540,10 @@ def _means(fits: Sequence[_Fit], levels: Mapping[str, Sequence[str]]) -> pd.Data
 
 
 def _residuals(fits: Sequence[_Fit]) -> pd.DataFrame:
-    """Return the fitted value and the studentised residual of each participant and structure."""
+    """Return a table of residuals, a row for each structure and participant.
+
+    Columns: `structure`, `subject`, the `fitted` value and the studentised `residual`.
+    """
     tables = []
     for fit in fits:
         table = fit.rows[["structure", "subject"]].assign(

@@ -1,4 +1,7 @@
-"""Report section on the linear model: forest plots, tables, residuals and a methods text."""
+"""Report section that compares groups of participants by the linear model of each structure.
+
+It has forest plots, tables, residuals and a text for the methods section of a paper.
+"""
 
 from __future__ import annotations
 
@@ -41,10 +44,12 @@ _SIDES = {"L ": "left", "R ": "right"}
 
 
 def forest_plots(model: GroupModel, name: str = FOREST) -> list[Drawing]:
-    """Draw standardised differences with their intervals, a figure for each pair of groups.
+    """Draw forest plots of standardised differences (Hedges' g), one for each pair of groups.
 
-    Without groups, the pairs are those of sexes, else of sites. `name` is the name of the figure,
-    followed by a number if there are several. Left and right sides share a row.
+    Each plot has a row for each structure with g and its 95 % interval; left and right sides share
+    a row. Without groups of participants, the pairs are those of sexes, else of sites. `name` is
+    the name of the figure, followed by a number if there are several. Returns [] if the model
+    compares nothing.
     """
     if model.effects.empty:
         return []
@@ -58,7 +63,7 @@ def forest_plots(model: GroupModel, name: str = FOREST) -> list[Drawing]:
 
 
 def _forest(rows: pd.DataFrame, first: str, second: str, name: str) -> Drawing:
-    """Draw the standardised differences of one pair of groups.
+    """Draw the forest plot of one pair of groups: Hedges' g of each structure with its interval.
 
     `rows` are the rows of `GroupModel.effects` for this pair, one for each structure. `first` and
     `second` are the names of the groups, and `name` is the name of the figure.
@@ -111,9 +116,10 @@ def _forest(rows: pd.DataFrame, first: str, second: str, name: str) -> Drawing:
 
 
 def effect_tables(model: GroupModel, unit: str, digits: int) -> list[Table]:
-    """Return a table for each pair of levels that was compared, with a row for each structure.
+    """Return a table for each pair of groups, sexes or sites, with a row for each structure.
 
-    `unit` is the unit of the differences, `digits` the number of their decimals.
+    Columns are the difference between the two with its interval, Hedges' g, and p. `unit` is the
+    unit of the differences, `digits` the number of their decimals.
     """
     columns: Columns = [
         "Structure",
@@ -163,7 +169,11 @@ def effect_tables(model: GroupModel, unit: str, digits: int) -> list[Table]:
 
 
 def slope_table(model: GroupModel, unit: str, digits: int) -> Table | None:
-    """Return the table of slopes over age, in `unit` per year; None if age is not a term."""
+    """Return the table of the change of each structure per year of age, between participants.
+
+    `unit` is the unit of the structures' values, and `digits` the number of decimals. Returns None
+    if age is not a term of the model.
+    """
     if model.slopes.empty:
         return None
     columns: Columns = [
@@ -194,7 +204,11 @@ def slope_table(model: GroupModel, unit: str, digits: int) -> Table | None:
 
 
 def change_table(model: GroupModel) -> Table | None:
-    """Return the table of the expected change per year of each group; None without groups."""
+    """Return the table of the expected longitudinal change per year in each group of participants.
+
+    It has a row for each structure and the 95 % intervals. `model` is fitted to changes per year
+    (`compare_changes`). Returns None if groups are not a term of the model.
+    """
     known = model.means.dropna() if len(model.means) else model.means
     if known.empty:
         return None
@@ -228,9 +242,10 @@ def change_table(model: GroupModel) -> Table | None:
 
 
 def residual_plot(model: GroupModel) -> Drawing | None:
-    """Draw studentised residuals over fitted values, and over quantiles of the normal distribution.
+    """Draw the residuals of the linear models of all structures in two panels.
 
-    None for fewer than two residuals.
+    Left: studentised residuals over fitted values. Right: their quantiles over those of a normal
+    distribution. Returns None for fewer than two residuals.
     """
     residuals = model.residuals.dropna()
     if len(residuals) < 2:
@@ -264,10 +279,10 @@ def residual_plot(model: GroupModel) -> Drawing | None:
 
 
 def methods_text(model: GroupModel, response: str, left_out: int) -> str:
-    """Return a description of the analysis, for the methods section of a paper.
+    """Return sentences that describe the comparison of groups, for the methods section of a paper.
 
-    `response` names the values, such as "The volumes". `left_out` is the number of scans that were
-    left out.
+    `response` is the subject of the sentence on the model, such as "The volumes". `left_out` is the
+    number of scans that were left out after quality control.
     """
     structures = model.residuals["structure"].nunique()
     participants = _participants_in(model)
@@ -292,7 +307,7 @@ def methods_text(model: GroupModel, response: str, left_out: int) -> str:
 
 
 def change_methods_text(model: GroupModel) -> str:
-    """Return a description of the analysis of changes, as a continuation of `methods_text`."""
+    """Return sentences on the comparison of longitudinal changes, to follow `methods_text`."""
     structures = model.residuals["structure"].nunique()
     return (
         f"Changes per year of {structures} structures were compared in {_participants_in(model)} "

@@ -39,9 +39,9 @@ _KEPT_COVARIATES = ("age", "sex", "group")
 
 @dataclass(frozen=True)
 class Harmonisation:
-    """Result of removing the effects of sites from the values of a `metric`.
+    """Description of how the effects of sites were removed from the values of a `metric`.
 
-    - `kept` are the covariates whose effects are kept, such as age.
+    - `kept` are the covariates whose effects on the values are kept: age, sex or group.
     - `participants` is the number of participants at each site.
     - `without` is the number of scans that lack a site or one of these covariates: they have no
       harmonised volume.
@@ -133,11 +133,12 @@ def harmonise(
 
 @dataclass(frozen=True)
 class _Design:
-    """Covariates to keep, as matrices for scans (N, P) and for participants at a site (M, P).
+    """Design matrices of the covariates whose effects are kept, with the sites of the participants.
 
-    `kept` are the names of the covariates, and `of_scans` and `of_participants` the two matrices.
-    `is_known` marks the scans that have a site and all covariates. `names` are the sites, and
-    `sites` (M,) has the site of each participant, as an index in `names`.
+    `kept` are the names of the covariates. `of_scans` (N, P) has their values for each scan, and
+    `of_participants` (M, P) for each participant at a site. `is_known` (N,) marks the scans that
+    have a site and all covariates. `names` are the sites, and `sites` (M,) has the site of each
+    participant, as an index in `names`.
     """
 
     kept: tuple[str, ...]
@@ -149,9 +150,11 @@ class _Design:
 
 
 def refuse_unharmonisable(covariates: pd.DataFrame) -> _Design:
-    """Return the design of a group; raise EvaluationError if its sites cannot be harmonised.
+    """Check that the effects of sites can be estimated, and return the matrices for this.
 
-    `covariates` has a row for each scan, with the columns subject, site, age, sex and group.
+    Raises EvaluationError if there are fewer than two sites, if a site has too few participants, or
+    if the effects of sites cannot be separated from those of age, sex and group. `covariates` has a
+    row for each scan, with the columns subject, site, age, sex and group.
     """
     kept, of_scans = _kept_covariates(covariates)
     is_known = (covariates["site"] != "") & of_scans.notna().all(axis=1)
@@ -338,10 +341,12 @@ def tells_apart(sites: Sites, covariates: Values) -> bool:
 
 
 def _posterior_effects(residuals: Values) -> tuple[Values, Values, Values]:
-    """Return means, posterior means and posterior variances of a site's residuals, (K,) each.
+    """Estimate the shift and the variance of one site's residuals, by empirical Bayes.
 
-    `residuals` are (N, K), with NaN for unknown ones. The priors are fitted to the K means and
-    variances, by the method of moments.
+    `residuals` (N, K) are those of N participants in K structures, in standard deviations; NaN if
+    unknown. Returns three arrays (K,): the means, the means shrunk towards those of the other
+    structures, and the variances shrunk in the same way. The priors are fitted to the K means and
+    variances by the method of moments.
     """
     known = np.isfinite(residuals).sum(0)
     means = np.nanmean(residuals, axis=0)

@@ -217,7 +217,7 @@ def shown_unit(unit: str) -> str:
 
 
 def provenance(started: datetime, command: str, labels: str) -> dict[str, str]:
-    """Return the facts on how a page was made, which it shows at its end.
+    """Return the texts on how a page was made, by title, which it shows at its end.
 
     Keys are trinat (its version), date, command and labels. `started` is the time of the run, shown
     to the second; `command` is the command line, `labels` the name of the label scheme.
@@ -238,7 +238,7 @@ def render(
     images: str = "data:",
     **context: Any,
 ) -> str:
-    """Render a template; the page's content policy allows only its own style, script and images.
+    """Render a template to an HTML page whose content policy allows only its own style and script.
 
     `template`, `style` and `script` are file names in `templates`; "" as `script` is no script.
     `images` are the sources of pictures that the policy allows. `context` has the variables of the

@@ -1,4 +1,4 @@
-"""Sections of a group's page about its participants: volumes over age, head size, sites."""
+"""Sections of the report page about participants: volumes over age, head size, and sites."""
 
 from __future__ import annotations
 
@@ -43,7 +43,10 @@ _NOT_KNOWN = "not known"
 
 
 def adjustment_table(adjustment: Adjustment | None) -> Table | None:
-    """Return the table of the lines that adjust volumes for head size; None if there are none."""
+    """Return the table of regression lines that adjust volumes for head size, by structure.
+
+    None if volumes were not adjusted, or if they were divided by the intracranial volume.
+    """
     if adjustment is None or adjustment.coefficients.empty:
         return None
     columns: Columns = [
@@ -111,7 +114,7 @@ def site_tables(harmonisation: Harmonisation) -> list[Table]:
 
 
 def _before_and_after(rows: pd.DataFrame) -> list[float]:
-    """Return the means of the columns before and after, then their largest values."""
+    """Return the means of the columns `before` and `after`, followed by their maxima."""
     return [
         rows["before"].mean(),
         rows["after"].mean(),
@@ -212,10 +215,10 @@ def participants_plot(cohort: Cohort) -> Drawing | None:
 
 
 def _fact_to_draw(participants: pd.DataFrame) -> tuple[str, list[str]]:
-    """Return the fact that colours show, and its groups; "" and [""] if no fact is suitable.
+    """Return the column that decides the colour of the dots, group or sex, and its distinct values.
 
-    A suitable fact has two or more groups, but not more than there are colours. Participants for
-    whom the fact is unknown are a group of their own, "".
+    Such a column has two or more values, but not more than there are colours. Participants without
+    a value are a group of their own, "". Returns "" and [""] if neither column is suitable.
     """
     for fact in ("group", "sex"):
         groups = groups_of(participants, fact)
@@ -254,7 +257,7 @@ def _draw_participants(
     over_age: bool,
     unit: str,
 ) -> list[str]:
-    """Draw the participants of one group in a panel; return a label for each dot.
+    """Draw a dot for each participant of one group into `axis`; return a label for each dot.
 
     The horizontal axis is age if `over_age`, else the group. `color` is the number of the group,
     for its colour and position. `gid` is the id of the dots in the SVG. `unit` is the unit of the

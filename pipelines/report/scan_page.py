@@ -57,13 +57,14 @@ def scan_page(
     norms: Norms | None = None,
     participant: Facts | None = None,
 ) -> str:
-    """Return the page as HTML.
+    """Return the page of one segmented scan as HTML: pictures, grade, volumes and further outputs.
 
-    Without thickness, callosum and lesions (the further outputs) it prints on two A4 pages.
+    `found` is the segmentation, and `result` the row of the run ledger with its volumes and grades.
+    `facts` maps titles to texts on how it was made. `norms` are normative values by age and sex,
+    with which the volumes are compared; None for no comparison. `participant` has the age, sex and
+    intracranial volume that this needs.
 
-    `result` is the scan's result in the ledger. `facts` describe how it was made, by their titles.
-    Volumes are compared with `norms`, if given; `participant` has the age, sex and intracranial
-    volume that these need.
+    Without thickness, callosum and lesions (the further outputs) the page prints on two A4 pages.
     """
     compared = _compare_with_norms(result, norms, participant or Facts())
     return render(
@@ -85,9 +86,10 @@ def scan_page(
 
 
 def _cards(result: ScanResult) -> list[tuple[str, str, str]]:
-    """Return the cards at the top of the page: title, value and detail.
+    """Return the boxes at the top of the page, each with a title, a value and a detail.
 
-    They are the grade, each measured volume of the whole head, and the mean agreement of the views.
+    They show the grade, the brain and intracranial volumes if they were measured, and the mean Dice
+    between the segmentations of the three views.
     """
     grade = result.grade
     meaning = _GRADES.get(grade, "")
@@ -110,10 +112,10 @@ def _cards(result: ScanResult) -> list[tuple[str, str, str]]:
 
 
 def _pictures(found: Prediction) -> list[tuple[str, str, tuple[str, str]]]:
-    """Return the name of each view, a picture of one slice, and the sides at its edges.
+    """Return a picture for each view: the view's name, the picture and the letters at its edges.
 
-    The slice is the one with the most structures. The picture is a data URI, with outlines of
-    structures.
+    A picture shows the slice with the most structures, with their outlines, as a data URI. The
+    letters are the anatomical directions at its left and right edge: L and R, or P and A.
     """
     scheme = found.scheme
     colors = label_colors(scheme)
@@ -167,10 +169,10 @@ def _fullest_slice(classes: np.ndarray, count: int) -> int:
 
 @dataclass(frozen=True)
 class _Compared:
-    """Comparison of volumes with norms.
+    """Comparison of the volumes of a scan with normative values by age and sex.
 
-    `cells` has a cell for each compared structure by name. `title` is the title of their column;
-    `note` explains it.
+    `cells` maps each compared structure to its cell in the table of volumes. `title` is the title
+    of their column, and `note` explains it, or says why there is no comparison.
     """
 
     title: str = ""
@@ -183,10 +185,10 @@ def _compare_with_norms(
     norms: Norms | None,
     participant: Facts,
 ) -> _Compared:
-    """Compare the volumes of a scan with norms.
+    """Return the percentile of each structure's volume in the normative values by age and sex.
 
-    `participant` has the age and sex that norms need. The result has no cells without norms, or if
-    the norms do not cover the participant; then `note` has the reason.
+    `participant` has the age and sex that this needs. The result has no cells if `norms` is None,
+    or if the norms do not cover the participant; then `note` has the reason.
     """
     if norms is None:
         return _Compared()
@@ -284,7 +286,11 @@ def _structure_row(
     result: ScanResult,
     compared: _Compared,
 ) -> list[Any]:
-    """Return the row of a structure; `names` are its left and right name, or its only name."""
+    """Return the row of a structure in the table of volumes.
+
+    `names` are the names of its left and right label, or a single name. `compared` has the cells
+    with its percentiles.
+    """
     volumes_mm3 = [result.volumes_mm3[name] for name in names]
     title = short_name(names[0])
     left: float | None = None
@@ -318,7 +324,10 @@ def _format_number(value: float | None, digits: int = 0, *, sign: bool = False) 
 
 
 def _grade_cell(names: Sequence[str], result: ScanResult) -> Cell:
-    """Return the worse grade of a structure's sides; the side is named if the grades differ."""
+    """Return the quality grade of a structure as a cell; the worse one of its two sides.
+
+    The side is named if only one side has this grade. `names` are the names of its labels.
+    """
     known = result.structure_grades
     grades = [known.get(name, "") for name in names]
     for grade in ("reject", "look"):
@@ -351,7 +360,10 @@ def _reason_for_doubt(names: Sequence[str], result: ScanResult) -> str:
 
 
 def _percentile_cell(volume_mm3: float, place: NormPosition) -> Cell:
-    """Return a cell with the percentile and z of a volume in the norms."""
+    """Return a cell with the percentile and z-score of a volume among normative values.
+
+    `place` is the position of the volume in the norms.
+    """
     shown = f"{place.percentile:.0f}"
     if place.percentile < 1:
         shown = "<1"
@@ -371,10 +383,11 @@ def _percentile_cell(volume_mm3: float, place: NormPosition) -> Cell:
 def _strip_positions(
     volume_mm3: float, low: float, middle: float, high: float
 ) -> tuple[float, float, float, float]:
-    """Return the positions of a range and a volume on a strip, in percent of its length.
+    """Return where to draw a normal range and a volume on a strip, in per cent of its length.
 
-    They are the lower limit, the middle and the upper limit of the range, and the volume. The range
-    is the middle third of the strip.
+    The four positions are those of the lower limit (`low`), the middle and the upper limit (`high`)
+    of the range, and of the volume, all in mm³. The range is the middle third of the strip; a
+    volume beyond the strip is drawn at its end.
     """
     length = max(high - low, 1e-9)
 

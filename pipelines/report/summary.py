@@ -1,7 +1,7 @@
 """Statistics of an evaluation, computed from metrics.csv alone, without reading label maps.
 
-Samples are participants: `measurements.by_participant` averages a participant's scans first. All
-else is computed from its tables, so the whole report can be recomputed from metrics.csv.
+All statistics are over participants, not scans: `measurements.by_participant` averages a
+participant's scans first. So the whole report can be recomputed from metrics.csv.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ _STATISTICS = ["participants", "undefined", "mean", "median", "sd", "low", "high
 
 
 def structure_statistics(frame: pd.DataFrame, members: Members) -> pd.DataFrame:
-    """Return the statistics of each model, metric, and structure or group, a row each.
+    """Return the statistics over participants of each model, metric, and structure or group.
 
-    `frame` is the table of metrics.csv. The columns are mean, median, SD and 95 % interval of the
-    mean over participants, in the metric's unit, the number of participants, and the number of
-    undefined values.
+    `frame` is the table of metrics.csv. `members` maps the name of each group of structures, such
+    as group:cortical, to its structures. The columns are mean, median, SD and 95 % interval of the
+    mean, in the metric's unit, the number of participants, and the number of undefined values.
     """
     metrics = [metric for metric in frame["metric"].unique() if metric in METRICS]
     tables = []
@@ -74,7 +74,7 @@ def _statistics(
 ) -> pd.DataFrame:
     """Return the statistics of one model and metric, a row for each structure or group.
 
-    `frame` is the table of metrics.csv, and `members` has the structures of each group. Columns:
+    `frame` is the table of metrics.csv, and `members` maps each group to its structures. Columns:
     model, metric, structure, participants and undefined (numbers of participants and of undefined
     values), mean, median, sd, and the 95 % interval of the mean (low, high), which is clipped to
     the possible range of the metric.
@@ -109,12 +109,14 @@ def _statistics(
 
 
 def comparisons(frame: pd.DataFrame, members: Members) -> pd.DataFrame:
-    """Compare every two models, with Wilcoxon's test and Holm's correction.
+    """Return the differences between every two models, with Wilcoxon's test and Holm's correction.
 
-    `frame` is the table of metrics.csv. Only values that both models have, of one structure in one
-    scan, are compared. A structure that one model misses has no distance from this model; leaving
-    it out of this model's mean alone would make the mean look better. The column `left_out` is the
-    number of values that only one of the models has.
+    The table has a row for each pair of models, main metric, and structure or group of structures.
+    `frame` is the table of metrics.csv, and `members` maps each group to its structures. Only
+    values that both models have, of one structure in one scan, are compared. A structure that one
+    model misses has no distance from this model; leaving it out of this model's mean alone would
+    make the mean look better. The column `left_out` is the number of values that only one of the
+    models has.
 
     p is corrected over structures, for each metric and pair of models. Groups are corrected
     separately, because they consist of structures.
@@ -143,10 +145,10 @@ def _comparison(
     metric: str,
     members: Members,
 ) -> pd.DataFrame:
-    """Compare two models by one metric: a row for each structure that both have, and each group.
+    """Compare two models in one metric: a row for each structure that both have, and each group.
 
-    `frame` is the table of metrics.csv, and `members` has the structures of each group. The means
-    of groups are computed over the values that both models have.
+    `frame` is the table of metrics.csv, and `members` maps each group of structures to its
+    structures. The means of groups are computed over the values that both models have.
     """
     of_first = by_scan(frame, first, metric)
     of_second = by_scan(frame, second, metric)
@@ -179,12 +181,13 @@ def _comparison(
 def _test_each(
     first: pd.DataFrame, second: pd.DataFrame, left_out: pd.Series
 ) -> pd.DataFrame:
-    """Test the difference of two models in each column of their tables.
+    """Return the paired test of two models for each structure and group, a row each.
 
-    `first` and `second` are tables of participants x structures. The result has a row for each
-    column: `structure`, the fields of `PairedTest` (`participants`, `mean_difference`, `p`,
-    `effect`, `note`), the value of `left_out` for the column, and the 95 % interval of the mean
-    difference (`low`, `high`).
+    `first` and `second` are the tables of the models, with a row for each participant and a column
+    for each structure or group. Columns of the result: `structure`, the fields of `PairedTest`
+    (`participants`, `mean_difference`, `p`, `effect`, `note`), `left_out` (the number of values
+    that only one model has, from the parameter), and the 95 % interval of the mean difference
+    (`low`, `high`).
     """
     low, high = mean_interval((second - first).to_numpy(float))
     rows = []
@@ -200,10 +203,11 @@ def _test_each(
 
 
 def agreement(frame: pd.DataFrame) -> pd.DataFrame:
-    """Compare predicted with true volumes of each structure, by Bland-Altman (mm³) and ICC(2,1).
+    """Return the agreement of predicted with true volumes: Bland-Altman (mm³) and ICC(2,1).
 
-    Participants with several scans count once, with their mean. The ICC is two-way, single-measure,
-    for absolute agreement. The table is empty without predicted volumes.
+    The table has a row for each model and structure. Participants with several scans count once,
+    with their mean. The ICC is two-way, single-measure, for absolute agreement. The table is empty
+    without predicted volumes. `frame` is the table of metrics.csv.
     """
     rows = []
     for model in models_of(frame):
@@ -220,11 +224,11 @@ def agreement(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def retest(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the within-subject CV and the ICC(2,1) of volumes over two scans of a participant.
+    """Return the differences of volumes between two scans of a participant: CV and ICC(2,1).
 
-    Predicted and true volumes have a row each. A real difference between the scans counts, too: the
-    row of the true volumes shows how large it is. Of more than two sessions, the first two are
-    used.
+    The table has a row for each model, structure, and predicted or true volume. A real difference
+    between the scans counts, too: the row of the true volumes shows how large it is. Of more than
+    two sessions, the first two are used. `frame` is the table of metrics.csv.
     """
     rows = []
     for model in models_of(frame):
@@ -284,9 +288,10 @@ def swapped(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def absences(frame: pd.DataFrame) -> pd.DataFrame:
-    """Count how often each structure is missed, invented or absent from both.
+    """Count in how many scans each structure is missed, invented or absent from both label maps.
 
-    The columns are model, structure, absence and count. Counts of 0 have no row.
+    The columns are model, structure, absence and count. Counts of 0 have no row. `frame` is the
+    table of metrics.csv.
     """
     is_dice = frame["metric"] == "dice"
     has_note = frame["note"] != ""
@@ -309,10 +314,11 @@ def absent_everywhere(frame: pd.DataFrame) -> list[str]:
 
 
 def worst_scans(frame: pd.DataFrame, count: int = 5) -> pd.DataFrame:
-    """Return the scans with the lowest mean Dice over all structures, the worst first.
+    """Return the scans with the lowest mean Dice over all structures, the lowest first.
 
-    There are at most `count` rows for all models together. Each has the structure with the lowest
-    Dice, `worst_structure`, and its value.
+    There are at most `count` rows for all models together. Columns: subject, session, model,
+    `value` (the mean Dice), and the structure with the lowest Dice of this scan, `worst_structure`,
+    with its Dice, `worst_value`. `frame` is the table of metrics.csv.
     """
     scan = ["subject", "session", "model"]
     dice = where(frame, metric="dice").dropna(subset="value")
@@ -329,11 +335,11 @@ def worst_scans(frame: pd.DataFrame, count: int = 5) -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Results of an evaluation, computed once from the table of measurements.
+    """All tables of an evaluation, computed once from metrics.csv.
 
-    `frame` is that table, `pairs` the table of compared files. `not_predicted` and `other_csf` have
-    a model and a structure in each row. These are not in `frame`: the model does not predict the
-    structure, or its CSF has another definition than the CSF of the truth.
+    `frame` is the table of metrics.csv, and `pairs` that of pairs.csv. `not_predicted` and
+    `other_csf` have a model and a structure in each row. These are not in `frame`: the model does
+    not predict the structure, or its CSF has another definition than the CSF of the truth.
 
     `statistics` has the statistics of each model, metric and structure, and `comparisons` the tests
     of every two models. `agreement` compares predicted with true volumes, and `retest` the volumes
@@ -355,10 +361,10 @@ class Evaluation:
         return models_of(self.frame)
 
     def without_absent(self) -> Evaluation:
-        """Return a copy without the structures that are absent everywhere.
+        """Return a copy without the structures that no label map of the evaluation has.
 
-        Groups that consist only of these are removed, too. If all structures are absent, nothing is
-        removed.
+        Groups of structures that consist only of these are removed, too. If all structures are
+        absent, nothing is removed.
         """
         absent = set(absent_everywhere(self.frame))
         if len(absent) == len(structures_of(self.frame)):
@@ -383,16 +389,20 @@ class Evaluation:
         )
 
     def statistic(self, model: str, metric: str, structure: str) -> Mapping[str, Any]:
-        """Return a row of `statistics` by the names of its columns; {} if there is none."""
+        """Return a row of `statistics` for a model, metric and structure; {} if there is none.
+
+        The row maps names of columns to values. `structure` may also be a group of structures, such
+        as group:all.
+        """
         found = where(self.statistics, model=model, metric=metric, structure=structure)
         if found.empty:
             return {}
         return dict(found.iloc[0])
 
     def to_json(self) -> dict[str, Any]:
-        """Return the tables of the report as records; undefined numbers are null.
+        """Return the tables for summary.json as lists of records; undefined numbers are null.
 
-        Numbers are not rounded.
+        Numbers are not rounded. `pairs` has the number of pairs by status.
         """
         pairs = {
             str(status): int(number)

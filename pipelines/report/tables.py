@@ -1,4 +1,4 @@
-"""Tables of an evaluation's page, and their cells: numbers, intervals, shades, p values."""
+"""Tables of the page of `trinat evaluate`, and their cells."""
 
 from __future__ import annotations
 
@@ -42,9 +42,10 @@ _HEADLINE_COLUMNS: Columns = [
 
 
 def headline(evaluation: Evaluation) -> Table:
-    """Return the means over all structures, a row for each model.
+    """Return the table of means over all structures, a row for each model.
 
-    Each cell has the mean and its interval, in the metric's unit.
+    It has a column for each main metric (`HEADLINE`): the mean with its 95 % interval, in the
+    metric's unit.
     """
     rows = []
     for model in evaluation.models:
@@ -73,9 +74,10 @@ def not_predicted(evaluation: Evaluation) -> Table | None:
 
 
 def groups(evaluation: Evaluation) -> Table:
-    """Return the table of means over the structures of each group, a row for each model and group.
+    """Return the table of means over groups of structures, a row for each group and model.
 
-    Groups without statistics have no row; the group of all structures is in `headline`.
+    It has a column for each main metric (`HEADLINE`): the mean with its 95 % interval. Groups
+    without statistics have no row; the group of all structures is in `headline`.
     """
     known = set(evaluation.statistics["structure"])
     shown = [
@@ -97,10 +99,10 @@ def groups(evaluation: Evaluation) -> Table:
 
 
 def structures(evaluation: Evaluation) -> Table:
-    """Return all statistics: a row for each structure or group, metric and model.
+    """Return the table of all statistics: a row for each metric, structure or group, and model.
 
-    Sorted by metric, then by structure in the order of the label scheme. Readers filter it by
-    metric.
+    A group is a group of structures. Rows are sorted by metric, then by structure in the order of
+    the label scheme. On the page, readers can filter them by metric.
     """
     interval = "Interval of the mean over participants"
     columns: Columns = [
@@ -137,7 +139,7 @@ def structures(evaluation: Evaluation) -> Table:
 
 
 def _places_of_structures(evaluation: Evaluation) -> dict[str, int]:
-    """Return the index of each structure in the order of tables: single structures, then groups."""
+    """Return the row number of each structure in tables, by its name; groups come last."""
     names = [
         *measurements.structures_of(evaluation.frame),
         *evaluation.frame["structure"].unique(),
@@ -225,9 +227,10 @@ def comparison(evaluation: Evaluation) -> Table:
 
 
 def agreement(evaluation: Evaluation) -> Table:
-    """Return Bland-Altman and ICC of the volumes, a row for each structure and model.
+    """Return the table of agreement between predicted and true volumes: Bland-Altman and ICC.
 
-    Limits are limits of agreement, at 1.96 standard deviations of the difference.
+    It has a row for each structure and model. The columns Lower limit and Upper limit are the
+    limits of agreement, at 1.96 standard deviations of the difference.
     """
     columns = {
         "structure": Column("Structure"),
@@ -267,9 +270,11 @@ def retest(evaluation: Evaluation) -> Table | None:
 
 
 def confusions(frame: pd.DataFrame) -> Table:
-    """Return the largest confusions of each model: true structure, predicted structure, share.
+    """Return the table of the largest confusions: structures that a model labelled as another one.
 
-    The share is that of the true structure's volume. Confusions with background are included.
+    Each row has the true structure, the predicted structure, the model, and the share of the true
+    structure's volume. Confusions with background are included. `frame` is the table of
+    metrics.csv.
     """
     rows = []
     for model in measurements.models_of(frame):
@@ -294,7 +299,11 @@ def confusions(frame: pd.DataFrame) -> Table:
 def _largest_confusions(
     frame: pd.DataFrame, model: str
 ) -> list[tuple[str, str, float]]:
-    """Return the largest confusions of a model: true structure, predicted structure and share."""
+    """Return true structure, predicted structure and share of a model's largest confusions.
+
+    The share, from 0 to 1, is that of the true structure's volume. `frame` is the table of
+    metrics.csv.
+    """
     shares = summary.confusion(frame, model).drop(index="background")
     values = np.nan_to_num(shares.to_numpy(float, copy=True))
     true_names = np.array(shares.index)
@@ -312,10 +321,10 @@ def _largest_confusions(
 
 
 def pairs(pairs: pd.DataFrame) -> Table:
-    """Return the table of all files of both sides, as in pairs.csv.
+    """Return the table of all label maps, true and predicted, from the table of pairs.csv.
 
-    The grid is described in words. Files without a partner are listed, too, with the reason in the
-    note.
+    Label maps without a partner are listed, too, with the reason in the note. The column Grid has
+    the shape and the voxel size.
     """
     columns = {
         "subject": Column("Subject"),
@@ -337,7 +346,7 @@ def pairs(pairs: pd.DataFrame) -> Table:
 
 
 def definitions() -> Table:
-    """Return the table of definitions of metrics, with their values if a structure is absent.
+    """Return the table that defines the metrics, and their values for structures that are absent.
 
     It is the same on every page.
     """
@@ -374,9 +383,10 @@ def _record_table(
     *,
     note: str = "",
 ) -> Table:
-    """Return a table with a row for each row of `records`; structures have their short names.
+    """Return a page table with a row for each row of the data frame `records`.
 
-    `columns` has the columns to show by their names in `records`, in order.
+    `columns` maps the names of the columns to show to their titles and formats. Structures are
+    shown by their short names. `id` is the id of the element in the page.
     """
     shown = records.copy()
     if "structure" in shown:
@@ -391,7 +401,10 @@ def digits_of(metric: str) -> int:
 
 
 def _number_cells(row: Mapping[Any, Any], *keys: str, sign: bool = False) -> list[Cell]:
-    """Return the cells of the columns `keys` of a row, with the decimals of the row's metric."""
+    """Return the numbers of a row in the columns `keys` as cells, formatted for the row's metric.
+
+    `row` has the name of the metric in `metric`. With `sign`, positive numbers have a plus sign.
+    """
     return [number(row[key], digits_of(row["metric"]), sign=sign) for key in keys]
 
 
@@ -401,7 +414,11 @@ def _mean_with_interval(
     metric: str,
     structure: str = "group:all",
 ) -> Cell:
-    """Return a mean with its 95 % interval as a cell; a dash if there is none."""
+    """Return the mean of a metric over participants with its 95 % interval as a cell.
+
+    `structure` is a structure or a group of structures, by default all. The cell is a dash if there
+    is no mean.
+    """
     found = evaluation.statistic(model, metric, structure)
     if not found or np.isnan(found["mean"]):
         return number(None)
@@ -415,9 +432,10 @@ def _mean_with_interval(
 
 
 def _shaded_cell(metric: Metric, structure: str, value: float) -> Cell:
-    """Return a number as a cell whose shade shows how good the value is.
+    """Return a number as a cell with a background that is stronger the better the value is.
 
-    The structure is shown at the pointer.
+    `metric` decides what is good: near 1 if higher is better, otherwise near 0 mm. The name of the
+    structure is shown at the pointer.
     """
     cell = number(value, 2)
     shade = None
