@@ -150,7 +150,7 @@ def _size_gap(joints: Sequence[Counts], compared: Sequence[int]) -> float:
 
 
 def _evenly_spaced(corrected: Sequence[Corrected], most: int) -> list[Corrected]:
-    """Choose at most `most` scans, evenly spaced in the list."""
+    """Return at most `most` of the corrected scans, evenly spaced in the sequence."""
     places = np.linspace(0, len(corrected) - 1, min(most, len(corrected)))
     return [corrected[round(place)] for place in places]
 
@@ -164,10 +164,12 @@ def learning_seconds(
 ) -> float | None:
     """Estimate the duration of `trinat learn` in seconds; None if it cannot be estimated.
 
-    Segmentation of a scan is expected to take the time that the ledger has for it. If the networks
-    are trained (`trains`), `settings.seconds` is the duration of the training. Without it, the time
-    for the slices is measured here on a CPU; on a GPU the duration is not known before the first
-    steps of training.
+    Segmentation of a scan is expected to take as long as it took in `trinat predict`, according to
+    the run ledger; without these times the result is None. If the networks are trained (`trains`),
+    `settings.seconds` is the duration of the training. Without it, the time of a training step is
+    measured here on a CPU; on a GPU the result is None, because the duration is not known before
+    the first steps of training. It is also None if the recipe does not fix the number of slices in
+    an epoch.
     """
     timed = [
         sum(each.item.entry.timings_s.values())

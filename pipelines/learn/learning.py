@@ -86,7 +86,7 @@ class Judged:
 
     @property
     def gain(self) -> float:
-        """Difference of the mean Dice over all scans, after minus before."""
+        """Difference of the mean Dice over all scans: new model minus old model."""
         return float(np.mean(self.after)) - float(np.mean(self.before))
 
     def __str__(self) -> str:
@@ -188,7 +188,12 @@ def learn(
 
 
 def _prepare_material(study: Study, settings: LearnSettings) -> _Material:
-    """Find the corrected scans and segment them with the model that is to be improved."""
+    """Find the corrected scans and segment them with the model that is to be improved.
+
+    Returns the usable scans with their segmentations. The reasons for which others cannot be used,
+    and the gain and duration to expect, are logged. Raises EvaluationError if no scan can be used,
+    or if there is nothing to gain.
+    """
     corrected, failures = find_corrected(study)
     require_scans(corrected, failures, settings.results, _SEE)
     model = load_model(settings.model or _find_source_model(corrected))
@@ -297,9 +302,10 @@ def _factors_of(material: _Material) -> FittedFusion:
 def _save_factors(
     material: _Material, found: FittedFusion, settings: LearnSettings
 ) -> None:
-    """Write a copy of the model with the same networks and new `fusion` settings.
+    """Write a copy of the model with the same networks and new factors on structures.
 
-    These hold the fitted factors, which multiply the probability of each structure.
+    The fitted factors (`found`) are in its `fusion` settings; they multiply the probability of each
+    structure.
     """
     changed: dict[str, Any] = {
         "fusion": found.fusions[FITTED],

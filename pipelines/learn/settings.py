@@ -32,9 +32,10 @@ _Images = Annotated[
 class LearnSettings:
     """Settings of `trinat learn`.
 
-    `labels` is a folder of imported label maps, with numbers of the folding table `numbering`, or
-    of FreeSurfer by default. `model` defaults to the shipped model that made the results. `recipe`
-    and `seconds` apply only if networks are trained.
+    `labels` is a folder of label maps that were corrected elsewhere. `numbering` is the name or
+    file of the table that maps their numbers to FreeSurfer's; None if they are FreeSurfer's.
+    `model` is the model to improve, by default the shipped model that made the results. `recipe`
+    and `seconds` (the time limit) apply only if networks are trained.
     """
 
     results: Annotated[

@@ -55,9 +55,10 @@ _RATIOS = (4.0, 1.0, 0.0)
 class Trained:
     """Result of a training: the folder of the run, the new models and the scans that were held out.
 
-    `models` maps names to model folders, the model that changes less first: "averaged" has the mean
-    of the weights before and after training (missing if only the last layer was trained), "trained"
-    the weights after training. `held_out` are the names of scans.
+    `models` maps the name of a new model to its folder. "averaged" has the mean of the weights
+    before and after training (missing if only the last layer was trained), and "trained" the
+    weights after training; the model that changes less comes first. `held_out` are the names of
+    scans.
     """
 
     run: Path
