@@ -160,12 +160,12 @@ def report_cohort(
         None
     ),
 ) -> Exit:
-    """Measure all label maps, and write the tables and the page of a report.
+    """Measure all label maps of a group, and write the tables and the page of `trinat report`.
 
     `progress(result, done, total)` is called after each label map. Failures are logged and listed
     in the page. Raises EvaluationError if no label map is left (all failed or are left out), if
     volumes are to be adjusted and too few scans have an intracranial volume, or if volumes are to
-    be harmonised and sites have too few participants.
+    be harmonised and sites have too few participants. Returns the exit status.
     """
     started = datetime.now(UTC)
     refuse_foreign(settings.out, _OUTPUTS)
@@ -506,7 +506,11 @@ def _changes(
 def _write_tables(
     out: Path, cohort: Cohort, sections: Sequence[Section], changes: Changes | None
 ) -> list[str]:
-    """Write volumes.csv and the other tables that are not empty; return the names of the files."""
+    """Write volumes.csv and the other tables of the report that are not empty to the folder `out`.
+
+    `cohort` has the tables of volumes, `sections` those of further outputs, and `changes` the
+    comparison of longitudinal changes; None if there is none. Returns the names of the files.
+    """
     write_table(out / "volumes.csv", cohort.frame.drop(columns="scan"))
     # A row for each scan that is left out, and for each structure left out of another scan.
     left_out = [

@@ -68,11 +68,11 @@ def evaluate_predictions(
     *,
     progress: Callable[[Done, int, int], object] = lambda result, done, total: None,
 ) -> Exit:
-    """Measure all pairs of a prediction and its ground truth, and write the tables and the report.
+    """Compare all predictions with their manual labels, and write the tables and the report.
 
-    `progress(result, done, total)` is called after each pair. Failures are in the tables and the
-    report, and files that were not measured are logged. A ground truth without a prediction counts
-    as a failure in the exit status.
+    `progress(result, done, total)` is called after each pair of label maps. Failures are in the
+    tables and the report, and files that were not measured are logged. Returns the exit status, in
+    which a true label map without a prediction counts as a failure.
     """
     started = datetime.now(UTC)
     refuse_foreign(settings.out, _OUTPUTS)

@@ -248,9 +248,10 @@ def _too_few(participants: pd.DataFrame, settings: CohortSettings) -> Evaluation
 def _log_left_out(
     participants: pd.DataFrame, are_left_out: pd.Series, why: str
 ) -> None:
-    """Log the participants who are left out of the norms.
+    """Log the participants who are left out of the norms, and why.
 
-    `are_left_out` has a flag for each row of `participants`; `why` is the reason, for the message.
+    `participants` is indexed by their names. `are_left_out` is a series of True and False for its
+    rows; `why` is the reason, for the message.
     """
     names = list(participants.index[are_left_out])
     if names:
@@ -294,12 +295,12 @@ class Controls:
 
 
 def fit_curves(controls: Controls) -> dict[str, Curve]:
-    """Fit the curves of one structure by age, for each sex among the controls ("F" and "M").
+    """Fit the centile curves of one structure over age; return them by sex, "F" and "M".
 
-    There must be as many controls as `FEWEST_PARTICIPANTS` and `FEWEST_OF_SEX` require, with
-    volumes above 0. A curve has a value for each year of age. It ends where fewer than
-    `FEWEST_NEAR` controls are near this age, and does not go beyond the youngest and oldest control
-    of its sex.
+    A sex without controls has no curve. There must be as many controls as `FEWEST_PARTICIPANTS` and
+    `FEWEST_OF_SEX` require, with volumes above 0. A curve has a value for each year of age. It ends
+    where fewer than `FEWEST_NEAR` controls are near this age, and does not go beyond the youngest
+    and oldest control of its sex.
     """
     model = _Model.of(controls)
     found = optimize.minimize(
@@ -314,13 +315,13 @@ def fit_curves(controls: Controls) -> dict[str, Curve]:
 
 @dataclass(frozen=True)
 class _Model:
-    """Statistical model of one structure's volume, fitted by maximum likelihood.
+    """Statistical model of the volume of one structure over age, fitted by maximum likelihood.
 
-    The parameters are the P coefficients of log M, two of log S (level and slope over age), and L,
-    in this order. `design` (N, P) is the design matrix of log M. Its columns are a spline of age
-    with `knots`, and then, if they vary or are known, sex and the centred logarithm of the
-    intracranial volume. `middle_age` is the mean age, and `log_head` the mean of that logarithm,
-    None without it.
+    M, S and L are median, spread and skewness (see the module). The parameters are the P
+    coefficients of log M, two of log S (level and slope over age), and L, in this order. `design`
+    (N, P) is the design matrix of log M: a spline of age with `knots`, then sex if there are both,
+    then the centred logarithm of the intracranial volume if it is known. `middle_age` is the mean
+    age, and `log_head` the mean of that logarithm; None without intracranial volumes.
     """
 
     controls: Controls
@@ -371,10 +372,10 @@ class _Model:
         return [*free, _SKEWNESS]
 
     def loss(self, parameters: Values) -> tuple[float, Values]:
-        """Compute the mean negative log likelihood per participant, and its gradient.
+        """Return the mean negative log likelihood per participant, and its gradient.
 
-        For y = log(V / M) and u = (exp(L y) - 1) / L each term is log S + (u / S)^2 / 2 - L
-        y.
+        With y = log(V / M) and u = (exp(L y) - 1) / L, a participant contributes log S + (u / S)^2
+        / 2 - L y. V, M, S and L are volume, median, spread and skewness.
         """
         logarithm = np.log(self.controls.volume_mm3) - self.design @ parameters[:-3]
         level, slope, skewness = parameters[-3:]
@@ -442,10 +443,9 @@ class _Model:
         )
 
     def _design_at(self, ages: Values, sex: int) -> Values:
-        """Return rows of the design matrix, (A, P), for participants with the mean head size.
+        """Return rows of the design matrix at given ages, (A, P), for a head of mean size.
 
-        `ages` (A,) are the ages of the participants, and `sex` is the sex of all of them: 0 for
-        women, 1 for men.
+        `ages` is (A,), and `sex` is the sex of all rows: 0 for women, 1 for men.
         """
         columns = [_spline(self.knots, ages)]
         if np.ptp(self.controls.is_male):

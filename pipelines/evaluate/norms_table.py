@@ -110,7 +110,10 @@ def read_norms(path: Path, scheme: LabelScheme) -> Norms:
 def _refuse_structure(
     name: str, unit: str, scheme: LabelScheme, line: int, path: Path
 ) -> None:
-    """Raise ConfigError for an unknown structure or measure, or for an unexpected unit."""
+    """Raise ConfigError if a row of norms has an unknown structure or measure, or a wrong unit.
+
+    `name` and `unit` are the cells of the row, `line` is its number in the file `path`.
+    """
     expected = "mm3" if name in scheme.names else unit_of(name)
     if not expected:
         raise ConfigError(f"line {line}: {scheme.name} has no {name!r}", where=path)

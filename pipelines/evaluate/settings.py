@@ -15,7 +15,7 @@ from trinat.segmentation.labels import DEFAULT_SCHEME, Csf
 
 
 def _meanings_of_csf(typed: Iterable[str] | None) -> tuple[Csf, ...]:
-    """Read the values of --csf-pred; raise ConfigError for an unknown definition of CSF."""
+    """Return the values of --csf-pred; raise ConfigError for an unknown definition of CSF."""
     meanings = []
     for word in as_tuple(typed):
         # Typer cannot check a list of choices given as a Literal.
@@ -29,7 +29,10 @@ def _meanings_of_csf(typed: Iterable[str] | None) -> tuple[Csf, ...]:
 
 
 def _covariates(typed: str | None) -> tuple[str, ...] | None:
-    """Read --covariates; raise ConfigError for a word that names no covariate."""
+    """Return the names in --covariates; raise ConfigError for a word that names no covariate.
+
+    None without the option, and () for "none".
+    """
     if typed is None:
         return None
     names = tuple(word.strip().lower() for word in typed.split(",") if word.strip())
@@ -46,10 +49,10 @@ def _covariates(typed: str | None) -> tuple[str, ...] | None:
 
 @dataclass(frozen=True, kw_only=True)
 class LabelMapOptions:
-    """Options for label maps that both commands share.
+    """Options for label maps that `trinat evaluate` and `trinat report` share.
 
-    Results rejected in `ratings`, a file of people's ratings, do not count. If people have
-    corrected a result, the correction replaces it, unless `uncorrected` is set.
+    Scans and structures that people rejected in `ratings`, a file of the viewer, are left out. If
+    people have corrected a label map, the correction replaces it, unless `uncorrected` is set.
     """
 
     trust_affine: TrustAffine = None
@@ -79,17 +82,17 @@ class LabelMapOptions:
 class EvaluationSettings(LabelMapOptions):
     """Settings of `trinat evaluate`.
 
-    `truth` is a folder or file of label maps, or with `part` or `folds` a store; `folds` are the
-    test parts of a cross-validation. `models` maps the name of each model to the path of its
-    predictions.
+    `truth` has the manual labels: a folder or file of label maps, or with `part` or `folds` a
+    store; `folds` are the test parts of a cross-validation. `models` maps the name of each model to
+    the path of its predictions.
 
-    `labels` is the label scheme that measures. `numbering` is the numbering of the truth (a folding
-    table's name or file), and `numbering_pred` that of the predictions: one for all, or one for
-    each model.
+    `labels` is the label scheme to compare in. `numbering` is the name or file of the table that
+    maps the label numbers of the truth to FreeSurfer's, and `numbering_pred` that of the
+    predictions: one for all, or one for each model.
 
-    `csf` is the meaning of CSF in the truth; without it, the meaning in a ledger next to the truth,
-    else a small region. `csf_pred` is the meaning of CSF in predictions without a ledger: one for
-    all, or one for each model; without it their meaning is unknown.
+    `csf` is the definition of CSF in the truth; by default the one in a run ledger next to the
+    truth, or else FreeSurfer's small region. `csf_pred` is the definition of CSF in predictions
+    without a ledger: one for all, or one for each model; by default it is unknown.
     """
 
     truth: Path | None
@@ -161,9 +164,9 @@ class CohortSettings(LabelMapOptions):
     """Settings of `trinat report`.
 
     `adjust` is the method of adjusting volumes for the intracranial volume. `harmonise` is the
-    factor whose effects are removed from the volumes, if any. `covariates` are the terms of the
-    linear model; None for an automatic choice. All numbers leave out scans and structures of the
-    `excluded` grades.
+    factor (site) whose effects are removed from the volumes; None to keep them. `covariates` are
+    the terms of the linear model that compares groups; None for an automatic choice. All numbers
+    leave out scans and structures whose quality grade is in `excluded`.
     """
 
     predictions: Annotated[

@@ -134,11 +134,12 @@ def cohort_pictures(
     images: Path | None,
     trust_affine: TrustAffine | None,
 ) -> list[tuple[str, str, bytes]]:
-    """Return title, text and PNG for each of the most unusual scans that can be shown.
+    """Return a picture of each of the most unusual scans: its title, a text and the PNG file.
 
-    `scans` are all scans of the cohort, including those that are left out, and `files` their label
-    maps in the same order. The picture is the one that `trinat predict` wrote, or else a new one if
-    `images` has the scan.
+    The text has the reason why the scan is left out, or its notes or grade. `scans` are all scans
+    of the report, including those that are left out, and `files` their label maps in the same
+    order. The picture is the one that `trinat predict` wrote, or else a new one if the folder
+    `images` has the scan. Scans without either are missing.
     """
     image_of = {}
     if images is not None:
