@@ -300,10 +300,10 @@ class Queue:
 
     @contextmanager
     def upload(self, client: str) -> Iterator[Path]:
-        """Yield a new folder for an upload; delete it after the block unless `accept` was called.
+        """Yield a new folder for the files of an upload.
 
-        `client` is the address of the client. Raises FullError if the queue is full, or if the
-        client has reached its limit.
+        The folder is deleted after the block unless `accept` was called. `client` is the address of
+        the client. Raises FullError if the queue is full, or if the client has reached its limit.
         """
         id = secrets.token_hex(16)
         with self._lock:
@@ -513,7 +513,7 @@ class Queue:
 
 
 class _StoppedError(Exception):
-    """Raised to leave the engine; unfinished scans stay in the queue."""
+    """Raised to leave the engine when the server stops; unfinished scans stay in the queue."""
 
 
 class EngineThread(threading.Thread):
@@ -546,7 +546,7 @@ class EngineThread(threading.Thread):
         self._stopping = threading.Event()
 
     def run(self) -> None:
-        """Run the engine until `stop`; if it ends by itself, stop the whole server."""
+        """Run the engine until `stop` is called; if it ends by itself, stop the whole server."""
         try:
             for entry in self._engine.run(self._cases(), self._leave_if_stopping):
                 submission = self.queue.finish(entry)
@@ -580,9 +580,9 @@ class EngineThread(threading.Thread):
             _log.info("ready")
 
     def _leave_if_stopping(self) -> bool:
-        """Raise _StoppedError if the thread shall stop, which leaves the engine at once.
+        """Raise _StoppedError if the server is stopping, which leaves the engine at once.
 
-        The engine calls this as its `stop` function; False lets it go on.
+        The engine calls this as its `stop` function. False lets it go on.
         """
         if self._stopping.is_set():
             raise _StoppedError

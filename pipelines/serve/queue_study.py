@@ -81,7 +81,10 @@ class QueueStudy(Study):
         return [self._item(submission) for submission in self.submissions]
 
     def __getitem__(self, number: int) -> Item:
-        """Return the scan with this number of acceptance; raise InputError if it does not exist."""
+        """Return the scan with the number that it got when it was accepted.
+
+        Raises InputError if there is no such scan.
+        """
         submission = self.queue.find(number=number)
         if submission is None:
             raise InputError("no such scan: deleted, or never there")

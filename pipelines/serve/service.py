@@ -132,17 +132,17 @@ class Results:
     """
 
     def __init__(self, queue: Queue, scheme: LabelScheme) -> None:
-        """Create it for the scans in `queue`, whose label maps follow `scheme`."""
+        """Prepare for the scans in `queue`, whose label maps have the labels of `scheme`."""
         self._queue = queue
         self._labels = {label.name: label for label in scheme.labels}
         # Files are made one at a time, since each takes memory.
         self._making = threading.Lock()
 
     def file(self, submission: Submission, name: str) -> Path:
-        """Return the path of a result by its name, a key of `_RESULTS`.
+        """Return the path of a result file by its name for clients, such as labels.mgz.
 
-        labels.mgz is made at the first request. Raises HTTPException (404) for unknown names, and
-        for results that the scan does not have.
+        Names are the keys of `_RESULTS`. labels.mgz is made at the first request. Raises
+        HTTPException (404) for unknown names, and for files that the scan does not have.
         """
         if name not in _RESULTS:
             made = [each for each in _RESULTS if not self._missing(submission, each)]

@@ -137,7 +137,7 @@ def _fields(form: FormData) -> tuple[UploadFile, list[str], Facts]:
 
 
 def _not_the_form() -> InputError:
-    """Return the refusal of a form with unknown fields."""
+    """Return the error to raise for an upload whose form has other fields than expected."""
     return InputError(
         "a form has one field `file` with a scan, and may have `outputs`, `age` and `sex`"
     )
