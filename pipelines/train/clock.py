@@ -33,7 +33,7 @@ class TrainingClock:
 
     @property
     def why_over(self) -> str:
-        """Reason to stop the call now; "" to continue."""
+        """Reason to stop the training now, such as the time limit; "" to continue."""
         if time.monotonic() < self._end:
             return ""
         if self._too_few:
@@ -41,7 +41,7 @@ class TrainingClock:
         return f"the time limit of {self.seconds:g} seconds is over"
 
     def note_validation(self, seconds: float) -> None:
-        """Record how long a validation took; the longest duration is kept."""
+        """Record how long a validation took, in seconds; the longest duration is kept."""
         if self.has_validated:
             seconds = max(self.validation_s, seconds)
         self.validation_s = seconds
@@ -85,10 +85,10 @@ class TrainingClock:
             )
 
     def tick(self, step_s: float) -> float:
-        """Count a step that took `step_s` seconds; return the completed part of the schedule.
+        """Count a training step; return the completed part of the job's schedule, from 0 to 1.
 
-        It never decreases. It is 1 as soon as another step would pass the end, if it took as long
-        as the longest of the recent steps.
+        `step_s` is the duration of the step. The result never decreases. It is 1 as soon as another
+        step, as long as the longest of the recent steps, would not end in time.
         """
         self._longest_s = max(step_s, 0.9 * self._longest_s)
         whole_s = self._job_s - self._ending_s - self._longest_s
@@ -100,7 +100,7 @@ class TrainingClock:
 
     @property
     def _ending_s(self) -> float:
-        """Seconds that the job takes after its last step."""
+        """Seconds that the job takes after its last step, for validation and writing."""
         if self._validates:
             return self._writing_s + self.validation_s
         return self._writing_s

@@ -129,7 +129,10 @@ def _open_synthetic(
     )
 
     def scans(view: View) -> Iterator[ValidationScan]:
-        """Make new scans of the held-out heads, the same at each validation."""
+        """Return new synthetic scans of the held-out heads, the same at each validation.
+
+        There are none if the stage does not validate.
+        """
         if stage.validation is None:
             return iter(())
         names = [str(head) for head in range(len(unseen.labels))]
@@ -167,7 +170,7 @@ def _open_store(
     )
 
     def scans(view: View) -> Iterator[ValidationScan]:
-        """Read the scans for validation; none if the stage does not validate."""
+        """Return the scans of the store for validation; none if the stage does not validate."""
         if stage.validation is None:
             return iter(())
         return store_scans(

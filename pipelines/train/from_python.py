@@ -29,7 +29,7 @@ OnScore = Callable[[str, int, float], None]
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """Result of a training.
+    """Folders of a training run and of its model, with its scores and curves.
 
     Attributes
     ----------
@@ -57,12 +57,19 @@ class TrainedRun:
 
     @property
     def metrics(self) -> pd.DataFrame:
-        """Loss, learning rate, gradient norm and slices per second by step, as a table."""
+        """Curves of all jobs: loss, learning rate, gradient norm and slices per second by step.
+
+        The table has a row for a step every few seconds. The column `job` has the name of the job,
+        such as train/coronal.
+        """
         return self._table(METRICS_FILE)
 
     @property
     def scores(self) -> pd.DataFrame:
-        """Dice and IoU of each structure at each validation, as a table."""
+        """Dice and IoU of each structure at each validation of all jobs, a row each.
+
+        Columns: job, step, view, structure, dice, iou.
+        """
         return self._table(VALIDATIONS_FILE)
 
     def _table(self, name: str) -> pd.DataFrame:
@@ -166,7 +173,7 @@ def train(
 
     @contextmanager
     def watching() -> Iterator[Watcher]:
-        """Show the progress of `trinat train`, and pass scores to `on_score`."""
+        """Yield callbacks that show the progress of the training and pass scores to `on_score`."""
         with training_progress(not progress) as watcher:
             if on_score is not None:
 

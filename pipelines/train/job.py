@@ -83,8 +83,9 @@ class Watcher:
 class JobRun:
     """A job with everything that this process needs to train it.
 
-    `out` is the folder of the run. `workers` are the processes that share the batches of the job;
-    only the one with rank 0 writes files.
+    `recipe` is the recipe of the whole run, and `out` its folder. `watcher` has the callbacks.
+    `workers` are the processes that share the batches of the job; only the one with rank 0 writes
+    files.
     """
 
     recipe: Recipe
@@ -106,7 +107,7 @@ class JobRun:
 
     @property
     def is_done(self) -> bool:
-        """True if the job's training is complete."""
+        """True if the training of the job is complete, which the file done.json shows."""
         return (self.folder / DONE).is_file()
 
     def identity(self, data: str) -> dict[str, Any]:
@@ -413,7 +414,7 @@ class _JobAtWork:
         states.write_state(self.run.folder, state, name=name)
 
     def _interruption(self) -> InterruptedRunError:
-        """Return the error for a run that stops and can be resumed."""
+        """Return the error to raise when the run stops before the job is complete."""
         why = self.why_stop() or IN_ANOTHER_PROCESS
         step = self.trainer.counters.step
         what = f"stopped at step {step}: {why}; its state is saved"
@@ -482,9 +483,10 @@ class _JobAtWork:
         return False, self._patience_is_over
 
     def _validate_view(self, view: View) -> Scores:
-        """Score one view on its validation scans, with the averaged weights if there are any.
+        """Return the Dice and IoU of one view on its validation scans.
 
-        Raises InterruptedRunError if the run is to stop.
+        The weights are the moving average over steps if the stage has one. Raises
+        InterruptedRunError if the run is to stop.
         """
         network = self.trainer.best_weights.extract(view)
         network = network.to(self.trainer.device)
@@ -505,7 +507,10 @@ class _JobAtWork:
         )
 
     def _estimate_validation_s(self) -> float:
-        """Estimate how long a validation of all views takes, in seconds; 0 without validation."""
+        """Return an estimate of how long a validation of all views takes, in seconds.
+
+        0 if the stage does not validate.
+        """
         if self.run.job.stage.validation is None:
             return 0.0
         trainer = self.trainer

@@ -116,8 +116,8 @@ def launch(
 def _run_processes(request: _Request, count: int) -> Path:
     """Train in `count` processes of this machine; return the folder of the model.
 
-    Raises the error of a process, or TrainingError if a process died. If this process gets a
-    signal, torchrun passes it on to the others, which save their state and end.
+    Raises the error that ended one of the processes, or TrainingError if a process died. If this
+    process gets a signal, torchrun passes it on to the others, which save a checkpoint and end.
     """
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -171,7 +171,7 @@ def _silence_torchrun() -> None:
 
 
 def _train_in_process(request: _Request) -> Path:
-    """Train as one of the processes that `_run_processes` starts."""
+    """Train in one of the processes that `_run_processes` starts; return the model's folder."""
     _silence_torchrun()
     model = _train_together(request)
     parent = multiprocessing.parent_process()
@@ -182,9 +182,10 @@ def _train_in_process(request: _Request) -> Path:
 
 
 def _train_together(request: _Request) -> Path:
-    """Train as one of several processes; return the folder of the model.
+    """Train as one of several processes that share each batch; return the folder of the model.
 
-    Raises TrainingError if another process has died.
+    Raises TrainingError if another process has died. Another error is written to the `error_file`
+    of the request, if there is one, and raised.
     """
     try:
         return _join_and_train(request)
@@ -205,7 +206,7 @@ def _train_together(request: _Request) -> Path:
 
 
 def _join_and_train(request: _Request) -> Path:
-    """Connect to the other processes and train; return the folder of the model."""
+    """Connect to the other processes of the training, and train; return the folder of the model."""
     rank, count, local_rank, local_count = (
         int(os.environ[name]) for name in _TORCHRUN_VARIABLES
     )

@@ -68,7 +68,10 @@ class Metrics:
         self.events = events
 
     def add(self, report: StepReport, *, last: bool) -> None:
-        """Record a step; write a line if it is due or if the step is the `last` of the job."""
+        """Record a training step; write a line of metrics.csv if one is due.
+
+        A line is always written for the `last` step of the job.
+        """
         self.pending.append(report)
         now = time.monotonic()
         pause_s = _PART_OF_TIME * (now - self.began)
@@ -196,10 +199,11 @@ def append_scores(
 
 
 def read_curves(job: Path) -> dict[str, Curve]:
-    """Read the curves of a job from the tables in its folder, by name.
+    """Read the curves of a job from metrics.csv and validations.csv in its folder.
 
-    The names are "loss", "rate", and for each validated view "<view> dice" and "<view> iou", which
-    are means over structures. A curve is empty if no step had a value.
+    A curve is a pair of lists: the steps, and the values at these steps. Keys are "loss", "rate"
+    (the learning rate), and for each validated view "<view> dice" and "<view> iou", which are means
+    over structures. The lists are empty if no step had a value.
     """
     curves: dict[str, Curve] = {}
     metrics = read_rows(job / METRICS_FILE)

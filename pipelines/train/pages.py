@@ -157,7 +157,7 @@ class JobSummary:
 
     @property
     def shown(self) -> tuple[str, ...]:
-        """Cells of a row of the table, in the order of `HEAD`."""
+        """Cells of the job's row in the table, in the order of `HEAD`; "" for None."""
         cells = [self.name, str(self.steps)]
         for value in (self.hours, self.final_loss, self.best_dice, self.iou):
             if value is None:
@@ -183,8 +183,9 @@ def compare(
     """Compare runs by their settings and their jobs.
 
     `given` are folders of runs, or folders that contain runs, such as those of a cross-validation.
-    Return the settings in which runs differ from the first, as lines that begin with the path of
-    the run, and the jobs of each run by its path.
+    The first result lists the settings in which a run differs from the first run, as lines that
+    begin with the path of the run. The second maps the path of each run to the summaries of its
+    jobs.
     """
     runs = []
     for place in given:

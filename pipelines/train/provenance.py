@@ -82,7 +82,10 @@ def recorded(
 
 
 def write_provenance(out: Path, model: Path) -> None:
-    """Copy the provenance of all jobs of the run `out` into the folder of its model."""
+    """Write the provenance.json of a model: the entries of all jobs of the run, by the job's name.
+
+    `out` is the folder of the run, and `model` that of the model.
+    """
     jobs = {}
     for path in sorted(out.glob(f"*/*/{PROVENANCE}")):
         jobs[str(path.parent.relative_to(out))] = json.loads(read_text(path))
@@ -144,7 +147,10 @@ def commit(code: Path) -> str:
 
 
 def command(words: list[str]) -> str:
-    """Return a command line, with absolute paths shortened to their last two parts."""
+    """Return a command line as text, with absolute paths shortened to their last two parts.
+
+    `words` are the words of the command line, as in `sys.argv`.
+    """
     program, *rest = words
     shown = [Path(program).name.replace("__main__.py", "trinat")]
     for word in rest:

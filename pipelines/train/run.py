@@ -225,14 +225,15 @@ def train(
 ) -> Path:
     """Train all jobs of a recipe in the folder `out`; return the folder of the model.
 
-    `views` limits the training to some of the recipe's views. A folder that already holds a run is
-    refused unless `resume` is given, and then the recipe and the data must be the same as before.
-    With `seconds` the remaining training is fitted into that time, whatever number of steps the
-    recipe has. `workers` are the processes of this training. They share each batch, and only the
-    one with rank 0 writes.
+    `watcher` has callbacks for each step and validation. `views` limits the training to some of the
+    recipe's views. A folder that already holds a run is refused unless `resume` is given, and then
+    the recipe and the data must be the same as before. With `seconds` the remaining training is
+    fitted into that time, whatever number of steps the recipe has. `device` is a name such as
+    "cuda:1" or "auto". `workers` are the processes of this training. They share each batch, and
+    only the one with rank 0 writes.
 
-    Raises InterruptedRunError at a signal, or if the time is over before all jobs are done. The
-    state of the run is then saved.
+    Raises InterruptedRunError at a signal, or if the time is over before all jobs are done. A
+    checkpoint of the run is then saved.
     """
     chosen = tuple(view for view in recipe.views if views is None or view in views)
     if not chosen:
@@ -274,9 +275,10 @@ def train(
 
 
 def _save_model(recipe: Recipe, out: Path, model: Path) -> list[str]:
-    """Write the model of a run; return the names of its views.
+    """Write the model of the run in the folder `out` to the folder `model`; return its views.
 
-    A lock prevents two processes from writing at the same time.
+    The views are those that are finished so far. A lock prevents two processes from writing at the
+    same time. A model card that somebody wrote is kept.
     """
     with run_lock(out / _LOCK, patience_s=_PATIENCE_S):
         # Saving replaces the whole folder of the model, so a card that somebody wrote is put back.

@@ -11,12 +11,14 @@ from trinat.pipelines.common.option import Option, as_tuple
 
 @dataclass(frozen=True)
 class TrainSettings:
-    """Settings of a recipe's training.
+    """Settings of a training besides the recipe and the store.
 
-    - `view` is one of the recipe's, or "all". `fold` is one of a store's.
-    - `start` and `overrides` change the recipe. `out` is the folder of the run.
-    - `processes` share each batch.
-    - `seconds` is a wall time, in place of the recipe's steps or epochs.
+    - `view` is one of the recipe's views, or "all". `fold` is the number of the only fold of the
+      store's cross-validation to train; None if no single fold was named.
+    - `start` (a model) and `overrides` (such as "stages.0.batch=4") change the recipe. `out` is the
+      folder of the run.
+    - `processes` is the number of processes that share each batch.
+    - `seconds` is a limit of wall-clock time, in place of the recipe's steps or epochs.
     """
 
     view: Annotated[
