@@ -38,13 +38,14 @@ _MAX_EXTENT = 320
 
 @dataclass(frozen=True)
 class CaseView:
-    """Data of the slice viewer for one scan.
+    """Data of the slice viewer on a page, for one scan.
 
-    - `gray`, `prediction` and `truth` are pictures as data URIs: the axial slices, tiled in a
-      number of `columns`. `truth` is "" if there is none.
-    - `shape` is the grid of the slices, `start` the voxel to show first.
+    - `gray` (the scan), `prediction` and `truth` (class indices) are pictures as data URIs: the
+      axial slices, tiled in a number of `columns`. `truth` is "" if there is none.
+    - `shape` is the number of voxels along the axes, (X, Y, Z), and `start` the voxel to show
+      first.
     - `still_png` is a PNG file for print, empty if there is none.
-    - Classes in `not_compared` are not shown as errors.
+    - Classes (indices) in `not_compared` are not shown as errors.
     """
 
     shape: tuple[int, int, int]
@@ -137,9 +138,10 @@ def _encode_view(
     start: Shape,
     **webp: int,
 ) -> CaseView:
-    """Encode grey values and classes, both (X, Y, Z), as data of the viewer.
+    """Return the viewer's data for grey values and classes, both (X, Y, Z), without truth or still.
 
-    `start` is the voxel to show first; `webp` are options of the WebP encoder.
+    `shades` are the grey values and `prediction` the class indices. `start` is the voxel to show
+    first; `webp` are options of the WebP encoder.
     """
     columns = int(np.ceil(np.sqrt(shades.shape[2])))
     gray = encoded(_tile_slices(shades, columns), "WEBP", **webp)
@@ -233,10 +235,11 @@ def _error_map(
 def _fullest_slices(
     marked: NDArray[Any], is_of_focus: NDArray[np.bool_], focus: int
 ) -> tuple[int, int, int]:
-    """Return the sagittal, coronal and axial slice, as a voxel, that have the most marked voxels.
+    """Return the indices of the sagittal, coronal and axial slice with the most marked voxels.
 
-    `marked` (X, Y, Z) is above 0 in marked voxels. Those outside `is_of_focus` are ignored unless
-    `focus` is 0 or none is left. Without any marked voxel, the middle of the volume is returned.
+    `marked` (X, Y, Z) is above 0 in marked voxels, such as errors. If `focus` is not 0, only marked
+    voxels within the mask `is_of_focus` count, unless there are none. Without any marked voxel, the
+    middle of the volume is returned.
     """
     errors = marked > 0
     of_focus = errors & is_of_focus
@@ -260,11 +263,11 @@ def _draw_still(
     scheme: LabelScheme,
     start: tuple[int, int, int],
 ) -> NDArray[np.uint8]:
-    """Draw truth, prediction and errors (rows) in three planes (columns), for print and files.
+    """Draw a picture of truth, prediction and errors (rows) in three planes (columns), for print.
 
     `shades` are the grey values, `true` and `predicted` the class indices, all (X, Y, Z). `errors`
     is 0 where there is no error, else the index in `ERROR_COLORS` plus 1. The planes pass through
-    the voxel `start`.
+    the voxel `start`. Returns RGB values, (H, W, 3).
     """
     colors = label_colors(scheme)
     error_colors = np.array([(0, 0, 0), *ERROR_COLORS], np.float32)
@@ -284,11 +287,11 @@ def _planes_side_by_side(
     colors: NDArray[np.float32],
     place: tuple[int, int, int],
 ) -> NDArray[np.uint8]:
-    """Overlay classes on grey values in the three planes through a voxel.
+    """Draw three planes of a scan with coloured classes side by side; return RGB, (H, W, 3).
 
-    The planes are side by side, padded to equal height. `shades` are the grey values and `classes`
-    the class indices, both (X, Y, Z). `colors` (K, 3) has the colour of each class from 0 to 1;
-    `place` is the voxel.
+    `shades` are the grey values and `classes` the class indices, both (X, Y, Z). `colors` (K, 3)
+    has the colour of each class from 0 to 1. The sagittal, coronal and axial plane pass through the
+    voxel `place`, and are padded to equal height.
     """
     planes = []
     views = (View.SAGITTAL, View.CORONAL, View.AXIAL)

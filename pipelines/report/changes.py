@@ -66,12 +66,12 @@ _ONE_DAY = 1 / 366
 
 @dataclass(frozen=True)
 class Change:
-    """Change of the volume of one structure of one participant.
+    """Change of the volume of one structure of one participant over time.
 
     - `scans` is the number of scans, `years` the time from the first to the last; None if times are
       not known, or all scans are of one day.
-    - `percent` is the change from the first to the last scan.
-    - `percent_per_year` is the slope; None without `years`.
+    - `percent` is the change from the first to the last scan, in per cent of the mean of both.
+    - `percent_per_year` is the slope of a line through all scans; None without `years`.
     - `low` and `high` are the 95 % interval of the slope, with three or more scans, else None.
     - `noise` is the limit that `percent_per_year` (without times: `percent`) stays within in 95 of
       100 unchanged participants; None if it was not measured.
@@ -87,7 +87,10 @@ class Change:
 
     @property
     def is_beyond_noise(self) -> bool | None:
-        """True if the change exceeds the noise of unchanged participants; None if not known."""
+        """True if the change is larger than `noise`, the limit for participants without any change.
+
+        None if the noise is not known.
+        """
         if self.noise is None:
             return None
         value = self.percent_per_year
@@ -148,10 +151,10 @@ def change_of(
 
 
 def _slope(percents: Values, from_mean: Values) -> tuple[float, float | None]:
-    """Return the least-squares slope and half the length of its 95 % interval.
+    """Return the slope of a line through values over time, and half the width of its 95 % interval.
 
-    `percents` are the values; `from_mean` are their times in years, counted from the mean time. The
-    second result is None for two scans.
+    The line is fitted by least squares. `percents` are the values; `from_mean` are their times in
+    years, counted from the mean time. The second result is None for two scans.
     """
     squares = (from_mean**2).sum()
     slope = float((from_mean * percents).sum() / squares)
@@ -166,12 +169,13 @@ def _slope(percents: Values, from_mean: Values) -> tuple[float, float | None]:
 
 @cache
 def retest_of(model: str) -> dict[str, float]:
-    """Return the scan-rescan difference of each structure in unchanged participants, in per cent.
+    """Return how far two scans of an unchanged participant differ in the volume of each structure.
 
-    In 95 of 100 cases the difference of two scans is smaller. It holds for scans that were
-    segmented together by `model`; {} for a model for which it was not measured. docs/reliability.md
-    describes the measurement. With few measurements (`freedom` in the table) the standard deviation
-    is uncertain: Student's t accounts for that.
+    The result maps the name of a structure to a limit in per cent: in 95 of 100 cases the
+    difference of two scans is smaller. It holds for scans that were segmented together by `model`;
+    {} for a model for which it was not measured. docs/reliability.md describes the measurement.
+    With few measurements (`freedom` in the table) the standard deviation is uncertain: Student's t
+    accounts for that.
     """
     table = files("trinat.configs") / "retest" / f"{model}.tsv"
     if not table.is_file():
@@ -218,7 +222,7 @@ class Course:
 
     @property
     def percents(self) -> list[float]:
-        """Difference of each value from their mean, in per cent of the mean."""
+        """Difference of each value from the mean of all values, in per cent of this mean."""
         mean = float(np.mean(self.values))
         return [100 * (volume / mean - 1) for volume in self.values]
 
@@ -444,7 +448,7 @@ def _fewest_scans(courses: Sequence[Course]) -> int:
 
 
 def _structures_of(courses: Sequence[Course]) -> list[str]:
-    """Return the names of the structures in courses, each once, in order of appearance."""
+    """Return the names of all structures in `courses`, each once, in order of appearance."""
     return list(dict.fromkeys(course.structure for course in courses))
 
 
@@ -540,17 +544,18 @@ def _group_table(courses: Sequence[Course]) -> Table | None:
 
 
 def _percent_change(course: Course) -> float:
-    """Return the change per year or, if times are unknown, from first to last scan, in per cent."""
+    """Return the change per year in per cent; without times, the change from first to last scan."""
     if course.change.percent_per_year is None:
         return course.change.percent
     return course.change.percent_per_year
 
 
 def _change_table(courses: Sequence[Course], output: str) -> Table:
-    """Return the table of changes by structure and participant, sorted by the ratio to the noise.
+    """Return the table of changes, a row for each structure of each participant.
 
-    Either all courses have times, or none has; without times there is no column of changes per
-    year. `output` is the name of a further output; "" for volumes.
+    The largest changes relative to the noise come first. Either all courses have times, or none
+    has; without times there is no column of changes per year. `output` is the name of a further
+    output, such as thickness; "" for volumes.
     """
     ranked = sorted(courses, key=_relative_to_noise, reverse=True)
     has_times = courses[0].has_times
@@ -597,14 +602,17 @@ def _change_table(courses: Sequence[Course], output: str) -> Table:
 
 
 def _unit(courses: Sequence[Course]) -> str:
-    """Return the unit of changes and their noise; either all courses have times, or none has."""
+    """Return the unit of changes and their noise: "% a year", or "%" if times are not known.
+
+    Either all courses have times, or none has.
+    """
     if courses[0].has_times:
         return "% a year"
     return "%"
 
 
 def _relative_to_noise(course: Course) -> float:
-    """Return the ratio of a change to the noise; if the noise is unknown, the change itself."""
+    """Return the absolute change divided by the noise; without known noise, the absolute change."""
     value = abs(_percent_change(course))
     if not course.change.noise:
         return value

@@ -98,11 +98,12 @@ class Scan:
 
 @dataclass(frozen=True)
 class Adjustment:
-    """Adjustment of volumes for the size of the head.
+    """Description of how volumes were adjusted for the size of the head.
 
-    `mean_mm3` is the mean intracranial volume, and `scans` the number of scans that have one. The
-    other scans, `without`, have no adjusted volume. `coefficients` has a row for each structure, by
-    name, with the columns `slope`, `intercept`, `r2` and `scans`; it is empty for proportions.
+    `method` is "residual" or "proportion". `mean_mm3` is the mean intracranial volume, and `scans`
+    the number of scans that have one; `without` is the number of other scans, which have no
+    adjusted volume. `coefficients` is indexed by structure and has the columns `slope`,
+    `intercept`, `r2` and `scans` of the fitted lines; it is empty for proportions.
     """
 
     method: Method
@@ -180,10 +181,11 @@ class Cohort:
 
     @cached_property
     def model(self) -> GroupModel | None:
-        """The linear model of measured values; None if all have the same group, site, sex and age.
+        """The comparison of groups by a linear model of the measured values of each structure.
 
-        Volumes that were harmonised, or adjusted by a regression, have lost degrees of freedom that
-        a test would not account for. Therefore site and head size are terms of the model instead.
+        None if all participants have the same group, site, sex and age. Volumes that were
+        harmonised, or adjusted by a regression, have lost degrees of freedom that a test would not
+        account for. Therefore site and head size are terms of the model instead.
         """
         needed = []
         if self.harmonisation is not None:
@@ -434,11 +436,11 @@ def _norm_positions(
 def adjust(
     volumes_mm3: Mapping[str, _Values], intracranial_mm3: _Values, method: Method
 ) -> tuple[dict[str, _Values], Adjustment]:
-    """Adjust the volumes of N scans for the intracranial volume; return them with their adjustment.
+    """Adjust volumes for the intracranial volume; return them with a description of the adjustment.
 
-    `volumes_mm3` has the volumes, (N,), of each structure; `intracranial_mm3` is (N,). Unknown
-    values are NaN, and so are the adjusted volumes that depend on them. EvaluationError if fewer
-    than four scans have an intracranial volume.
+    `volumes_mm3` maps each structure to its volumes in N scans, (N,); `intracranial_mm3` is (N,).
+    The first result has the same form. Unknown values are NaN, and so are the adjusted volumes that
+    depend on them. EvaluationError is raised if fewer than four scans have an intracranial volume.
     """
     known = np.isfinite(intracranial_mm3)
     if known.sum() < _FEWEST_SCANS:

@@ -501,7 +501,10 @@ def _group_table(cohort: Cohort, key: str) -> Table | None:
 
 
 def _uncertainty_table(cohort: Cohort) -> Table | None:
-    """Return the table of the uncertainty of each structure's volumes; None if no scan has it."""
+    """Return the table of the uncertainty of volumes over samples with dropout, by structure.
+
+    None if it was not computed for any scan.
+    """
     columns: Columns = [
         "Structure",
         Column("Scans", 0),
@@ -561,7 +564,7 @@ def _scan_table(cohort: Cohort) -> Table:
 
 
 def _left_out_table(cohort: Cohort) -> Table:
-    """Return the table of scans and structures that are left out of all statistics."""
+    """Return the table of scans and structures that are left out of all statistics, and why."""
     rows = [[scan.name, "all of it", scan.left_out] for scan in cohort.left_out]
     for scan in cohort.scans:
         rows += [

@@ -88,12 +88,12 @@ class Drawing:
 
     @cached_property
     def svg(self) -> bytes:
-        """Return the figure as an SVG file, drawn once."""
+        """The bytes of the figure as an SVG file, computed once."""
         return plain_svg(self.figure)
 
     @property
     def png(self) -> bytes:
-        """Return the bytes of a PNG file that shows the figure on white, at 150 dpi.
+        """The bytes of a PNG file that shows the figure on white, at 150 dpi.
 
         The figure is transparent again afterwards, as its SVG needs it.
         """
@@ -109,7 +109,7 @@ class Drawing:
 
     @property
     def pdf(self) -> bytes:
-        """Return the figure as a PDF file, the same bytes every time."""
+        """The bytes of the figure as a PDF file, the same every time."""
         import matplotlib as mpl
         from matplotlib.backends.backend_pdf import FigureCanvasPdf
 
@@ -121,9 +121,9 @@ class Drawing:
         return buffer.getvalue()
 
     def inline(self) -> str:
-        """Return the figure as SVG for a page, in the page's colours.
+        """Return the figure as an SVG element for a page, in the page's colours.
 
-        Its marks have their names, which the page shows at the pointer.
+        Its dots have names (`marks`), which the page shows at the pointer.
         """
         return inline_svg(self.svg, self.name, self.label, self.marks)
 
@@ -179,11 +179,11 @@ def canvas(
     rows: int = 1,
     columns: int = 1,
 ) -> Iterator[Any]:
-    """Provide a matplotlib figure in the report's style: (figure, axis or array of axes).
+    """Provide a matplotlib figure in the report's style.
 
-    `width` and `height` are in inches. With several `rows` or `columns` of panels the axes are an
-    array, as from matplotlib's `subplots`. The layout is computed when the context ends, so
-    everything must be drawn within it. pyplot is not used.
+    Yields the figure with its axis, or, with several `rows` or `columns` of panels, with an array
+    of axes as from matplotlib's `subplots`. `width` and `height` are in inches. The layout is
+    computed when the context ends, so everything must be drawn within it. pyplot is not used.
     """
     import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -200,10 +200,11 @@ def canvas(
 def panels(
     structures: Sequence[str], height_in: float, more_in: float = 0.0
 ) -> Iterator[tuple[Any, list[Any]]]:
-    """Provide small multiples: a figure, and an axis with a title for each structure.
+    """Provide a figure with a small panel for each structure (small multiples).
 
-    There are up to four panels in a row. A row is `height_in` inches high; `more_in` is the height
-    of the figure beyond the rows. Without structures the figure is empty.
+    Yields the figure and a list of axes, one for each of `structures`, with titles. There are up to
+    four panels in a row. A row is `height_in` inches high; `more_in` is the height of the figure
+    beyond the rows. Without structures the figure is empty.
     """
     count = len(structures)
     columns = max(1, min(_MOST_PANELS_ABREAST, count))
@@ -225,11 +226,12 @@ def draw_boxes(
     band: float,
     color: str,
 ) -> None:
-    """Draw a horizontal box of the median and quartiles for each (height, values) in `rows`.
+    """Draw horizontal boxes of the median and quartiles into a matplotlib Axes, one for each row.
 
-    `band` is the height available for a box, in the axis's units. Whiskers end at the last value
-    within 1.5 quartile ranges. All boxes together are a few Matplotlib artists, because each artist
-    costs time in every layout.
+    `rows` has a tuple for each box: its height on the vertical axis, and the values. `band` is the
+    height available for a box, in the axis's units. Whiskers end at the last value within 1.5
+    quartile ranges. All boxes together are a few Matplotlib artists, because each artist costs time
+    in every layout.
     """
     from matplotlib.cbook import boxplot_stats
     from matplotlib.collections import PolyCollection
@@ -263,11 +265,11 @@ def draw_dots(
     color: Any,
     gid: str,
 ) -> None:
-    """Draw a dot for each value of each (height, values) in `rows`.
+    """Draw a dot for each value into a matplotlib Axes, in rows.
 
-    `band` is the height that the dots of one row may take, in the axis's units. All dots are one
-    artist with the name `gid`, in the order of the rows. `rows` must not be empty, but the values
-    of a row may be.
+    `rows` has a tuple for each row: its height on the vertical axis, and the values. `band` is the
+    height that the dots of one row may take, in the axis's units. All dots are one artist with the
+    id `gid`, in the order of the rows. `rows` must not be empty, but the values of a row may be.
     """
     places = []
     for height, values in rows:
@@ -314,7 +316,7 @@ def name_cells(axis: Any, columns: Sequence[str], rows: Sequence[str]) -> None:
 
 
 def model_color(number: int) -> str:
-    """Return the colour of a model by its number in the report.
+    """Return the colour of a model or group by its index in the figure.
 
     After the last colour, the colours repeat.
     """
@@ -344,7 +346,7 @@ def add_legend(figure: Figure, models: Sequence[str], columns: int = 4) -> None:
 
 
 def plain_svg(figure: Figure) -> bytes:
-    """Return the figure as an SVG file.
+    """Return the bytes of the figure as an SVG file.
 
     The same figure gives the same bytes: no date is written. Text is not converted to curves, so it
     is shown in the fonts of the reader's machine.
@@ -414,7 +416,10 @@ def inline_svg(
 
 
 def _restyle(element: ElementTree.Element) -> None:
-    """Convert style declarations to attributes, and ink and grid colours to classes."""
+    """Replace the `style` attribute of an SVG element by plain attributes.
+
+    The colours of ink and grid become classes of the page's style sheet.
+    """
     for declaration in element.attrib.pop("style", "").split(";"):
         key, _, value = declaration.partition(":")
         key = key.strip()

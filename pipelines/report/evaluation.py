@@ -325,7 +325,7 @@ def _cards_of(
 
 
 def _with_unique_names(drawings: Iterable[Drawing]) -> list[Drawing]:
-    """Append numbers to the names of figures, as figures of several models share a folder."""
+    """Return copies of figures whose names end with a number, because they share a folder."""
     numbered = []
     for number, drawing in enumerate(drawings, start=1):
         numbered.append(replace(drawing, name=f"{drawing.name}-{number}"))

@@ -52,11 +52,11 @@ Z_SCORES = "z-scores"
 
 
 def box_plot(frame: pd.DataFrame, metric: str) -> Drawing:
-    """Draw boxes over participants, a row for each structure, and a dot for each participant.
+    """Draw one metric of each structure as a box over participants, and a dot for each of them.
 
-    `frame` is the table of metrics.csv. Several models are side by side in a row, each with its
-    colour. Structures without a value of any model are left out. With few participants there are
-    dots only.
+    `frame` is the table of metrics.csv. A structure has one row; several models are side by side in
+    it, each with its colour. Structures without a value of any model are left out. With few
+    participants there are dots only.
     """
     definition = METRICS[metric]
     tables = {model: by_participant(frame, model, metric) for model in models_of(frame)}

@@ -52,7 +52,7 @@ _UNEVEN_AGES = 0.5
 
 @dataclass(frozen=True)
 class GroupModel:
-    """Results of one linear model for each structure.
+    """Comparison of groups of participants: results of one linear model for each structure.
 
     - `formula` is the model that was fitted, `terms` are its terms. A factor is a term with
       categories, its levels: group, site or sex.
@@ -340,7 +340,7 @@ class Coding:
 
     @cache  # noqa: B019
     def slope(self, term: str) -> Contrast | None:
-        """Return the contrast of a covariate's slope, the change per unit.
+        """Return the contrast for the slope of a covariate, such as age: the change per unit.
 
         None if the design does not determine it.
         """
@@ -436,10 +436,10 @@ def _fit_structures(
 
 
 def _estimate_columns(estimate: Estimate, name: str) -> dict[str, float]:
-    """Return an estimate as columns of a table, by name.
+    """Return the columns of a table for an estimate: a mapping from column to number.
 
-    The column of its value is called `name`. The others are its interval (`low`, `high`), effect
-    size (`g`, `g_low`, `g_high`), `p`, `standard_error` and degrees of freedom (`df`).
+    The value of the estimate is in the column `name`. The others are its interval (`low`, `high`),
+    effect size (`g`, `g_low`, `g_high`), `p`, `standard_error` and degrees of freedom (`df`).
     """
     columns = dict(vars(estimate))
     value = columns.pop("value")

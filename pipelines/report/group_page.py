@@ -320,7 +320,7 @@ def change_methods_text(model: GroupModel) -> str:
 
 
 def _participants_in(model: GroupModel) -> str:
-    """Return a text with the number of participants in a model, in total and by group."""
+    """Return a text such as "60 participants (controls: 30, patients: 30)" on those in a model."""
     participants = count(len(model.participants), "participant")
     if "group" not in model.terms:
         return participants

@@ -65,13 +65,13 @@ class Harmonisation:
 def harmonise(
     frame: pd.DataFrame, metric: str
 ) -> tuple[dict[str, Values], Harmonisation]:
-    """Remove the effects of sites from one metric.
+    """Remove the effects of sites from one metric; return the new values and a description.
 
-    `frame` is the frame of a `Cohort`. Returns the values of the N scans, (N,) by structure, and a
-    description of the harmonisation. Effects are estimated from participants, who count once at a
-    site, and are removed from each scan. EvaluationError for fewer than two sites, for too few
-    participants at a site, and if the effects of sites cannot be separated from those of the kept
-    covariates.
+    `frame` is the frame of a `Cohort`. The first result maps each structure to its values in the N
+    scans, (N,), in the order of the scans; NaN for scans without a site or covariate. Effects are
+    estimated from participants, who count once at a site, and are removed from each scan.
+    EvaluationError is raised for fewer than two sites, for too few participants at a site, and if
+    the effects of sites cannot be separated from those of age, sex and group.
     """
     rows = frame[frame["metric"] == metric]
     values = rows.pivot(index="scan", columns="structure", values="value")
@@ -213,8 +213,8 @@ def _check_sites(
 ) -> None:
     """Raise EvaluationError unless there are two or more sites, each with enough participants.
 
-    `participants` is the number at each site of those for whom all `kept` covariates are known;
-    `sites` has the site of each scan, "" if unknown.
+    `participants` maps a site to its number of participants, counting only those for whom all
+    covariates in `kept` are known. `sites` has the site of each scan, "" if unknown.
     """
     names = sorted(set(sites) - {""})
     if len(names) < 2:
@@ -263,15 +263,19 @@ class SiteEffects:
     sd: Values
 
     def expected(self, covariates: Values) -> Values:
-        """Return the values (N, K) expected for covariates (N, P), without site effects."""
+        """Return the values of K structures, (N, K), to expect without the effects of sites.
+
+        `covariates` (N, P) are those of N scans or participants.
+        """
         return np.asarray(self.mean + covariates @ self.slopes)
 
     def remove_site_effects(
         self, values: Values, sites: Sites, covariates: Values
     ) -> Values:
-        """Return values (N, K) without site effects.
+        """Return the values of K structures, (N, K), without the effects of sites.
 
-        `sites` (N,) are the sites of the values, counted from 0; `covariates` are (N, P).
+        `values` (N, K) are the measured values. `sites` (N,) has the site of each row, counted from
+        0, and `covariates` (N, P) the covariates.
         """
         expected = self.expected(covariates)
         residuals = (values - expected) / self.sd

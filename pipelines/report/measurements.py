@@ -31,12 +31,12 @@ METRICS_COLUMNS = (
 def metrics_frame(
     scans: Iterable[tuple[Mapping[str, str], Iterable[Measurement]]],
 ) -> pd.DataFrame:
-    """Return one table of the measurements of all scans.
+    """Return the table of metrics.csv: a row for each measurement of each scan.
 
-    `scans` are pairs: a mapping with `subject`, `session` and `model`, and the measurements of this
-    scan. The columns are `METRICS_COLUMNS`. `fs_id` is missing (NA) for groups of structures.
-    `value` is NaN if it is undefined, and `note` has the reason. Without scans the table has no
-    rows.
+    `scans` has a tuple for each scan: a mapping with `subject`, `session` and `model`, and its
+    measurements. The columns are `METRICS_COLUMNS`. `fs_id` is missing (NA) for groups of
+    structures. `value` is NaN if it is undefined, and `note` has the reason. Without scans the
+    table has no rows.
     """
     rows = []
     for scan, measurements in scans:
@@ -95,7 +95,7 @@ def structures_of(frame: pd.DataFrame) -> list[str]:
 
 
 def without_side(name: str) -> str:
-    """Return a structure's name without its side."""
+    """Return a structure's name without "Left-" or "Right-"."""
     return name.removeprefix("Left-").removeprefix("Right-")
 
 
@@ -111,7 +111,10 @@ def groups_of(frame: pd.DataFrame) -> list[str]:
 
 
 def where(table: pd.DataFrame, **values: str) -> pd.DataFrame:
-    """Return the rows that have the given value in each of the given columns."""
+    """Return the rows of a table that have the given value in each of the given columns.
+
+    `where(frame, metric="dice")` returns the rows with Dice.
+    """
     chosen = np.ones(len(table), bool)
     for column, value in values.items():
         chosen &= (table[column] == value).to_numpy()

@@ -36,13 +36,14 @@ UNDEFINED = "none"
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell of a table.
+    """One cell of a table on a page.
 
     - `order` is the sort key, if it is not the text. `hint` is shown at the pointer.
     - `shade` is the strength of the background, 0 to 20. `kind` is a class of the style sheet.
     - `link` is the target of a link.
-    - `place` draws the position of a value among others: their three quartiles, then the value, in
-      percent of their range.
+    - `place` draws the value as a dot on a strip, next to a range: the positions of the range's
+      lower limit, middle and upper limit (such as quartiles), then of the value, in percent of the
+      strip.
     """
 
     text: str
@@ -92,10 +93,11 @@ Columns = list[Column | str]
 
 @dataclass(frozen=True)
 class Table:
-    """Table of a page; `note` is shown below it.
+    """Table of a page, with its cells already formatted.
 
-    `id` is the id of the element in the page. `kind` is a class of the style sheet: "heat" has
-    narrow cells and vertical titles, "intervals" shows intervals on a separate line.
+    `id` is the id of the element in the page, and `note` is shown below the table. `kind` is a
+    class of the style sheet: "heat" has narrow cells and vertical titles, "intervals" shows
+    intervals on a separate line.
     """
 
     id: str
@@ -125,10 +127,11 @@ def table(
     note: str = "",
     kind: str = "",
 ) -> Table:
-    """Return a table of plain values, formatted by their columns.
+    """Return a page table of plain values, which are formatted by their columns.
 
-    `id` is the id of the element in the page. A row has a value for each column, in order. `note`
-    is shown below the table. `kind` is a class of the style sheet: "heat" or "intervals".
+    `id` is the id of the element in the page. A row has a value for each column, in order: a
+    number, a text, None or a `Cell`. `note` is shown below the table. `kind` is a class of the
+    style sheet: "heat" or "intervals".
     """
     known = [
         Column(column) if isinstance(column, str) else column for column in columns
@@ -268,7 +271,7 @@ def render(
 
 @cache
 def _environment() -> jinja2.Environment:
-    """Return a template environment that escapes all values and refuses undefined ones."""
+    """Return the jinja2 environment, which escapes all values and refuses undefined ones."""
     import jinja2
 
     environment = jinja2.Environment(

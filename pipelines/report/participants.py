@@ -67,7 +67,7 @@ def adjustment_table(adjustment: Adjustment | None) -> Table | None:
 
 
 def site_tables(harmonisation: Harmonisation) -> list[Table]:
-    """Return tables of site effects before and after harmonisation: by site, and by structure."""
+    """Return two tables of site effects before and after harmonisation: by site and structure."""
     effects = harmonisation.effects
     sizes = effects[["percent_before", "percent_after"]].abs()
     effects = effects.assign(
@@ -124,9 +124,10 @@ def _before_and_after(rows: pd.DataFrame) -> list[float]:
 
 
 def site_plot(harmonisation: Harmonisation) -> Drawing:
-    """Draw the effects of sites: a row for each structure, a colour for each site.
+    """Draw the effects of sites on volumes: a row for each structure, a colour for each site.
 
-    A ring is the effect before harmonisation, a dot the effect after it.
+    An effect is the difference of a site from all sites, in percent of the volume. A ring is the
+    effect before harmonisation, a dot the effect after it.
     """
     effects = harmonisation.effects.dropna(subset="percent_before")
     structures = list(effects["structure"].unique())

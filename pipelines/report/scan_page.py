@@ -227,10 +227,10 @@ def _volume_table(
     result: ScanResult,
     compared: _Compared,
 ) -> Table:
-    """Return the table of volumes, with a row for each structure and both its sides.
+    """Return the table of volumes, with the left and right side of a structure in one row.
 
-    A structure without sides has its volume in the column of both sides together. `compared` has
-    the cells of the comparison with norms.
+    A structure without sides has its volume in the column of both sides together. `found` has the
+    label scheme, `result` the volumes and grades, and `compared` the cells with percentiles.
     """
     volumes_mm3 = result.volumes_mm3
     labels = {label.name: label for label in found.scheme.labels}
@@ -267,7 +267,10 @@ def _volume_table(
 
 
 def _further_sections(result: ScanResult) -> list[tuple[FurtherResult, Table]]:
-    """Return the result of each further output (thickness, callosum, lesions) and its table."""
+    """Return the results and the table of measures of thickness, callosum and lesions.
+
+    There is a tuple for each output that the scan has.
+    """
     sections = []
     for name, further in result.further().items():
         rows = []
@@ -345,9 +348,9 @@ def _grade_cell(names: Sequence[str], result: ScanResult) -> Cell:
 
 
 def _reason_for_doubt(names: Sequence[str], result: ScanResult) -> str:
-    """Return why a structure is doubtful; "" if it is not.
+    """Return the reason for the grade of a structure that is not to be trusted; else "".
 
-    A side is named if the reasons of the two sides differ.
+    `names` are the names of its labels. A side is named if the reasons of the two sides differ.
     """
     doubts = {name: result.doubt_about(name) for name in names}
     if len(set(doubts.values())) == 1:

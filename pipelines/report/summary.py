@@ -254,11 +254,12 @@ def retest(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def confusion(frame: pd.DataFrame, model: str) -> pd.DataFrame:
-    """Return the share of each true structure's volume by predicted structure, over all scans.
+    """Return which share of each true structure's volume was labelled as which structure.
 
-    `frame` is the table of metrics.csv. The result is square: rows are true structures, columns are
-    predicted ones, background is first. Structures that are not compared, such as the CSF of many
-    pairs, come last, with an empty row, because other structures may have been labelled as these.
+    `frame` is the table of metrics.csv; volumes are summed over all scans of `model`. The result is
+    square: rows are true structures, columns are predicted ones, background is first. Structures
+    that are not compared, such as the CSF of many pairs, come last, with an empty row, because
+    other structures may have been labelled as these.
     """
     rows = where(frame, model=model)
     rows = rows[rows["metric"].str.startswith("labelled_as:")]
@@ -278,9 +279,10 @@ def confusion(frame: pd.DataFrame, model: str) -> pd.DataFrame:
 
 
 def swapped(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the scans whose left and right are exchanged.
+    """Return the scans in which a model has exchanged left and right.
 
-    In these, more than half of the overlap of paired structures is on the wrong side.
+    In these, more than half of the overlap of paired structures is on the wrong side. Columns:
+    subject, session, model, and `value`, this share. `frame` is the table of metrics.csv.
     """
     swap = where(frame, metric="side_swap", structure="group:all")
     is_swapped = swap["value"] > 0.5

@@ -153,9 +153,9 @@ def _places_of_structures(evaluation: Evaluation) -> dict[str, int]:
 def heat(evaluation: Evaluation, model: str, metric: str, scheme: LabelScheme) -> Table:
     """Return the table of one metric of a model: a row for each scan, the worst first.
 
-    There is a column for each structure, under its abbreviation in `scheme`, after the mean over
-    all structures. If there are many scans only the worst are shown; a note says so. Cells are
-    shaded by how good the value is.
+    The first column is the mean over all structures; then there is a column for each structure,
+    under its abbreviation in `scheme`. If there are many scans only the worst are shown; a note
+    says so. The better a value is, the stronger is the background of its cell.
     """
     definition = METRICS[metric]
     scans = measurements.by_scan(evaluation.frame, model, metric)
@@ -187,10 +187,10 @@ def heat(evaluation: Evaluation, model: str, metric: str, scheme: LabelScheme) -
 
 
 def comparison(evaluation: Evaluation) -> Table:
-    """Return the tests of every two models: a row for each metric and structure or group.
+    """Return the table of differences between every two models, with their tests.
 
-    Differences are in the metric's unit. If a test was not possible, the column of notes has the
-    reason.
+    It has a row for each pair of models, metric, and structure or group of structures. Differences
+    are in the metric's unit. If a test was not possible, the column of notes has the reason.
     """
     columns: Columns = [
         "Structure",
@@ -247,10 +247,10 @@ def agreement(evaluation: Evaluation) -> Table:
 
 
 def retest(evaluation: Evaluation) -> Table | None:
-    """Return the table of volumes in two scans of a participant; None if nobody has two scans.
+    """Return the table of differences between two scans of a participant; None if nobody has two.
 
-    Predicted and true volumes have a row each, to show what the model adds to the difference
-    between scans.
+    It has a row for each structure, model, and predicted or true volume, to show what the model
+    adds to the difference between scans.
     """
     if evaluation.retest.empty:
         return None
