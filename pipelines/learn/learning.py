@@ -424,8 +424,9 @@ def _scores_of_trained(
         dice_of = {}
         for pair, scan in zip(used, found, strict=True):
             dice_of[pair.truth.name] = scan.mean_dice(own, fixed)
-        # `segment_all` refuses scans that agree so little with the truth that they might show
-        # another head. Here the truth is known to fit, so the model is bad: the Dice is 0.
+        # `segment_all` leaves out scans whose segmentation agrees so little with the corrected
+        # label map that this may belong to another participant. Here it is known to belong to the
+        # scan, so the model is bad: the Dice is 0.
         scores[name] = [dice_of.get(pair.truth.name, 0.0) for pair in left_out]
     return scores
 
