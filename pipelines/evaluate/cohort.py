@@ -486,7 +486,7 @@ def _changes(
     left_out = {
         absolute(each.file.result): each.scan.structures_left_out
         for each in group.measured
-        # Measures of a section are from before a correction.
+        # Measures such as thickness are from before a correction.
         if not each.scan.left_out and not (section and each.file.corrects is not None)
     }
     for folder, entries in group.results.folders.items():

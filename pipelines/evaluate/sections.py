@@ -20,7 +20,7 @@ from trinat.segmentation.labels.label import Label
 from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.metrics.norms import Norms
 
-# A label map's entry in the run ledger, and its scan.
+# A label map's row in the run ledger, with its measures, and its scan.
 Pair = tuple[ScanResult, Scan]
 _PARCELS = "parcels"
 _NAMES = (_PARCELS, *FURTHER)

@@ -147,8 +147,8 @@ def cohort_pictures(
         pairing = pair_files(files, found)
         image_of = {pair.truth.name: pair.prediction.path for pair in pairing.pairs}
 
-    # By grade, then by the largest distance from the group. Scans that are left out have no
-    # distance, because they are not compared with the group.
+    # Sorted by grade, then by the largest z-score. Scans that are left out have no z-score, because
+    # they are not compared with the group.
     largest_z = np.zeros(len(scans))
     counted = [number for number, scan in enumerate(scans) if not scan.left_out]
     largest_z[counted] = np.nan_to_num(cohort.largest_z())
