@@ -55,8 +55,8 @@ class Learning(BaseModel):
 class _Record(Learning):
     """State of a job, as stored on disk in job.json."""
 
-    after: int = 0  # number of the last scan accepted before the job
-    begun: int = 0  # number of starts of the work
+    after: int = 0  # number of the last scan that was accepted before the job
+    begun: int = 0  # how often the job was started
 
 
 class Learner:
@@ -165,7 +165,7 @@ class Learner:
         """
         job = self.job
         assert job is not None
-        # The job waits until all scans that were accepted before it have ended.
+        # Wait for the scans that were accepted before the job.
         while any(
             not each.ended and each.number <= job.after
             for each in self._study.submissions
