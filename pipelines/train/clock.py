@@ -75,7 +75,7 @@ class TrainingClock:
         left_s = max(0.0, self._end - self._began - starting_s)
         left = 1 - self._done
         self._job_s = left_s * left / (left + self._others) if left else 0.0
-        # For the last state and page of the job, and for the model of the run.
+        # Time to write the last checkpoint and page of the job, and the model of the run.
         self._writing_s = 2 * writing_s
         if self._job_s <= self._ending_s:
             self._end = self._began

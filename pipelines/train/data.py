@@ -54,10 +54,10 @@ def open_data(
     """Open the training data of a stage: a source of batches, and its scans for validation.
 
     Yields two things: the source of batches for `views`, and a function that returns an iterator
-    over the validation scans of a view. If a stage has synthetic scans and a slice store, each
-    batch may come from either, and the validation scans are from the store. `processes` is the
-    number of processes that train together: on one machine they share its cores for reading. Slices
-    are read ahead within the block.
+    over the validation scans of a view. If a stage has synthetic scans and a slice store, batches
+    contain slices of both, and the validation scans are from the store. `processes` is the number
+    of processes that train together: on one machine they share its cores for reading. Slices are
+    read ahead within the block.
 
     Raises ConfigError if the stage has no data, and the errors of opening the data.
     """

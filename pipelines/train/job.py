@@ -313,7 +313,7 @@ class _JobAtWork:
         marked as finished with the file done.json.
         """
         trainer = self.trainer
-        # A run that was killed after its patience had ended does not train further.
+        # A run that was killed when its scores no longer improved does not train further.
         over = self._patience_is_over
         if trainer.counters.validation_due:
             over = self._validate_if_due()
@@ -364,7 +364,7 @@ class _JobAtWork:
         if self.metrics is not None:
             self.metrics.add(report, last=self.trainer.progress >= 1)
         if clock is not None and not clock.has_started:
-            # The first page is not timed, because it loads the drawing library.
+            # The first report page is not timed, because it loads the drawing library.
             workers.share(self.run.write_page)
             began = time.monotonic()
             workers.share(self._save)
@@ -402,7 +402,7 @@ class _JobAtWork:
             self._save()
             self.saved_at = report.step
         if stopped and (trainer.progress < 1 or trainer.counters.validation_due):
-            # A process that ends may end the others, so they wait until the state is written.
+            # A process that ends may end the others, so they wait until the checkpoint is written.
             workers.share(lambda: None)
             raise self._interruption()
         return at_rest
@@ -439,8 +439,8 @@ class _JobAtWork:
         stopped = False
         over = False
         if self.trainer.counters.validation_due:
-            # The state on disk still says that a validation is due; the state after the validation
-            # replaces it.
+            # The checkpoint on disk still says that a validation is due; the one that is saved
+            # after the validation replaces it.
             self.trainer.counters.validation_due = False
             stopped, over = self.run.workers.share(self._validate_and_save)
         if stopped:

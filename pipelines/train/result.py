@@ -29,7 +29,7 @@ from trinat.segmentation.training.state import State, read_latest, read_state
 
 _log = logging.getLogger(__name__)
 
-# Files in a job's folder: the mark of a finished job, and the state with the best validation.
+# Files in a job's folder: the mark of a finished job, and the checkpoint with the best validation.
 DONE = "done.json"
 BEST = "best.state"
 # Files in a run's folder: its recipe, and the description of its stores.

@@ -342,7 +342,7 @@ def _record_run(recipe: Recipe, out: Path, *, resume: bool) -> None:
             data[str(stage.data.store.path)] = _describe_store(stage.data.store)
     known = read_data(out)
     if (out / CONFIG).is_file():
-        # A run that was killed before its first state may begin again without --resume.
+        # A run that was killed before its first checkpoint may begin again without --resume.
         if not resume and (_has_begun(out) or read_yaml(out / CONFIG) != content):
             remedy = "continue it with --resume, or choose another --out"
             raise TrainingError(
