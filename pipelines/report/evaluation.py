@@ -192,7 +192,7 @@ def _notices(evaluation: Evaluation) -> list[str]:
     They are about label maps that were not measured, exchanged sides, absent structures, means that
     must not be compared, and few participants.
     """
-    # Status of files that are in no statistic, with words for the warning.
+    # Words for the warnings about label maps that were not measured, by their status.
     texts = {
         "failed": ("pair", "could not be measured; the reasons are below."),
         "no prediction": ("true label map", "without a prediction."),

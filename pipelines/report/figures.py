@@ -39,7 +39,7 @@ from trinat.pipelines.report.summary import confusion
 from trinat.segmentation.metrics.definitions import METRICS
 from trinat.segmentation.metrics.statistics import bland_altman
 
-# With fewer participants, only dots are drawn: a box would show less.
+# With fewer participants, only dots are drawn, because a box would show less.
 _FEWEST_FOR_BOX = 5
 _SIGNIFICANT = 0.05
 _FARTHEST_Z = 12.0

@@ -43,8 +43,7 @@ _GRADES = {
 }
 _VIEWS = (View.AXIAL, View.CORONAL, View.SAGITTAL)  # from left to right
 _ZOOM = 3
-# The position of a normal range on its strip, in percent: the strip is longer by one range at each
-# end.
+# Position of a normal range on its strip, in percent of the strip: the middle third.
 _LOW, _HIGH = 100 / 3, 200 / 3
 
 

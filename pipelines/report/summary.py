@@ -43,7 +43,7 @@ from trinat.segmentation.metrics.statistics import (
     within_subject_cv_percent,
 )
 
-# The names of the structures of each group, by its name in the tables.
+# Structures of each group of structures, by the group's name in the tables, such as group:all.
 Members = Mapping[str, Sequence[str]]
 # Columns of `structure_statistics`.
 _STATISTICS = ["participants", "undefined", "mean", "median", "sd", "low", "high"]

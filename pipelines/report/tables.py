@@ -24,7 +24,7 @@ from trinat.segmentation.metrics.definitions import DIGITS, HEADLINE, METRICS, M
 
 _MOST_SCANS = 200  # in the tables by scan; metrics.csv has all
 _MOST_CONFUSIONS = 25
-# Shades are full for a perfect value, and empty for a distance of this or more.
+# A cell has the strongest background for a perfect value, and none for this distance or more.
 _FAR_MM = 10.0
 
 _UNDEFINED = (
