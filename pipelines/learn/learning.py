@@ -294,7 +294,8 @@ def _fit_factors(material: _Material, settings: LearnSettings, why: str) -> Lear
 def _factors_of(material: _Material) -> FittedFusion:
     """Fit factors that multiply the probabilities of structures to all corrected scans.
 
-    The result has the factors, and the Dice of each scan before and after the fit.
+    `material` has these scans, segmented with the old model. The result has the factors, and the
+    Dice of each scan before and after the fit.
     """
     return find_odds(material.model, material.pairs, material.scans, material.counted)
 
@@ -479,7 +480,10 @@ def _save_trained(
 
 
 def _refuse_if_no_better(judged: Judged, out: Path) -> None:
-    """Raise EvaluationError if the mean Dice of a new model has risen by less than `WORTHWHILE`."""
+    """Raise EvaluationError if the mean Dice of a new model has risen by less than `WORTHWHILE`.
+
+    `judged` has the scores of both models, and `out` is the folder for the new one.
+    """
     # Written so that NaN is refused, too: the gain is NaN if the corrections change nothing.
     if not judged.gain >= WORTHWHILE:
         raise EvaluationError(
