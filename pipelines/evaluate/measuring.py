@@ -126,8 +126,9 @@ def measure_all(
 def _measure_pair(task: Task) -> Done:
     """Read and compare the two label maps of a pair, and return their measurements.
 
-    An error in the files is recorded as `failure` of the outcome. If raters have rejected the whole
-    prediction, nothing is measured and `rejected` has their names.
+    `task` has the pair and how to measure it. An error in the files is recorded as `failure` of the
+    outcome. If raters have rejected the whole prediction, nothing is measured and `rejected` has
+    their names.
     """
     try:
         pair = read_pair(task)
@@ -230,7 +231,10 @@ def as_classes(
 
 
 def scan_of(task: Task) -> dict[str, str]:
-    """Return the columns subject, session and model, which identify a scan in the tables."""
+    """Return the columns subject, session and model, which identify a scan in the tables.
+
+    They are taken from the true label map of the pair in `task`.
+    """
     truth = task.pair.truth
     return {
         "subject": truth.participant,
@@ -309,10 +313,10 @@ def measure_volumes(
 
 
 def _measure_map(task: _MapTask) -> MapVolumes:
-    """Measure the volume of each structure of the scheme in one label map.
+    """Return the volume of each structure of the label scheme in one label map.
 
-    A structure that the label map does not have gets 0. An error in the file is recorded as
-    `failure`.
+    `task` has the label map and the scheme. A structure that the label map does not have gets 0. An
+    error in the file is recorded as `failure`.
     """
     file = task.file
     scheme = load_scheme(task.scheme)
