@@ -209,7 +209,8 @@ def _first_network(run: JobRun) -> ViewsNet:
 
     The weights are those of the stage before, of a model, or random by the recipe's seed. Classes
     that the stage before or the model does not have also get random weights. Only the process with
-    rank 0 loads the weights; the others receive them from it before their first step.
+    rank 0 loads the weights; the others receive them from it before their first step. `run` is the
+    job with its recipe and processes.
     """
     torch.manual_seed(run.recipe.seed)
     stage = run.job.stage
