@@ -119,6 +119,7 @@ def cohort_page(
 ) -> str:
     """Return the page of `trinat report` as HTML, one file with figures and pictures inside.
 
+    - `cohort` has the scans and the tables of their volumes.
     - `drawings` are the figures, from `cohort_drawings`.
     - `pictures` has a title, a text and a PNG file for each of the most unusual scans.
     - `provenance` is shown at the end: texts such as program version, date and command, by title.
@@ -285,7 +286,8 @@ def _section_variables(
 def _notices(cohort: Cohort, failures: Sequence[tuple[str, str]]) -> list[str]:
     """Return the warnings that the page shows above the numbers, one sentence or paragraph each.
 
-    `failures` has a name and a reason for each scan without volumes.
+    `cohort` has the scans and the tables of their volumes. `failures` has a name and a reason for
+    each scan without volumes.
     """
     notices = []
     if failures:
@@ -346,7 +348,8 @@ def _cards(
 ) -> list[tuple[str, str, str]]:
     """Return the boxes at the top of the page, each with a title, a value and a detail.
 
-    They show the number of scans, how many stand out, and how many pass quality control.
+    They show the number of scans in `cohort`, how many of them stand out, and how many pass quality
+    control. `failures` has a name and a reason for each scan without volumes.
     """
     far = cohort.outliers()
     others = [f"{len(failures)} failed"]
@@ -371,7 +374,8 @@ def _cards(
 def _outlier_table(cohort: Cohort) -> Table:
     """Return the table of unusual volumes and asymmetries, the largest robust z-score first.
 
-    These are outliers in the group, and volumes outside the normative values.
+    These are the rows that `cohort.outliers` returns: outliers in the group, and volumes outside
+    the normative values.
     """
     columns: Columns = [
         "Scan",
@@ -412,7 +416,7 @@ def _describe_metric(cohort: Cohort, metric: str) -> Table:
     """Return the table of mean, median, SD and range of a metric over scans.
 
     It has a row for each structure. For the asymmetry index there is a row for each pair of left
-    and right.
+    and right. `metric` is one of the metrics in `cohort.frame`, such as volume.
     """
     if metric == "volume":
         caption = "Volumes (mm³)"
@@ -501,9 +505,10 @@ def _group_table(cohort: Cohort, key: str) -> Table | None:
 
 
 def _uncertainty_table(cohort: Cohort) -> Table | None:
-    """Return the table of the uncertainty of volumes over samples with dropout, by structure.
+    """Return the table of the uncertainty of volumes, by structure; None if no scan has any.
 
-    None if it was not computed for any scan.
+    The uncertainty is the coefficient of variation of a volume over samples with dropout, from the
+    scans in `cohort`.
     """
     columns: Columns = [
         "Structure",
@@ -529,7 +534,10 @@ def _uncertainty_table(cohort: Cohort) -> Table | None:
 
 
 def _scan_table(cohort: Cohort) -> Table:
-    """Return the table of scans, the most unusual first; scans without z-scores come last."""
+    """Return the table of the scans in `cohort`: grade, sex, age, site, largest z-score and notes.
+
+    The most unusual scan comes first; scans without z-scores come last.
+    """
     largest = cohort.largest_z()
     order = np.argsort(-np.nan_to_num(largest), kind="stable")
     rows = []
@@ -564,7 +572,10 @@ def _scan_table(cohort: Cohort) -> Table:
 
 
 def _left_out_table(cohort: Cohort) -> Table:
-    """Return the table of scans and structures that are left out of all statistics, and why."""
+    """Return the table of scans and structures that are left out of all statistics, and why.
+
+    They are those in `cohort.left_out`, and structures left out of the other scans.
+    """
     rows = [[scan.name, "all of it", scan.left_out] for scan in cohort.left_out]
     for scan in cohort.scans:
         rows += [

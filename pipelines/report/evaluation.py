@@ -52,9 +52,9 @@ class WorstScan:
 def drawings(evaluation: Evaluation) -> dict[str, list[Drawing]]:
     """Return the figures of the page in lists, by the name of their section.
 
-    Sections are structures, models (comparisons of two models, with several only), volumes and
-    confusions. Metrics that were not measured have no figure. Structures that are absent from all
-    label maps are not shown.
+    They are drawn from the tables in `evaluation`. Sections are structures, models (comparisons of
+    two models, with several only), volumes and confusions. Metrics that were not measured have no
+    figure. Structures that are absent from all label maps are not shown.
     """
     evaluation = evaluation.without_absent()
     frame = evaluation.frame
@@ -190,7 +190,7 @@ def _notices(evaluation: Evaluation) -> list[str]:
     """Return the warnings that the page shows above the numbers, one sentence each.
 
     They are about label maps that were not measured, exchanged sides, absent structures, means that
-    must not be compared, and few participants.
+    must not be compared, and few participants. All follow from the tables in `evaluation`.
     """
     # Words for the warnings about label maps that were not measured, by their status.
     texts = {
@@ -227,7 +227,10 @@ def _notices(evaluation: Evaluation) -> list[str]:
 
 
 def _absent_structures(evaluation: Evaluation) -> list[str]:
-    """Return warnings about structures that are missed, invented, absent or not compared."""
+    """Return warnings about structures that are missed, invented, absent or not compared.
+
+    They are counted in `evaluation.frame`, the table of metrics.csv.
+    """
     notices = []
     absences = summary.absences(evaluation.frame)
     sums = absences.groupby(["model", "absence"])["count"].sum().reset_index()
@@ -264,7 +267,8 @@ def _different_means(evaluation: Evaluation) -> list[str]:
     """Return a warning for each two models whose means must not be compared.
 
     Their means are over different scans and structures, because a metric is undefined for one of
-    the models. A warning lists the metrics, with the number of such values.
+    the models. A warning lists the metrics, with the number of such values, from
+    `evaluation.comparisons`.
     """
     table = evaluation.comparisons
     if table.empty:
@@ -287,8 +291,8 @@ def _different_means(evaluation: Evaluation) -> list[str]:
 def _cards(evaluation: Evaluation) -> list[tuple[str, str, str]]:
     """Return the boxes at the top of the page, each with a title, a value and a detail.
 
-    A box shows the mean of one metric over all structures. With several models, each has a row of
-    boxes with fewer metrics.
+    A box shows the mean of one metric over all structures, from `evaluation.statistics`. With
+    several models, each has a row of boxes with fewer metrics.
     """
     if len(evaluation.models) == 1:
         return _cards_of(evaluation, evaluation.models[0], HEADLINE)
@@ -301,7 +305,10 @@ def _cards(evaluation: Evaluation) -> list[tuple[str, str, str]]:
 def _cards_of(
     evaluation: Evaluation, model: str, metrics: Sequence[str]
 ) -> list[tuple[str, str, str]]:
-    """Return the boxes of one model, one for each of `metrics` that has a value."""
+    """Return the boxes of one model, one for each of `metrics` that has a value.
+
+    A box has a title, the mean over all structures, and its 95 % interval.
+    """
     cards = []
     for metric in metrics:
         found = evaluation.statistic(model, metric, "group:all")

@@ -46,10 +46,10 @@ _SIDES = {"L ": "left", "R ": "right"}
 def forest_plots(model: GroupModel, name: str = FOREST) -> list[Drawing]:
     """Draw forest plots of standardised differences (Hedges' g), one for each pair of groups.
 
-    Each plot has a row for each structure with g and its 95 % interval; left and right sides share
-    a row. Without groups of participants, the pairs are those of sexes, else of sites. `name` is
-    the name of the figure, followed by a number if there are several. Returns [] if the model
-    compares nothing.
+    Each plot has a row for each structure with g and its 95 % interval, from `model.effects`; left
+    and right sides share a row. Without groups of participants, the pairs are those of sexes, else
+    of sites. `name` is the name of the figure, followed by a number if there are several. Returns
+    [] if the model compares nothing.
     """
     if model.effects.empty:
         return []
@@ -118,8 +118,8 @@ def _forest(rows: pd.DataFrame, first: str, second: str, name: str) -> Drawing:
 def effect_tables(model: GroupModel, unit: str, digits: int) -> list[Table]:
     """Return a table for each pair of groups, sexes or sites, with a row for each structure.
 
-    Columns are the difference between the two with its interval, Hedges' g, and p. `unit` is the
-    unit of the differences, `digits` the number of their decimals.
+    Columns are the difference between the two with its interval, Hedges' g, and p, from
+    `model.effects`. `unit` is the unit of the differences, `digits` the number of their decimals.
     """
     columns: Columns = [
         "Structure",
@@ -245,7 +245,7 @@ def residual_plot(model: GroupModel) -> Drawing | None:
     """Draw the residuals of the linear models of all structures in two panels.
 
     Left: studentised residuals over fitted values. Right: their quantiles over those of a normal
-    distribution. Returns None for fewer than two residuals.
+    distribution. They are those in `model.residuals`. Returns None for fewer than two residuals.
     """
     residuals = model.residuals.dropna()
     if len(residuals) < 2:

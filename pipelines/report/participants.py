@@ -167,9 +167,10 @@ def site_plot(harmonisation: Harmonisation) -> Drawing:
 def participants_plot(cohort: Cohort) -> Drawing | None:
     """Draw the volumes of participants: a panel for each structure, a dot for each participant.
 
-    Volumes are drawn over age or, if no age is known, by group; None if neither is known. Colours
-    are groups, else sexes, if there are enough colours. Over age, participants of one colour have a
-    regression line with the 95 % band of its mean, if they are four or more.
+    `cohort` has the mean volumes, ages and groups of the participants. The horizontal axis is age
+    or, if no age is known, the group; if neither is known, None is returned. Colours are groups,
+    else sexes, if there are enough colours. Over age, participants of one colour have a regression
+    line with the 95 % band of its mean, if they are four or more.
     """
     participants = cohort.participants
     fact, groups = _fact_to_draw(participants)

@@ -88,7 +88,8 @@ def _cards(result: ScanResult) -> list[tuple[str, str, str]]:
     """Return the boxes at the top of the page, each with a title, a value and a detail.
 
     They show the grade, the brain and intracranial volumes if they were measured, and the mean Dice
-    between the segmentations of the three views.
+    between the segmentations of the views. `result` is the row of the run ledger for the
+    scan.
     """
     grade = result.grade
     meaning = _GRADES.get(grade, "")
@@ -268,7 +269,8 @@ def _volume_table(
 def _further_sections(result: ScanResult) -> list[tuple[FurtherResult, Table]]:
     """Return the results and the table of measures of thickness, callosum and lesions.
 
-    There is a tuple for each output that the scan has.
+    `result` is the row of the run ledger for the scan. There is a tuple for each output that it
+    has.
     """
     sections = []
     for name, further in result.further().items():
@@ -328,7 +330,8 @@ def _format_number(value: float | None, digits: int = 0, *, sign: bool = False) 
 def _grade_cell(names: Sequence[str], result: ScanResult) -> Cell:
     """Return the quality grade of a structure as a cell; the worse one of its two sides.
 
-    The side is named if only one side has this grade. `names` are the names of its labels.
+    The side is named if only one side has this grade. `names` are the names of its labels, and
+    `result` has the grades of all structures.
     """
     known = result.structure_grades
     grades = [known.get(name, "") for name in names]
@@ -349,7 +352,8 @@ def _grade_cell(names: Sequence[str], result: ScanResult) -> Cell:
 def _reason_for_doubt(names: Sequence[str], result: ScanResult) -> str:
     """Return the reason for the grade of a structure that is not to be trusted; else "".
 
-    `names` are the names of its labels. A side is named if the reasons of the two sides differ.
+    `names` are the names of its labels, and `result` has the grades of all structures with their
+    reasons. A side is named if the reasons of the two sides differ.
     """
     doubts = {name: result.doubt_about(name) for name in names}
     if len(set(doubts.values())) == 1:

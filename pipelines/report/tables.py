@@ -44,8 +44,8 @@ _HEADLINE_COLUMNS: Columns = [
 def headline(evaluation: Evaluation) -> Table:
     """Return the table of means over all structures, a row for each model.
 
-    It has a column for each main metric (`HEADLINE`): the mean with its 95 % interval, in the
-    metric's unit.
+    It has a column for each main metric (`HEADLINE`): the mean over participants with its 95 %
+    interval, in the metric's unit. The numbers are those in `evaluation.statistics`.
     """
     rows = []
     for model in evaluation.models:
@@ -62,7 +62,10 @@ def headline(evaluation: Evaluation) -> Table:
 
 
 def not_predicted(evaluation: Evaluation) -> Table | None:
-    """Return the table of structures that a model does not predict; None if there are none."""
+    """Return the table of structures that a model does not predict, with the model.
+
+    They are those in `evaluation.not_predicted`; None if there are none.
+    """
     if evaluation.not_predicted.empty:
         return None
     note = "Structures that the model does not predict are excluded from means and worst cases."
@@ -76,8 +79,9 @@ def not_predicted(evaluation: Evaluation) -> Table | None:
 def groups(evaluation: Evaluation) -> Table:
     """Return the table of means over groups of structures, a row for each group and model.
 
-    It has a column for each main metric (`HEADLINE`): the mean with its 95 % interval. Groups
-    without statistics have no row; the group of all structures is in `headline`.
+    It has a column for each main metric (`HEADLINE`): the mean over participants with its 95 %
+    interval, from `evaluation.statistics`. Groups without statistics have no row; the group of all
+    structures is in `headline`.
     """
     known = set(evaluation.statistics["structure"])
     shown = [
@@ -101,8 +105,9 @@ def groups(evaluation: Evaluation) -> Table:
 def structures(evaluation: Evaluation) -> Table:
     """Return the table of all statistics: a row for each metric, structure or group, and model.
 
-    A group is a group of structures. Rows are sorted by metric, then by structure in the order of
-    the label scheme. On the page, readers can filter them by metric.
+    A group is a group of structures. The numbers are those in `evaluation.statistics`. Rows are
+    sorted by metric, then by structure in the order of the label scheme. On the page, readers can
+    filter them by metric.
     """
     interval = "Interval of the mean over participants"
     columns: Columns = [
@@ -139,7 +144,10 @@ def structures(evaluation: Evaluation) -> Table:
 
 
 def _places_of_structures(evaluation: Evaluation) -> dict[str, int]:
-    """Return the row number of each structure in tables, by its name; groups come last."""
+    """Return the row number of each structure in tables, by its name; groups come last.
+
+    The names are those in `evaluation.frame`, the table of metrics.csv.
+    """
     names = [
         *measurements.structures_of(evaluation.frame),
         *evaluation.frame["structure"].unique(),
@@ -154,8 +162,9 @@ def heat(evaluation: Evaluation, model: str, metric: str, scheme: LabelScheme) -
     """Return the table of one metric of a model: a row for each scan, the worst first.
 
     The first column is the mean over all structures; then there is a column for each structure,
-    under its abbreviation in `scheme`. If there are many scans only the worst are shown; a note
-    says so. The better a value is, the stronger is the background of its cell.
+    under its abbreviation in `scheme`. The values are those in `evaluation.frame`, the table of
+    metrics.csv. If there are many scans only the worst are shown; a note says so. The better a
+    value is, the stronger is the background of its cell.
     """
     definition = METRICS[metric]
     scans = measurements.by_scan(evaluation.frame, model, metric)
@@ -189,8 +198,9 @@ def heat(evaluation: Evaluation, model: str, metric: str, scheme: LabelScheme) -
 def comparison(evaluation: Evaluation) -> Table:
     """Return the table of differences between every two models, with their tests.
 
-    It has a row for each pair of models, metric, and structure or group of structures. Differences
-    are in the metric's unit. If a test was not possible, the column of notes has the reason.
+    It has a row for each pair of models, metric, and structure or group of structures, as in
+    `evaluation.comparisons`. Differences are in the metric's unit. If a test was not possible, the
+    column of notes has the reason.
     """
     columns: Columns = [
         "Structure",
@@ -229,8 +239,8 @@ def comparison(evaluation: Evaluation) -> Table:
 def agreement(evaluation: Evaluation) -> Table:
     """Return the table of agreement between predicted and true volumes: Bland-Altman and ICC.
 
-    It has a row for each structure and model. The columns Lower limit and Upper limit are the
-    limits of agreement, at 1.96 standard deviations of the difference.
+    It has a row for each structure and model, as in `evaluation.agreement`. The columns Lower limit
+    and Upper limit are the limits of agreement, at 1.96 standard deviations of the difference.
     """
     columns = {
         "structure": Column("Structure"),
@@ -249,8 +259,8 @@ def agreement(evaluation: Evaluation) -> Table:
 def retest(evaluation: Evaluation) -> Table | None:
     """Return the table of differences between two scans of a participant; None if nobody has two.
 
-    It has a row for each structure, model, and predicted or true volume, to show what the model
-    adds to the difference between scans.
+    It has a row for each structure, model, and predicted or true volume, as in `evaluation.retest`.
+    The rows of true volumes show which part of the difference the model does not cause.
     """
     if evaluation.retest.empty:
         return None
