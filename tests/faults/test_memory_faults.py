@@ -13,22 +13,35 @@ from helpers.serial import small_scan
 
 from trinat.segmentation.errors import DeviceError
 from trinat.segmentation.inference.predictor import Predictor
+from trinat.segmentation.inference.runtime import Runtime
+
+
+class ShortOfMemory:
+    """A runtime that runs out of memory with more than `most` slices; `tried` gets all sizes."""
+
+    def __init__(self, real: Runtime, most: int, tried: list[int]) -> None:
+        self._real = real
+        self._most = most
+        self._tried = tried
+
+    def __call__(self, batch: torch.Tensor) -> torch.Tensor:
+        self._tried.append(len(batch))
+        if len(batch) > self._most:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return self._real(batch)
+
+    def release(self) -> None:
+        self._real.release()
 
 
 def short_of_memory(
     segmenter: Predictor, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> list[int]:
-    """Make the networks fail with more than `limit` slices; return the sizes that were tried."""
+    """Make the networks fail with more than `most` slices; return the sizes that were tried."""
     tried: list[int] = []
     for network in segmenter._networks.of_view.values():
-
-        def run(batch: torch.Tensor, real=network.runtime) -> torch.Tensor:
-            tried.append(len(batch))
-            if len(batch) > most:
-                raise torch.OutOfMemoryError("CUDA out of memory")
-            return real(batch)
-
-        monkeypatch.setattr(network, "runtime", run)
+        short = ShortOfMemory(network.runtime, most, tried)
+        monkeypatch.setattr(network, "runtime", short)
     return tried
 
 
