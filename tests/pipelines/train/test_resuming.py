@@ -482,4 +482,4 @@ def test_timings_of_a_training_name_the_parts_of_a_step(tmp_path: Path) -> None:
     )
     refused = subprocess.run((*command, "--nproc", "2"), capture_output=True, text=True)
     assert refused.returncode == Exit.USAGE
-    assert "--timings cannot be combined with --nproc 2" in refused.stderr
+    assert "--timings cannot be combined with --nproc" in refused.stderr
