@@ -189,7 +189,9 @@ def _note_saving(state: _State, painted: Volume, differs: Numbers) -> None:
     state.corrected_scan = state.scan_number
     state.is_hash_known = True
     state.instead = None
-    state.may_be_refused = state.is_empty = False
+    state.is_empty = False
+    # A few voxels in an empty map can look like exchanged sides.
+    state.may_be_refused = state.was_empty
 
 
 def _save_killed(state: _State, attempt: Try) -> None:
