@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import nibabel as nib
 import numpy as np
 from numpy.typing import NDArray
 
@@ -291,8 +292,11 @@ def _spoil(state: _State, attempt: Try) -> None:
     else:
         state.is_empty = state.was_empty = True
         state.is_swapped = False
-    Volume(data, volume.affine).write(path, labels=True)
-    state.data = data
+    spoilt = Volume(data, volume.affine)
+    spoilt.write(path, labels=True)
+    # Another program may have saved the map in other axes than those of the result.
+    axes = "".join(nib.aff2axcodes(Volume.read(state.result, labels=True).affine))
+    state.data = reoriented(spoilt, axes).data
     state.changed = None
     state.may_be_refused = state.may_be_refused or state.instead is not None
     state.instead = None
