@@ -382,10 +382,7 @@ def find_callosum(
         plane_of_kept = plane
         plane = _aligned_to(plane, kept)
     section = _average_over_slab(white, plane_of_kept)
-    is_callosum = _with_border(kept, section >= 0.5)
-    # The border of the callosum lies below the cut, too.
-    to_kept = ndimage.distance_transform_edt(~kept, sampling=_STEP_MM)
-    is_callosum &= ~is_cut | (to_kept <= _FORNIX_BORDER_MM)
+    is_callosum = _with_border(kept, section >= 0.5, is_cut)
     section = np.where(is_callosum, section, 0)
     inside = largest_part(section >= 0.5)
     if not inside.any():
@@ -463,21 +460,22 @@ def _limited_by_brightness(
 
 
 def _with_border(
-    core: NDArray[np.bool_], is_white: NDArray[np.bool_]
+    core: NDArray[np.bool_], is_white: NDArray[np.bool_], is_cut: NDArray[np.bool_]
 ) -> NDArray[np.bool_]:
     """Extend the bright core of the callosum by its border; return the mask (A, B).
 
-    `core` marks the core in a section, `is_white` all white matter of the section. Voxels of the
-    border are partly filled and therefore darker than the core. White matter that continues beyond
-    the width of a border without getting brighter is not border, but grey matter or the fornix.
+    `core` marks the core in a section, `is_white` all white matter of the section, and `is_cut` the
+    fornix that was cut off. Voxels of the border are partly filled and therefore darker than the
+    core. White matter that continues beyond the width of a border without getting brighter is not
+    border, but grey matter or the fornix. Where the fornix was cut off, the border is narrow.
     """
     to_core = ndimage.distance_transform_edt(~core, sampling=_STEP_MM)
-    is_beyond = is_white & (to_core > _BORDER_MM)
-    if not is_beyond.any():
-        return np.asarray(to_core <= _BORDER_MM)
-    to_beyond = ndimage.distance_transform_edt(~is_beyond, sampling=_STEP_MM)
-    is_border = (to_core <= _BORDER_MM) & (to_beyond > _BORDER_MM)
-    return np.asarray(is_border | (to_core <= _HALF_BORDER_MM))
+    is_border = to_core <= _BORDER_MM
+    is_beyond = is_white & ~is_border
+    if is_beyond.any():
+        to_beyond = ndimage.distance_transform_edt(~is_beyond, sampling=_STEP_MM)
+        is_border &= (to_beyond > _BORDER_MM) | (to_core <= _HALF_BORDER_MM)
+    return np.asarray(is_border & (~is_cut | (to_core <= _FORNIX_BORDER_MM)))
 
 
 def _box_around(plane: Midplane, shape: tuple[int, ...]) -> tuple[slice, ...]:

@@ -67,7 +67,7 @@ class Int8Runtime:
                 "NUM_STREAMS": 1,
                 # Pinned threads of several processes would share the first cores.
                 "ENABLE_CPU_PINNING": False,
-                # What is not quantised, such as the softmax, stays in float32.
+                # Layers that are not quantised, such as the softmax, stay in float32.
                 "INFERENCE_PRECISION_HINT": "f32",
             },
         )

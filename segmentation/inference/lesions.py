@@ -158,9 +158,9 @@ def find_lesions(
             )
         )
     volume = Volume(numbers, probability.affine, structures.codes, structures.notes)
-    reasons = _reasons_to_look(lesions, numbers, structures, scheme, is_flair)
-    if is_too_thin:
-        reasons += ("lesions are unreliable in slices as thin as these",)
+    reasons = _reasons_to_look(
+        lesions, numbers, structures, scheme, is_flair, is_too_thin
+    )
     return Lesions(volume, tuple(lesions), "look" if reasons else "pass", reasons)
 
 
@@ -170,6 +170,7 @@ def _reasons_to_look(
     structures: Volume,
     scheme: LabelScheme,
     is_flair: bool,
+    is_too_thin: bool,
 ) -> tuple[str, ...]:
     """Return the reasons why a person should look at the lesions before they are used.
 
@@ -179,6 +180,8 @@ def _reasons_to_look(
     reasons = []
     if not is_flair:
         reasons.append("found without FLAIR, which shows lesions best")
+    if is_too_thin:
+        reasons.append("lesions are unreliable in slices as thin as these")
     total_mm3 = sum(lesion.volume_mm3 for lesion in lesions)
     white = [scheme.find(number).index for number in _WHITE_MATTER]
     white_voxels = np.count_nonzero(np.isin(structures.data, white))

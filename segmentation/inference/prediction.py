@@ -434,7 +434,7 @@ def with_classes(
     smaller = changed.gather(1, new)
     changed.scatter_(1, old, smaller)
     changed.scatter_(1, new, largest)
-    # Of equally probable classes the first one wins, so raise the new class where it would lose.
+    # The first of equally probable classes wins, so raise the new class where it would lose.
     beaten = changed.argmax(1, keepdim=True) != new
     larger = torch.nextafter(largest, torch.ones_like(largest))
     changed.scatter_(1, new, torch.where(beaten, larger, largest))

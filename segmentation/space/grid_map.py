@@ -109,7 +109,7 @@ class GridMap:
         """
         steps = np.abs(self.matrix[:3, :3])
         order: list[int] = steps.argmax(axis=0).tolist()
-        # How far an axis of the target drifts along the other axes of the source over its length.
+        # Drift of each target axis along the other axes of the source, over its whole length.
         drift = steps * self.shape
         drift[order, range(3)] = 0
         is_aligned = sorted(order) == [0, 1, 2] and drift.max() < _SAME_VOXELS

@@ -147,7 +147,7 @@ def _render(
     images = _blur(draw, images, thickness)
     images = _add_motion(draw, images)
     images = _corrupt(draw, images, white)
-    # As in conform, values are clipped at 2, because vessels may exceed 1.
+    # Values are clipped at 2, as in conform, because vessels may exceed 1.
     return images.clamp_(max=2).masked_fill_(removed, 0)
 
 

@@ -22,7 +22,7 @@ IMAGE_SUFFIXES = (".nii.gz", ".nii", ".mgz")
 # Names that are safe in a path that trinat writes, and characters that are replaced in other names.
 _SAFE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
-# When a name must be changed: the length of the part that is kept, and of the hash appended to it.
+# Lengths of the part of a changed name that is kept, and of the hash appended to it.
 _PLAIN_LENGTH = 56
 _DIGEST_LENGTH = 6
 
