@@ -11,6 +11,11 @@ import numpy as np
 
 from trinat.pipelines.predict.settings import TABLES
 from trinat.pipelines.predict.tables import write_label_table, write_tables
+from trinat.pipelines.study.corrections import (
+    Correction,
+    Saving,
+    save_correction,
+)
 from trinat.pipelines.study.entry import Entry
 from trinat.pipelines.study.ledger import Ledger
 from trinat.pipelines.study.record import CallosumResult, ScanResult
@@ -49,6 +54,22 @@ def write_study(
             (out / table).unlink(missing_ok=True)
         write_tables(out, ledger.entries.values())
     return out
+
+
+def correct_voxel(
+    result: Path, voxel: tuple[int, int, int], number: int, name: str
+) -> Correction:
+    """Give a voxel of a result the number of the structure `name`, as a rater does."""
+    volume = Volume.read(result, labels=True)
+    volume.data[voxel] = number
+    return save_correction(
+        result,
+        volume,
+        Saving(by="anna", at="2026-01-01T00:00:00+00:00", minutes=1),
+        builds_on=sha256_of(result),
+        names={number: name},
+        lock=result.with_name("lock"),
+    )
 
 
 def add_callosum(out: Path, name: str) -> None:

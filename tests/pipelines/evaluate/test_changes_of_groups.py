@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from helpers.studies import correct_voxel
 
 from trinat.pipelines.evaluate.cohort import report_cohort
 from trinat.pipelines.evaluate.settings import CohortSettings
-from trinat.pipelines.study.corrections import Saving, save_correction
 from trinat.pipelines.study.entry import Entry
 from trinat.pipelines.study.ledger import Ledger
 from trinat.pipelines.study.ratings import Rating, save_rating
@@ -122,17 +122,7 @@ def test_changes_of_thickness_are_compared_between_groups(study: Path) -> None:
 def test_thickness_of_a_corrected_scan_has_no_change(study: Path) -> None:
     """Thickness was measured in the labels before their correction."""
     result = study / "scan0_dseg.nii.gz"
-    labels = Volume.read(result, labels=True)
-    labels.data[0, 0, 0] = 2
-    saving = Saving(by="anna", at="2026-01-01T00:00:00+00:00", minutes=1)
-    save_correction(
-        result,
-        labels,
-        saving,
-        builds_on=sha256_of(result),
-        names={2: "Left-Cerebral-White-Matter"},
-        lock=study / "lock",
-    )
+    correct_voxel(result, (0, 0, 0), 2, "Left-Cerebral-White-Matter")
     report_cohort(CohortSettings(study, study / "out", jobs=1))
     effects = pd.read_csv(study / "out/thickness_change_effects.csv")
     assert effects["participants"].to_list() == [PARTICIPANTS - 1]

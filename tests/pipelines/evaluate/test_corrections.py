@@ -10,15 +10,13 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from helpers.studies import write_study
+from helpers.studies import correct_voxel, write_study
 
 from trinat.pipelines.common.exits import Exit
 from trinat.pipelines.evaluate import cohort, evaluation
 from trinat.pipelines.learn.corrected import find_corrected
 from trinat.pipelines.study.corrections import (
-    Saving,
     corrected_path,
-    save_correction,
     sidecar_path,
 )
 from trinat.pipelines.study.files import corrected_among, find_files
@@ -26,7 +24,6 @@ from trinat.pipelines.study.ledger import read_entries
 from trinat.pipelines.study.next_scans import next_of
 from trinat.pipelines.study.results import Results
 from trinat.pipelines.study.study import Study
-from trinat.segmentation.io.files import sha256_of
 from trinat.segmentation.io.volume import Volume
 
 pytestmark = pytest.mark.usefixtures("without_figures")
@@ -44,16 +41,8 @@ def study(tmp_path: Path) -> Path:
         result = out / f"{name}_dseg.nii.gz"
         truth = Volume.read(result, labels=True)
         if name == "c":
-            truth.data[15, 8, 6] = 49
-            saving = Saving(by="anna", at="2026-01-01T00:00:00+00:00", minutes=1)
-            save_correction(
-                result,
-                truth,
-                saving,
-                builds_on=sha256_of(result),
-                names={49: "Right-Thalamus"},
-                lock=out / "lock",
-            )
+            corrected = correct_voxel(result, (15, 8, 6), 49, "Right-Thalamus")
+            truth = Volume.read(corrected.path, labels=True)
         truth.write(tmp_path / "truth" / result.name, labels=True)
     return tmp_path
 
