@@ -510,11 +510,13 @@ class CaseFiles:
             "model": f"{self.model} (SHA-256 {self.settings.model_sha256})",
             "scan": f"{self.case.stem} (SHA-256 {digest})",
         }
+        # The folders too: scans of several participants may have one name.
+        named = self.case.named
         page = scan_page(
             self.found,
             result,
             facts,
-            title=self.case.stem,
+            title="/".join((*named.folders, named.name)),
             norms=self._output.reference,
             participant=self.case.facts,
         )

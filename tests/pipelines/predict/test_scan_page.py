@@ -32,6 +32,16 @@ def test_a_page_is_written_beside_each_label_map(tmp_path: Path) -> None:
     assert f"<dt>date</dt><dd>{entry.finished[:10]}</dd>" in page
 
 
+def test_a_page_is_titled_with_folder_and_name_as_the_user_gave_them(
+    tmp_path: Path,
+) -> None:
+    write_scans(tmp_path / "in/P01 é", "a.nii.gz")
+    output = OutputSettings(page=True, picture=False)
+    run_serially(tmp_path / "in", tmp_path / "out", output=output)
+    (page,) = (tmp_path / "out").rglob("a_page.html")
+    assert "<h1>P01 é/a</h1>" in page.read_text()
+
+
 def test_a_table_that_is_not_of_norms_is_refused_before_any_scan_is_read(
     tmp_path: Path,
 ) -> None:
