@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 
 import pandas as pd
@@ -30,7 +31,7 @@ from trinat.pipelines.evaluate.sections import (
 from trinat.pipelines.evaluate.settings import CohortSettings
 from trinat.pipelines.evaluate.shown_scans import cohort_pictures
 from trinat.pipelines.jobs.lock import claimed, keep_only, refuse_foreign
-from trinat.pipelines.predict.changes import courses_in
+from trinat.pipelines.predict.changes import courses_in, participants_in
 from trinat.pipelines.report.changes import Changes, compare_changes
 from trinat.pipelines.report.cohort import (
     Cohort,
@@ -44,7 +45,7 @@ from trinat.pipelines.report.harmonised import refuse_unharmonisable
 from trinat.pipelines.report.measurements import write_table
 from trinat.pipelines.report.page import provenance
 from trinat.pipelines.study.discovery import absolute
-from trinat.pipelines.study.entry import taught_by_models
+from trinat.pipelines.study.entry import Entry, taught_by_models
 from trinat.pipelines.study.files import (
     ScanFile,
     corrected_among,
@@ -188,9 +189,17 @@ def report_cohort(
         norms=known.norms,
         covariates=settings.covariates,
     )
-    changes = _changes(group, cohort, settings)
+    # Found once for all sections: this looks for the file of each scan.
+    longitudinal = {
+        folder: participants_in(entries, folder)
+        for folder, entries in results.folders.items()
+    }
+    changes = _changes(group, longitudinal, cohort, settings)
     sections = [
-        replace(section, changes=_changes(group, cohort, settings, section.name))
+        replace(
+            section,
+            changes=_changes(group, longitudinal, cohort, settings, section.name),
+        )
         for section in sections_of(
             group.uncorrected,
             settings,
@@ -473,14 +482,19 @@ def _scan_of(volumes: MapVolumes, participant: Facts, result: ScanResult) -> Sca
 
 
 def _changes(
-    group: MeasuredGroup, cohort: Cohort, settings: CohortSettings, section: str = ""
+    group: MeasuredGroup,
+    longitudinal: Mapping[Path, Mapping[str, Sequence[Entry]]],
+    cohort: Cohort,
+    settings: CohortSettings,
+    section: str = "",
 ) -> Changes | None:
     """Compare longitudinal changes between groups of participants, by a linear model.
 
-    The changes are those of volumes, or of the measures of one further output if `section` names it
-    (parcels, thickness, callosum or lesions). Scans and structures that the report leaves out are
-    also left out here. Returns None if no participant was segmented longitudinally, or if this
-    output has no changes.
+    `longitudinal` has the participants that were segmented longitudinally, in each output folder,
+    as `participants_in` returns them. The changes are those of volumes, or of the measures of one
+    further output if `section` names it (thickness, callosum or lesions). Scans and structures that
+    the report leaves out are also left out here. Returns None if no participant was segmented
+    longitudinally, or if this output has no changes.
     """
     courses = []
     left_out = {
@@ -489,18 +503,18 @@ def _changes(
         # Measures such as thickness are from before a correction.
         if not each.scan.left_out and not (section and each.file.corrects is not None)
     }
-    for folder, entries in group.results.folders.items():
+    for folder, participants in longitudinal.items():
         counting = {
             entry.case: left_out[absolute(folder / name)]
-            for entry in entries
+            for entry in chain.from_iterable(participants.values())
             for name in entry.outputs
             if absolute(folder / name) in left_out
         }
-        courses += courses_in(entries, folder, settings.excluded, counting, section)
+        courses += courses_in(participants, settings.excluded, counting, section)
     if not courses:
         return None
-    participants = participants_of(cohort.frame, "volume")
-    return compare_changes(courses, participants, settings.covariates)
+    facts = participants_of(cohort.frame, "volume")
+    return compare_changes(courses, facts, settings.covariates)
 
 
 def _write_tables(

@@ -80,7 +80,7 @@ def write_changes(
     `results`, by default to `folder`. Returns the names of the files; nothing is written if there
     are no such participants.
     """
-    participants = _participants_in(entries, folder if results is None else results)
+    participants = participants_in(entries, folder if results is None else results)
     if not participants:
         return ()
     changes, time_points, page, *_ = CHANGES
@@ -145,8 +145,7 @@ def further_courses(
 
 
 def courses_in(
-    entries: Iterable[Entry],
-    results: Path,
+    participants: Mapping[str, Sequence[Entry]],
     excluded: Collection[str],
     counting: Mapping[str, Collection[str]],
     output: str = "",
@@ -155,11 +154,10 @@ def courses_in(
 
     With the name of another `output`, such as thickness, return its measures over time.
 
-    `results` is the folder that the paths of scans are relative to. Scans and structures whose
-    grade is in `excluded` are left out. So are cases that are not keys of `counting`; its values
-    are the names of structures to leave out of a case.
+    `participants` are those of `participants_in`. Scans and structures whose grade is in `excluded`
+    are left out. So are cases that are not keys of `counting`; its values are the names of
+    structures to leave out of a case.
     """
-    participants = _participants_in(entries, results)
     courses = []
     for name in natsorted(participants):
         taken = [entry for entry in participants[name] if entry.case in counting]
@@ -210,7 +208,7 @@ def _why_unfit(entry: Entry, first_with: dict[str, str]) -> str:
     )
 
 
-def _participants_in(entries: Iterable[Entry], results: Path) -> dict[str, list[Entry]]:
+def participants_in(entries: Iterable[Entry], results: Path) -> dict[str, list[Entry]]:
     """Return the ledger entries of each participant with two or more scans, in chronological order.
 
     Keys are names of participants. Volumes of different segmentations are never compared: only the
