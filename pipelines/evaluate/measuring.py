@@ -301,8 +301,11 @@ def measure_volumes(
     arrives, the number of results so far, and the number of all files. A file that cannot be read
     gives a result with a `failure`.
     """
-    tasks = [_MapTask(file, scheme, trust_affine) for file in files]
-    return run_isolated(
+    # Ledger entries stay in this process: workers do not need them, and they are large.
+    tasks = [
+        _MapTask(replace(file, entry=None), scheme, trust_affine) for file in files
+    ]
+    measured = run_isolated(
         _measure_map,
         tasks,
         jobs or cpu_count(),
@@ -310,6 +313,10 @@ def measure_volumes(
         finished=finished,
         torch_threads=None,
     )
+    return [
+        replace(volumes, file=file)
+        for volumes, file in zip(measured, files, strict=True)
+    ]
 
 
 def _measure_map(task: _MapTask) -> MapVolumes:
