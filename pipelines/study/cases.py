@@ -27,19 +27,7 @@ def given_names(shown: str) -> dict[str, str]:
     """
     scan = Path(shown)
     parts = (*scan.parts[:-1], without_suffix(scan))
-    return {
-        safe_component(part): part for part in parts if safe_component(part) != part
-    }
-
-
-def named_as_given(case: str, shown: str) -> Named:
-    """Return the name of a scan and of its folders as the user gave them, not as in its outputs.
-
-    `case` is the id of the case, and `shown` the path of its scan below the root of the inputs.
-    """
-    given = given_names(shown)
-    *folders, name = [given.get(part, part) for part in case.split("/")]
-    return Named(name, tuple(folders))
+    return {safe: part for part in parts if (safe := safe_component(part)) != part}
 
 
 @dataclass(frozen=True)
@@ -74,8 +62,10 @@ class Case:
 
     @property
     def named(self) -> Named:
-        """Name of the scan and of its folders as the user gave them."""
-        return named_as_given(self.id, self.shown)
+        """Name of the scan and of its folders as the user gave them, not as in its outputs."""
+        given = given_names(self.shown)
+        *folders, name = [given.get(part, part) for part in self.id.split("/")]
+        return Named(name, tuple(folders))
 
     @property
     def decides_outputs(self) -> object:
