@@ -75,7 +75,7 @@ def predict(
 
         found = StoredScans.find(scans.store, scans.part, folds=scans.folds)
         found.check_models(str(request.model))
-        requests = found.requests(*requests)
+        requests = found.requests(request)
     outcome = run_with_progress(requests, quiet=quiet, as_json=json_)
     if clock is not None:
         typer.echo(as_table(outcome.spent, clock.take()), err=True)
