@@ -15,14 +15,9 @@ from trinat.segmentation.data.identity import (
 )
 
 
-def named(path: str) -> Named:
-    *folders, name = path.split("/")
-    return Named(name, tuple(folders))
-
-
 def identity(path: str) -> Identity | None:
-    scan = named(path)
-    return identity_of(scan.name, scan.folders)
+    *folders, name = path.split("/")
+    return identity_of(name, folders)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +74,9 @@ def test_scans_of_cohorts_without_sessions_in_their_names_are_told_apart() -> No
 
 
 def participants(*paths: str) -> list[str]:
-    return [scan.participant for scan in identify([named(path) for path in paths])]
+    return [
+        scan.participant for scan in identify([Named.of_path(path) for path in paths])
+    ]
 
 
 def test_participants_of_two_sites_stay_apart() -> None:
@@ -108,7 +105,7 @@ def test_two_sessions_in_two_folders_are_of_one_participant() -> None:
 def test_participants_of_two_sites_stay_apart_whatever_follows_their_names(
     second: str,
 ) -> None:
-    scans = identify([named("A/sub-01_T1w"), named(f"B/{second}")])
+    scans = identify([Named.of_path("A/sub-01_T1w"), Named.of_path(f"B/{second}")])
     assert [scan.participant for scan in scans] == ["A/sub-01", "B/sub-01"]
     assert "A/sub-01" in clash_among(scan.participant for scan in scans)
 
@@ -162,7 +159,7 @@ def test_files_named_after_participants_in_folders_of_sessions(
     folders: tuple[str, str],
 ) -> None:
     paths = [f"{folder}/P0{n}" for folder in folders for n in range(2)]
-    scans = identify([named(path) for path in paths])
+    scans = identify([Named.of_path(path) for path in paths])
     assert [scan.participant for scan in scans] == ["P00", "P01", "P00", "P01"]
     assert [scan.scan for scan in scans] == [
         *(folders[0], folders[0]),
