@@ -26,7 +26,7 @@ from attacks.workshop import PATIENCE_S, Try, make_sound, time_limit
 
 Attack = Callable[[Try], None]
 
-_IN_PROCESS = ("scans", "texts", "identities", "corrections", "web")
+_IN_PROCESS = ("scans", "measures", "texts", "identities", "corrections", "web")
 _OF_COMMANDS = ("blows",)
 # A turn of a family is as many tries as fit in this time, and at least one.
 _TURN_S = 3.0

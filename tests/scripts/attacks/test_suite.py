@@ -108,7 +108,7 @@ def test_what_a_command_says_and_how_it_ends_is_judged() -> None:
 def test_every_family_is_found_and_the_same_seed_gives_the_same_tries(
     tmp_path: Path,
 ) -> None:
-    assert len(families()) == 16
+    assert len(families()) == 18
     drawn = []
 
     def draws(attempt: Try) -> None:
