@@ -172,7 +172,7 @@ class Study:
     @cached_property
     def structures(self) -> list[Structure]:
         """Structures in the label maps, with number, name and colour; without background."""
-        structures = structures_in(self.folder)
+        structures = self._structures_in_tables()
         if not structures:
             # Without a label table, the files have FreeSurfer's numbers.
             for label in load_scheme(self.labels).labels[1:]:
@@ -187,11 +187,19 @@ class Study:
     def layers(self) -> dict[str, list[Structure]]:
         """Cortical parcels and parts of the corpus callosum, with number, name and colour.
 
-        Keys are "parcels" and "callosum"; a key is missing if the folder has no table of its
-        labels.
+        Keys are "parcels" and "callosum"; a key is missing if there is no table of its labels.
         """
-        found = {layer: structures_in(self.folder, layer) for layer in LAYERS}
+        found = {layer: self._structures_in_tables(layer) for layer in LAYERS}
         return {layer: structures for layer, structures in found.items() if structures}
+
+    def _structures_in_tables(self, layer: str = "") -> list[Structure]:
+        """Read the label table of the folder, or else of the first output folder in it with one.
+
+        `layer` is as for `structures_in`. The list is empty without a table.
+        """
+        folders = dict.fromkeys([self.folder, *(item.folder for item in self.items)])
+        tables = (structures_in(folder, layer) for folder in folders)
+        return next(filter(None, tables), [])
 
     def __getitem__(self, number: int) -> Item:
         """Return a scan by its position in the list; raise InputError if there is none."""

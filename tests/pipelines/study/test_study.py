@@ -154,6 +154,18 @@ def test_label_maps_without_a_ledger_are_listed_too(out: Path) -> None:
     assert sorted(item.name for item in study.items) == ["a", "b", "c", "d"]
 
 
+def test_output_folders_in_a_folder_are_listed_with_their_own_tables(
+    tmp_path: Path,
+) -> None:
+    site = write_study(tmp_path / "out/site", ["a"], with_parcels=["a"])
+    alone = Study(site, "anna")
+    study = Study(site.parent, "anna")
+    assert [item.name for item in study.items] == ["site/a"]
+    assert study.structures == alone.structures
+    assert study.layers == alone.layers
+    assert list(study.layers) == ["parcels"]
+
+
 def test_a_folder_that_is_not_there_is_said_in_one_line(tmp_path: Path) -> None:
     with refusal(ConfigError, tmp_path / "nowhere", remedy="--out"):
         _ = Study(tmp_path / "nowhere", "anna").items
