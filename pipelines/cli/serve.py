@@ -120,7 +120,7 @@ def view(
             # No user name, as in a container.
             rater = "rater"
     study = Study(results, rater, images, against, labels)
-    typer.echo(f"scans in {results}: {len(study.items)}", err=True)
+    typer.echo(f"scans in {results}: {len(study.scans)}", err=True)
     _open(make_app(study), port, no_browser=no_browser, max_body=MAX_CHANGES)
     return Exit.OK
 

@@ -148,7 +148,7 @@ class MeasuredGroup:
         The ledger row has measures besides volumes, such as thickness.
         """
         return [
-            (each.file.scan_result, each.scan)
+            (each.file.entry.result, each.scan)
             for each in self.measured
             if each.file.corrects is None and not each.scan.left_out
         ]
@@ -337,7 +337,7 @@ def _facts_of(
     """
     rows = []
     for file in files:
-        if file.corrects is None and file.scan_result.why_left_out(excluded):
+        if file.corrects is None and file.entry.result.why_left_out(excluded):
             continue
         participant = known.matched.of(file.name, file.participant)
         sex = participant.sex or ""
@@ -378,7 +378,7 @@ def _make_scans(
             continue
         file = volumes.file
         rejected_here = rejected.get(volumes.sha256, {})
-        judged = file.scan_result
+        judged = file.entry.result
         if file.corrects is not None:
             # The grades in the ledger are for the prediction, before a rater corrected it.
             judged = judged.corrected()
@@ -436,7 +436,7 @@ def _two_kinds_of_heads(measured: Iterable[MeasuredScan]) -> str:
     for each in measured:
         if each.scan.intracranial_mm3 is None or each.scan.left_out:
             continue
-        if each.file.scan_result.intracranial_mm3 is None:
+        if each.file.entry.result.intracranial_mm3 is None:
             of_table += 1
         else:
             of_ledger += 1

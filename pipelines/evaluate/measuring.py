@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from trinat.pipelines.jobs.pool import run_isolated
 from trinat.pipelines.jobs.process import cpu_count
 from trinat.pipelines.study.corrections import Correction, structures_beside
-from trinat.pipelines.study.files import ScanFile, refuse_changed
+from trinat.pipelines.study.files import NO_ENTRY, ScanFile, refuse_changed
 from trinat.pipelines.study.pairing import Pair
 from trinat.segmentation.errors import EvaluationError, GeometryError, TrinatError
 from trinat.segmentation.io.files import sha256_of
@@ -303,7 +303,7 @@ def measure_volumes(
     """
     # Ledger entries stay in this process: workers do not need them, and they are large.
     tasks = [
-        _MapTask(replace(file, entry=None), scheme, trust_affine) for file in files
+        _MapTask(replace(file, entry=NO_ENTRY), scheme, trust_affine) for file in files
     ]
     measured = run_isolated(
         _measure_map,

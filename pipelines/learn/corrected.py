@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trinat.pipelines.learn.settings import NextSettings
-from trinat.pipelines.study.corrections import correction_of
 from trinat.pipelines.study.files import ScanFile, find_files
 from trinat.pipelines.study.next_scans import Next, next_of
 from trinat.pipelines.study.pairing import Pair
-from trinat.pipelines.study.study import Item, Study, digest
+from trinat.pipelines.study.study import Study, digest
 from trinat.segmentation.errors import EvaluationError
 
 _CORRECT = "correct one with `trinat view`, or give --labels"
@@ -20,13 +19,13 @@ _CORRECT = "correct one with `trinat view`, or give --labels"
 class Corrected:
     """A scan in the results, with its corrected label map.
 
-    `item` is the scan in the results, `scan` the path of its image and `labels` that of the
+    `scan` is the scan in the results, `image` the path of its image and `labels` that of the
     corrected label map. `structures` are the names of the structures that a rater has changed in
     the viewer; None for an imported label map, in which every voxel counts.
     """
 
-    item: Item
-    scan: Path
+    scan: ScanFile
+    image: Path
     labels: Path
     structures: frozenset[str] | None
 
@@ -36,10 +35,11 @@ class Corrected:
 
         The image takes the place of the prediction, because `segment_all` segments it anew.
         """
-        name = self.item.name
-        truth = ScanFile(name, self.labels, name, participant=self.item.participant)
-        scan = ScanFile(name, self.scan, name, participant=self.item.participant)
-        return Pair(truth, scan, how="its name in the results")
+        name = self.scan.case
+        participant = self.scan.participant
+        truth = ScanFile(name, self.labels, name, participant=participant)
+        image = ScanFile(name, self.image, name, participant=participant)
+        return Pair(truth, image, how="its name in the results")
 
 
 def find_corrected(study: Study) -> tuple[list[Corrected], list[str]]:
@@ -52,39 +52,36 @@ def find_corrected(study: Study) -> tuple[list[Corrected], list[str]]:
     found = []
     failures = []
     used = set()
-    for item in study.items:
+    for scan in study.scans:
         labels = None
         structures = None
         if study.against is not None:
-            labels = study.other(item)
-        elif item.labels is not None:
-            correction = correction_of(item.labels)
-            if correction is not None:
-                labels = correction.path
-                why = correction.why_unfit(item.entry.input_sha256)
-                if why:
-                    failures.append(f"{item.name}: {why}")
-                    continue
-            if correction is not None and correction.sidecar is not None:
+            labels = study.other(scan)
+        elif correction := scan.correction:
+            labels = correction.path
+            why = correction.why_unfit(scan.entry.input_sha256)
+            if correction.sidecar is not None and not why:
                 structures = frozenset(correction.sidecar.structures)
                 if not correction.sidecar.changed_voxels:
-                    failures.append(f"{item.name}: its correction changes nothing")
-                    continue
+                    why = "its correction changes nothing"
+            if why:
+                failures.append(f"{scan.case}: {why}")
+                continue
         if labels is None:
             continue
         used.add(labels)
-        scan = study.image(item)
-        if scan is None:
+        image = study.image(scan)
+        if image is None:
             failures.append(
-                f"{item.name}: its scan has been moved: give its folder with --images"
+                f"{scan.case}: its scan has been moved: give its folder with --images"
             )
             continue
-        segmented = item.entry.input_sha256
+        segmented = scan.entry.input_sha256
         # In another folder the same scan may be compressed differently.
-        if study.images is None and segmented and digest(scan) != segmented:
-            failures.append(f"{item.name}: its scan was changed since it was segmented")
+        if study.images is None and segmented and digest(image) != segmented:
+            failures.append(f"{scan.case}: its scan was changed since it was segmented")
             continue
-        found.append(Corrected(item, scan, labels, structures))
+        found.append(Corrected(scan, image, labels, structures))
     if study.against is not None:
         failures.extend(
             f"{file.name}: no result belongs to its scan"
@@ -103,5 +100,5 @@ def next_scans(settings: NextSettings) -> tuple[list[Next], int]:
     scan has a result.
     """
     study = Study(settings.results, rater="", against=settings.labels)
-    elsewhere = {item.name for item in study.items if study.other(item) is not None}
+    elsewhere = {scan.case for scan in study.scans if study.other(scan) is not None}
     return next_of(study, settings.most, elsewhere)

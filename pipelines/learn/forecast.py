@@ -78,10 +78,10 @@ def compare_with_results(
     """
     joints = []
     for each in _evenly_spaced(corrected, _MOST_READ):
-        if each.item.labels is None:
+        if each.scan.labels is None:
             continue
         try:
-            joints.append(_count_pairs(each, each.item.labels, scheme, numbering))
+            joints.append(_count_pairs(each, each.scan.labels, scheme, numbering))
         except (TrinatError, OSError):
             # Segmentation reads the label map again later, and reports the reason then.
             continue
@@ -172,9 +172,9 @@ def learning_seconds(
     an epoch.
     """
     timed = [
-        sum(each.item.entry.timings_s.values())
+        sum(each.scan.entry.timings_s.values())
         for each in corrected
-        if each.item.entry.timings_s
+        if each.scan.entry.timings_s
     ]
     if not timed:
         return None

@@ -249,7 +249,7 @@ def _log_expectation(
     less than `WORTHWHILE` to gain, EvaluationError is raised. The duration is not logged if it
     cannot be estimated.
     """
-    made_by = {each.item.entry.model for each in corrected}
+    made_by = {each.scan.entry.model for each in corrected}
     if made_by == {sha256_of(model.folder / MODEL_FILE)}:
         if 1 - agreement.dice < WORTHWHILE:
             raise EvaluationError(
@@ -258,7 +258,7 @@ def _log_expectation(
                 remedy="correct scans with larger errors",
             )
         _log.info("%s", agreement)
-    participants = len({each.item.participant for each in corrected})
+    participants = len({each.scan.participant for each in corrected})
     trains = _trains_networks(settings, participants)
     seconds = learning_seconds(corrected, model, settings, trains=trains)
     if seconds is not None:
@@ -518,14 +518,14 @@ def _find_source_model(corrected: Sequence[Corrected]) -> str:
 
     ConfigError is raised if another model, or more than one, made them.
     """
-    hashes = {each.item.entry.model for each in corrected}
+    hashes = {each.scan.entry.model for each in corrected}
     for name, folder in shipped_models().items():
         if hashes == {sha256_of(folder / MODEL_FILE)}:
             return name
-    names = {each.item.entry.result.model for each in corrected}
+    names = {each.scan.entry.result.model for each in corrected}
     made_by = ", ".join(sorted(names - {""})) or "an unknown model"
     raise ConfigError(
         f"made by {made_by}, which is not one that comes with trinat",
-        where=corrected[0].item.folder,
+        where=corrected[0].scan.folder,
         remedy="name the model to improve with --model",
     )

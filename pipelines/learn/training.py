@@ -85,7 +85,7 @@ def train_on(
     work = settings.out.with_name(f"{settings.out.name}-training")
     work.mkdir(parents=True, exist_ok=True)
     # `safe_component` keeps long names apart, so that two scans of a participant stay two subjects.
-    subjects = {safe_component(each.item.name): each for each in corrected}
+    subjects = {safe_component(each.scan.case): each for each in corrected}
     _write_table(work, subjects)
     store = work / "store"
     config: dict[str, Any] = {"source": "pairs", "root": work / "pairs.tsv"}
@@ -130,7 +130,7 @@ def train_on(
     return Trained(
         run=run,
         models=models,
-        held_out=frozenset(subjects[name].item.name for name in split.validation),
+        held_out=frozenset(subjects[name].scan.case for name in split.validation),
     )
 
 
@@ -171,8 +171,8 @@ def _write_table(work: Path, subjects: Mapping[str, Corrected]) -> None:
     """
     rows = []
     for name, corrected in subjects.items():
-        paths = (corrected.scan.resolve(), corrected.labels.resolve())
-        rows.append((name, corrected.item.participant, *paths))
+        paths = (corrected.image.resolve(), corrected.labels.resolve())
+        rows.append((name, corrected.scan.participant, *paths))
     write_tsv(work / "pairs.tsv", ("subject", "participant", "image", "labels"), rows)
 
 

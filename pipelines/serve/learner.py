@@ -26,8 +26,8 @@ from trinat.pipelines.learn.settings import LearnSettings
 from trinat.pipelines.serve.queue import FullError, State
 from trinat.pipelines.serve.queue_study import QueueStudy
 from trinat.pipelines.serve.settings import MAX_STARTS
-from trinat.pipelines.study.corrections import correction_of
-from trinat.pipelines.study.study import Item, Study
+from trinat.pipelines.study.files import ScanFile
+from trinat.pipelines.study.study import Study
 from trinat.segmentation.errors import DiskFullError, InputError, reason_of
 from trinat.segmentation.io.files import atomic_text, read_text
 
@@ -98,17 +98,15 @@ class Learner:
         return self._folder / f"{_MODEL}.zip"
 
     @property
-    def corrected(self) -> list[Item]:
+    def corrected(self) -> list[ScanFile]:
         """Scans of the queue with a corrected result and an image that can be read again.
 
         DICOM series are missing, because their image cannot be read again.
         """
         return [
-            item
-            for item in self._study.items
-            if item.labels is not None
-            and self._study.image(item) is not None
-            and correction_of(item.labels) is not None
+            scan
+            for scan in self._study.scans
+            if self._study.image(scan) is not None and scan.correction is not None
         ]
 
     def start(self) -> None:
@@ -243,14 +241,14 @@ class Learner:
 class _GivenScans(Study):
     """Study with a fixed list of scans (`given`), which can be sent to another process."""
 
-    given: Sequence[Item] = field(kw_only=True)
+    given: Sequence[ScanFile] = field(kw_only=True)
 
     @property
-    def items(self) -> list[Item]:
+    def scans(self) -> list[ScanFile]:
         return list(self.given)
 
-    def image(self, item: Item) -> Path | None:
-        path = Path(item.entry.scan)
+    def image(self, scan: ScanFile) -> Path | None:
+        path = Path(scan.entry.scan)
         return path if path.is_file() else None
 
 

@@ -15,8 +15,9 @@ from trinat.pipelines.predict.tables import write_label_table
 from trinat.pipelines.serve.queue import Queue, Submission
 from trinat.pipelines.study.corrections import Correction
 from trinat.pipelines.study.entry import Entry
+from trinat.pipelines.study.files import ScanFile
 from trinat.pipelines.study.naming import PLAIN_LABEL_TABLE, PLAIN_PARCEL_TABLE, Product
-from trinat.pipelines.study.study import Item, Study
+from trinat.pipelines.study.study import Study
 from trinat.segmentation.errors import InputError
 from trinat.segmentation.labels.scheme import LabelScheme
 
@@ -56,19 +57,19 @@ class QueueStudy(Study):
         """
         return "service"
 
-    def drafts(self, item: Item) -> Path:
+    def drafts(self, scan: ScanFile) -> Path:
         """Return a folder next to the scan, so that drafts are deleted with it."""
-        return self.queue.drafts(self._submission(item))
+        return self.queue.drafts(self._submission(scan))
 
-    def on_draft_saved(self, item: Item) -> None:
+    def on_draft_saved(self, scan: ScanFile) -> None:
         """Restart the retention period of the scan: somebody is correcting it."""
-        self.queue.renew(self._submission(item))
+        self.queue.renew(self._submission(scan))
 
     def on_correction_saved(
-        self, item: Item, correction: Correction, lock: Path
+        self, scan: ScanFile, correction: Correction, lock: Path
     ) -> None:
         """Restart the retention period of the scan: somebody is correcting it."""
-        self.queue.renew(self._submission(item))
+        self.queue.renew(self._submission(scan))
 
     @property
     def submissions(self) -> list[Submission]:
@@ -76,11 +77,11 @@ class QueueStudy(Study):
         return self.queue.submissions[::-1]
 
     @property
-    def items(self) -> list[Item]:
+    def scans(self) -> list[ScanFile]:
         """All scans of the queue, in any state."""
-        return [self._item(submission) for submission in self.submissions]
+        return [self._scan(submission) for submission in self.submissions]
 
-    def __getitem__(self, number: int) -> Item:
+    def __getitem__(self, number: int) -> ScanFile:
         """Return the scan with the number that it got when it was accepted.
 
         Raises InputError if there is no such scan.
@@ -88,24 +89,17 @@ class QueueStudy(Study):
         submission = self.queue.find(number=number)
         if submission is None:
             raise InputError("no such scan: deleted, or never there")
-        return self._item(submission)
+        return self._scan(submission)
 
-    def image(self, item: Item) -> Path | None:
+    def image(self, scan: ScanFile) -> Path | None:
         """Return the uploaded scan; None for DICOM, which is stored as a zip.
 
         A failed scan is not shown, because it may not be readable.
         """
-        scan = Path(item.entry.scan)
-        if scan.suffix == ".zip" or item.entry.status == "failed":
+        path = Path(scan.entry.scan)
+        if path.suffix == ".zip" or scan.entry.status == "failed":
             return None
-        return scan
-
-    def mask(self, item: Item) -> Path | None:
-        """Return the brain mask of a scan; None if the scan is not done or has no mask."""
-        if item.labels is None:
-            return None
-        path = self.queue.file(self._submission(item), Product.BRAIN_MASK)
-        return path if path.is_file() else None
+        return path
 
     def overview(self) -> dict[str, object]:
         """Return the title and properties of the list of scans, for the page.
@@ -144,21 +138,21 @@ class QueueStudy(Study):
             "results of a service cannot be rated, because they are deleted after a while"
         )
 
-    def _submission(self, item: Item) -> Submission:
+    def _submission(self, scan: ScanFile) -> Submission:
         """Return the row of a scan in the queue; raise InputError if it was deleted meanwhile."""
-        submission = self.queue.find(item.name)
+        submission = self.queue.find(scan.case)
         if submission is None:
             raise InputError("no such scan: deleted, or never there")
         return submission
 
-    def _item(self, submission: Submission) -> Item:
-        """Return a row of the queue as an item of the list, with a label map if it is done."""
-        labels = None
-        layers = {}
+    def _scan(self, submission: Submission) -> ScanFile:
+        """Return a row of the queue as a scan of the list, with a label map if it is done."""
+        labels = self.queue.file(submission, Product.LABELS)
+        outputs = []
         if submission.state == "done":
-            labels = self.queue.file(submission, Product.LABELS)
+            outputs = [labels, self.queue.file(submission, Product.BRAIN_MASK)]
             if submission.result.parcels:
-                layers["parcels"] = self.queue.file(submission, Product.PARCELS)
+                outputs.append(self.queue.file(submission, Product.PARCELS))
         # The page treats states that no ledger has, such as queued, as grades.
         state: Any = submission.state
         entry = Entry(
@@ -166,6 +160,16 @@ class QueueStudy(Study):
             state,
             scan=str(self.queue.scan(submission)),
             reason=submission.reason,
+            outputs={path.relative_to(self.folder).as_posix(): "" for path in outputs},
             result=submission.result,
         )
-        return Item(submission.id, submission.id, self.folder, entry, labels, layers)
+        return ScanFile(
+            submission.id,
+            labels,
+            submission.id,
+            participant=submission.id,
+            entry=entry,
+            folder=self.folder,
+            case=submission.id,
+            is_missing=submission.state != "done",
+        )

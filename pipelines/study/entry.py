@@ -17,7 +17,7 @@ from typing import ClassVar, Literal, Protocol
 from pydantic import ConfigDict
 
 from trinat.pipelines.study.cases import Case, Work
-from trinat.pipelines.study.naming import LEFT_OUT
+from trinat.pipelines.study.naming import LEFT_OUT, Product
 from trinat.pipelines.study.record import GRADES, ScanResult
 from trinat.segmentation.data.sources.base import natural_order
 from trinat.segmentation.errors import InputError
@@ -169,6 +169,17 @@ class Entry:
         if not self.is_written(run.out):
             return False
         return digest_of(*case.files) == self.input_sha256
+
+    def output(self, folder: Path, product: Product) -> Path | None:
+        """Return the path of one kind of output file in `folder`; None if the entry lists none.
+
+        A path that leads out of the folder is ignored, because a ledger may come from elsewhere.
+        """
+        name = product.among(self.outputs)
+        if name is None:
+            return None
+        path = folder / name
+        return path if path.resolve().is_relative_to(folder.resolve()) else None
 
     def is_written(self, folder: Path) -> bool:
         """Return True if all output files are in `folder`, unchanged since they were written."""

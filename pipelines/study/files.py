@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING
 
 from trinat.pipelines.study.cases import Case, Found, Refusal, given_names
 from trinat.pipelines.study.corrections import (
+    Correction,
     corrected_path,
+    correction_of,
     has_parcels_from_before,
     is_correction,
     result_of,
@@ -27,8 +29,7 @@ from trinat.pipelines.study.corrections import (
 )
 from trinat.pipelines.study.discovery import absolute, is_result, stem_ends, walk
 from trinat.pipelines.study.entry import Entry
-from trinat.pipelines.study.naming import Product
-from trinat.pipelines.study.record import ScanResult
+from trinat.pipelines.study.naming import LAYERS, Product
 from trinat.segmentation.data.identity import (
     Identity,
     Named,
@@ -70,16 +71,21 @@ _SCANS = ("_t1w", "_t2w", "_pdw", "_flair")
 # Entities that describe the kind of a file: they may differ between the two files of a pair.
 _NOT_IDENTITY = ("space", "desc", "label", "res", "den", "seg", "atlas")
 _AGAIN = "put it back, or run `trinat prepare` again with its new place"
+# Entry of files that no ledger lists.
+NO_ENTRY = Entry("", "done")
 
 
 @dataclass(frozen=True)
 class ScanFile:
-    """A label map or an image, with the participant and the session that its file name says.
+    """A label map or an image of a scan: its participant, its session and its ledger entry.
 
     `name` is the file name without its suffix. `subject` and `session`, as the name says them, are
     used to find pairs of files. In tables, files are identified by `participant` (with the name of
     a folder in front if participants in several folders have the same name) and by `table_session`,
     which distinguishes several scans of a participant.
+
+    A `Study` lists scans without a label map, too, such as failed ones: `path` is then the path
+    that it would have.
     """
 
     name: str
@@ -103,21 +109,47 @@ class ScanFile:
     fold: FoldingTable | None = None
     participant: str = ""
     table_session: str = ""
-    # Ledger entry of the run that made the label map; None if no ledger lists it.
-    entry: Entry | None = None
-
-    @property
-    def scan_result(self) -> ScanResult:
-        """Volumes, grades and notes in the ledger entry of the label map; empty without an entry.
-
-        They describe the predicted label map, even if a rater has corrected it since.
-        """
-        return ScanResult() if self.entry is None else self.entry.result
+    # Ledger entry of the run that made the label map; an empty one if no ledger lists it. Its
+    # result describes the predicted label map, even if a rater has corrected it since.
+    entry: Entry = NO_ENTRY
+    # Only for scans of a `Study`: the output folder that has the ledger, and the name of the scan
+    # in the study, which is the id of its case with the name of a subfolder in front.
+    folder: Path = Path()
+    case: str = ""
+    is_missing: bool = False  # without a label map
 
     @property
     def result(self) -> Path:
         """Path of the label map before correction, which is the path that ledgers list."""
         return self.corrects or self.path
+
+    @property
+    def labels(self) -> Path | None:
+        """Path of the label map before correction; None if the scan has none."""
+        return None if self.is_missing else self.result
+
+    @property
+    def newest_labels(self) -> Path | None:
+        """Path of the corrected label map if there is one now, else of the result; or None."""
+        if self.labels is None:
+            return None
+        corrected = corrected_path(self.labels)
+        return corrected if corrected.is_file() else self.labels
+
+    @property
+    def correction(self) -> Correction | None:
+        """Correction of the label map by hand, as it is now; None if there is none."""
+        return None if self.labels is None else correction_of(self.labels)
+
+    def output(self, product: Product) -> Path | None:
+        """Return the path of one kind of output file of the scan; None if no ledger lists one."""
+        return self.entry.output(self.folder, product)
+
+    @property
+    def layers(self) -> dict[str, Path]:
+        """Paths of further label maps: of cortical parcels ("parcels") and of the "callosum"."""
+        paths = {layer: self.output(product) for layer, (product, *_) in LAYERS.items()}
+        return {layer: path for layer, path in paths.items() if path is not None}
 
     @property
     def shown(self) -> str:
@@ -424,7 +456,7 @@ def name_files(
             folders = identity.site
         participant = identity.participant
         session = identity.scan
-        together = file.scan_result.longitudinal
+        together = file.entry.result.longitudinal
         if together is not None and together.participant != participant:
             participant = together.participant
             session = session or file.name

@@ -15,8 +15,8 @@ from heapq import nsmallest
 import numpy as np
 from numpy.typing import NDArray
 
-from trinat.pipelines.study.corrections import correction_of
-from trinat.pipelines.study.study import Item, Study
+from trinat.pipelines.study.files import ScanFile
+from trinat.pipelines.study.study import Study
 from trinat.segmentation.errors import EvaluationError
 
 Values = NDArray[np.float64]
@@ -65,48 +65,47 @@ def next_of(
     `elsewhere` has the names of scans that count as corrected although the folder of results has no
     correction of them. EvaluationError is raised if no scan has a result.
     """
-    items = [item for item in study.items if item.entry.status == "done"]
-    if not items:
+    scans = [scan for scan in study.scans if scan.entry.status == "done"]
+    if not scans:
         raise EvaluationError("no scan has a result here", where=study.folder)
-    was_corrected = {item.name for item in items if item.name in elsewhere}
-    for item in items:
-        correction = None if item.labels is None else correction_of(item.labels)
-        if correction and not correction.why_unfit(item.entry.input_sha256):
-            was_corrected.add(item.name)
-    rest = [item for item in items if item.name not in was_corrected]
-    compared = [item for item in items if item.name in was_corrected]
-    compared += nsmallest(_MOST_COMPARED, rest, key=lambda item: item.entry.doubt)
+    was_corrected = {scan.case for scan in scans if scan.case in elsewhere}
+    for scan in scans:
+        correction = scan.correction
+        if correction and not correction.why_unfit(scan.entry.input_sha256):
+            was_corrected.add(scan.case)
+    rest = [scan for scan in scans if scan.case not in was_corrected]
+    compared = [scan for scan in scans if scan.case in was_corrected]
+    compared += nsmallest(_MOST_COMPARED, rest, key=lambda scan: scan.entry.doubt)
 
     proposals = propose(
         likeness(features_of(compared)),
         doubts_of(compared),
-        [item.participant for item in compared],
+        [scan.participant for scan in compared],
         range(len(was_corrected)),
         most,
     )
     found = []
     for proposal in proposals:
-        item = compared[proposal.scan]
+        scan = compared[proposal.scan]
         found.append(
             Next(
-                scan=item.name,
-                participant=item.participant,
-                grade=item.entry.grade,
-                agreement=item.agreement,
+                scan=scan.case,
+                participant=scan.participant,
+                grade=scan.entry.grade,
+                agreement=scan.entry.result.mean_agreement,
                 share=round(proposal.share, 4),
             )
         )
     return found, len(was_corrected)
 
 
-def features_of(items: Sequence[Item]) -> Values:
+def features_of(scans: Sequence[ScanFile]) -> Values:
     """Return the features by which N scans are compared, an array (N, F).
 
-    `items` are the scans. Features are the logarithm of each structure's volume in mm³, followed by
-    the agreement between views for each structure. NaN for structures that were not found or not
-    measured.
+    Features are the logarithm of each structure's volume in mm³, followed by the agreement between
+    views for each structure. NaN for structures that were not found or not measured.
     """
-    results = [item.entry.result for item in items]
+    results = [scan.entry.result for scan in scans]
     volumes = [result.volumes_mm3 for result in results]
     agreements = [result.agreement for result in results]
     structures = sorted({name for named in volumes for name in named})
@@ -121,17 +120,17 @@ def features_of(items: Sequence[Item]) -> Values:
             agreement = agreement_of.get(name)
             row.append(np.nan if agreement is None else agreement)
         rows.append(row)
-    return np.array(rows, np.float64).reshape(len(items), -1)
+    return np.array(rows, np.float64).reshape(len(scans), -1)
 
 
-def doubts_of(items: Sequence[Item]) -> Values:
+def doubts_of(scans: Sequence[ScanFile]) -> Values:
     """Return the doubt about each of N scans, (N,): 1 minus the mean Dice between its views.
 
     It is 1 if the Dice is unknown.
     """
     doubts = []
-    for item in items:
-        agreement = item.agreement
+    for scan in scans:
+        agreement = scan.entry.result.mean_agreement
         doubts.append(1.0 if agreement is None else 1 - agreement)
     return np.array(doubts)
 

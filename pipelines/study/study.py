@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import cache, cached_property
 from pathlib import Path
@@ -18,7 +18,6 @@ import numpy as np
 
 from trinat.pipelines.study.corrections import (
     Correction,
-    corrected_path,
     list_correction,
 )
 from trinat.pipelines.study.discovery import absolute
@@ -73,52 +72,6 @@ class Structure:
 
 
 @dataclass(frozen=True)
-class Item:
-    """A scan in the viewer's list, with its ledger entry and the paths of its label maps.
-
-    `name` is the id of the case, with the name of the fold's folder in front in a cross-validation.
-    `folder` is the output folder that has its ledger: the study's own folder, or that of a fold.
-    `labels` is the label map of structures, before any correction; None if the scan has none.
-    `layers` has the paths of its further label maps: keys are "parcels" (cortical parcels) and
-    "callosum" (parts of the corpus callosum). `file` has the names by which other files of the scan
-    are found.
-    """
-
-    name: str
-    participant: str
-    folder: Path
-    entry: Entry
-    labels: Path | None
-    layers: Mapping[str, Path] = field(default_factory=dict)
-    file: ScanFile | None = None
-
-    @property
-    def shown(self) -> Path | None:
-        """Label map that the viewer shows: the corrected one if there is one, else the result."""
-        if self.labels is None:
-            return None
-        corrected = corrected_path(self.labels)
-        return corrected if corrected.is_file() else self.labels
-
-    @property
-    def facts(self) -> dict[str, object]:
-        """Name, grade and reasons (`why`) of the scan for the viewer's list, as JSON values.
-
-        The grade of a scan without a grade is its status, such as "failed".
-        """
-        return {
-            "name": self.name,
-            "grade": self.entry.grade,
-            "why": self.entry.why,
-        }
-
-    @property
-    def agreement(self) -> float | None:
-        """Mean Dice between the views, over structures; None if it was not measured."""
-        return self.entry.result.mean_agreement
-
-
-@dataclass(frozen=True)
 class Study:
     """A folder of results that is shown in the viewer, and the folders to compare it with.
 
@@ -139,34 +92,34 @@ class Study:
         """Name under which corrections are saved."""
         return self.rater
 
-    def drafts(self, item: Item) -> Path:
+    def drafts(self, scan: ScanFile) -> Path:
         """Return the folder of correction drafts, which is shared by all scans."""
         return self.folder / WORK / "drafts"
 
-    def on_draft_saved(self, item: Item) -> None:
+    def on_draft_saved(self, scan: ScanFile) -> None:
         """Record that a draft was saved; a folder of results needs no record."""
 
     def on_correction_saved(
-        self, item: Item, correction: Correction, lock: Path
+        self, scan: ScanFile, correction: Correction, lock: Path
     ) -> None:
         """Record that a correction was saved."""
-        list_correction(self.folder / CORRECTIONS, item.name, correction, lock=lock)
+        list_correction(self.folder / CORRECTIONS, scan.case, correction, lock=lock)
 
     @cached_property
-    def items(self) -> list[Item]:
+    def scans(self) -> list[ScanFile]:
         """Scans in the order of review: the most doubtful first."""
         if not self.folder.is_dir():
             remedy = "give the --out of trinat predict"
             raise ConfigError("no such folder", where=self.folder, remedy=remedy)
-        items = _items_of_ledgers(self.folder)
-        if not items:
+        scans = _scans_of_ledgers(self.folder)
+        if not scans:
             # These are label maps of another origin.
             for file in find_files(self.folder, corrected=False):
                 entry = Entry(file.name, "done")
-                item = Item(file.name, file.participant, self.folder, entry, file.path)
-                items.append(replace(item, file=file))
+                scan = replace(file, folder=self.folder, case=file.name, entry=entry)
+                scans.append(scan)
         return sorted(
-            items, key=lambda item: (item.entry.doubt, natural_order(item.name))
+            scans, key=lambda scan: (scan.entry.doubt, natural_order(scan.case))
         )
 
     @cached_property
@@ -197,43 +150,35 @@ class Study:
 
         `layer` is as for `structures_in`. The list is empty without a table.
         """
-        folders = dict.fromkeys([self.folder, *(item.folder for item in self.items)])
+        folders = dict.fromkeys([self.folder, *(scan.folder for scan in self.scans)])
         tables = (structures_in(folder, layer) for folder in folders)
         return next(filter(None, tables), [])
 
-    def __getitem__(self, number: int) -> Item:
+    def __getitem__(self, number: int) -> ScanFile:
         """Return a scan by its position in the list; raise InputError if there is none."""
-        if not 0 <= number < len(self.items):
+        if not 0 <= number < len(self.scans):
             raise InputError("no such scan in this study")
-        return self.items[number]
+        return self.scans[number]
 
-    def image(self, item: Item) -> Path | None:
+    def image(self, scan: ScanFile) -> Path | None:
         """Return the path of the scan that was segmented; None if it is missing.
 
         In a study with `images`, it is searched for in that folder.
         """
         if self.images is None:
-            path = item.folder / item.entry.scan
-        elif item.entry.input:
-            path = self.images / item.entry.input
+            path = scan.folder / scan.entry.scan
+        elif scan.entry.input:
+            path = self.images / scan.entry.input
         else:
             # For a label map of another origin, no ledger has the path of the scan.
-            return self._images.get(item.name)
+            return self._images.get(scan.case)
         if path.is_file():
             return path
-        return self._images.get(item.name)
+        return self._images.get(scan.case)
 
-    def other(self, item: Item) -> Path | None:
+    def other(self, scan: ScanFile) -> Path | None:
         """Return the label map of the same scan in `against`; None if there is none."""
-        return self._others.get(item.name)
-
-    def entropy(self, item: Item) -> Path | None:
-        """Return the path of the entropy map; None if it was not written."""
-        return _output(item.folder, item.entry, Product.ENTROPY)
-
-    def mask(self, item: Item) -> Path | None:
-        """Return the path of the brain mask; None if it was not written."""
-        return _output(item.folder, item.entry, Product.BRAIN_MASK)
+        return self._others.get(scan.case)
 
     def overview(self) -> dict[str, object]:
         """Return all that the viewer's list of scans shows, as JSON values.
@@ -281,13 +226,13 @@ class Study:
             if rating["mine"] and not rating["structure"]:
                 own_ratings[rating["scan"]] = rating
         rows = []
-        for number, item in enumerate(self.items):
+        for number, scan in enumerate(self.scans):
             row: dict[str, object] = {"number": number}
-            row |= item.facts
-            row["agreement"] = item.agreement
-            row["there"] = item.labels is not None
-            row["layers"] = list(item.layers)
-            row["rating"] = own_ratings.get(item.name)
+            row |= _facts(scan)
+            row["agreement"] = scan.entry.result.mean_agreement
+            row["there"] = scan.labels is not None
+            row["layers"] = list(scan.layers)
+            row["rating"] = own_ratings.get(scan.case)
             rows.append(row)
         return rows
 
@@ -300,8 +245,8 @@ class Study:
         scans and rejected structures are omitted.
         """
         volumes: dict[str, list[float]] = defaultdict(list)
-        for item in self.items:
-            counted = item.entry.result.counted_volumes(layers=True)
+        for scan in self.scans:
+            counted = scan.entry.result.counted_volumes(layers=True)
             for name, volume in counted.items():
                 volumes[name].append(volume)
         rows = []
@@ -315,29 +260,29 @@ class Study:
             rows.append(row)
         return rows
 
-    def detail(self, item: Item) -> dict[str, object]:
+    def detail(self, scan: ScanFile) -> dict[str, object]:
         """Return all that the viewer's page of one scan shows, as JSON values.
 
         `result` has the numbers of the segmentation, `sha256` the hash of the label map, and
         `ratings` the ratings of the scan. `scan`, `entropy`, `mask` and `against` are True if there
         is such a file. `counted` names the structures that group statistics use.
         """
-        ratings = [rating for rating in self.ratings() if rating["scan"] == item.name]
+        ratings = [rating for rating in self.ratings() if rating["scan"] == scan.case]
         return {
-            **item.facts,
-            "result": item.entry.result.as_json(),
-            "sha256": digest(item.shown),
-            "scan": self.image(item) is not None,
-            "entropy": self.entropy(item) is not None,
-            "mask": self.mask(item) is not None,
-            "against": self.other(item) is not None,
+            **_facts(scan),
+            "result": scan.entry.result.as_json(),
+            "sha256": digest(scan.newest_labels),
+            "scan": self.image(scan) is not None,
+            "entropy": scan.output(Product.ENTROPY) is not None,
+            "mask": scan.output(Product.BRAIN_MASK) is not None,
+            "against": self.other(scan) is not None,
             "ratings": ratings,
-            "counted": list(item.entry.result.counted_volumes(layers=True)),
+            "counted": list(scan.entry.result.counted_volumes(layers=True)),
         }
 
     def rate(
         self,
-        item: Item,
+        scan: ScanFile,
         structure: str,
         rating: str,
         remark: str,
@@ -349,14 +294,14 @@ class Study:
         verdict. `sha256` is the hash of the label map that the rater saw. InputError is raised if
         the label map has changed since, or if the study has no such structure.
         """
-        if not sha256 or digest(item.shown) != sha256:
+        if not sha256 or digest(scan.newest_labels) != sha256:
             what = "has changed since it was shown"
-            raise InputError(what, where=item.name, remedy="reload")
+            raise InputError(what, where=scan.case, remedy="reload")
         known = [each.name for each in self.structures]
         if structure and structure not in known:
             raise InputError(f"no structure {structure!r} in this study")
         saved = Rating(
-            scan=item.name,
+            scan=scan.case,
             structure=structure,
             rating=rating,
             remark=" ".join(remark.split()),
@@ -373,7 +318,7 @@ class Study:
         In addition, `mine` is True for ratings by this rater, and `stale` if the label map has
         changed since the rating.
         """
-        label_maps = {item.name: item.shown for item in self.items}
+        label_maps = {scan.case: scan.newest_labels for scan in self.scans}
         rows = []
         for rating in read_ratings(self.folder / RATINGS):
             row = asdict(rating)
@@ -397,76 +342,59 @@ class Study:
         """Paths of the scans in the folder `images`, by the name of the scan in the list."""
         if self.images is None:
             return {}
-        label_maps = [item.labels for item in self.items if item.labels is not None]
-        return _files_of_items(self.items, find_images(self.images, label_maps))
+        label_maps = [scan.path for scan in self.scans if not scan.is_missing]
+        return _files_of_scans(self.scans, find_images(self.images, label_maps))
 
     @cached_property
     def _others(self) -> Mapping[str, Path]:
         """Paths of the label maps in the folder `against`, by the name of the scan in the list."""
         if self.against is None:
             return {}
-        return _files_of_items(self.items, find_files(self.against))
+        return _files_of_scans(self.scans, find_files(self.against))
 
 
-def _items_of_ledgers(study: Path) -> list[Item]:
-    """Return a row of the viewer's list for each scan in the ledgers of a folder of results.
-
-    `study` is the folder. Scans that were skipped are omitted.
-    """
-    items = []
-    files = []
+def _scans_of_ledgers(study: Path) -> list[ScanFile]:
+    """Return the scans in the ledgers of a folder of results, `study`, except skipped ones."""
+    scans = []
     entries = {}
     for folder, of_folder in Results(study).folders.items():
         for entry in of_folder:
             if entry.status == "skipped" or not folder.is_relative_to(study):
                 continue
             case = folder / entry.case
-            name = case.relative_to(study).as_posix()
-            labels = _output(folder, entry, Product.LABELS)
-            layers = {}
-            for layer, (product, *_) in LAYERS.items():
-                path = _output(folder, entry, product)
-                if path is not None:
-                    layers[layer] = path
-            items.append(Item(name, name, folder, entry, labels, layers))
+            labels = entry.output(folder, Product.LABELS)
             # A failed scan has the participant in the name of its case.
             path = labels or case.with_name(f"{case.name}.nii.gz")
-            files.append(file_below(study, path))
+            scan = replace(
+                file_below(study, path),
+                folder=folder,
+                case=case.relative_to(study).as_posix(),
+                is_missing=labels is None,
+            )
+            scans.append(scan)
             entries[absolute(path)] = entry
-    return [
-        replace(item, participant=file.participant, file=file)
-        for item, file in zip(items, name_files(files, study, entries), strict=True)
-    ]
+    return name_files(scans, study, entries)
 
 
-def _output(folder: Path, entry: Entry, product: Product) -> Path | None:
-    """Return the path of one kind of output file of a scan; None if its ledger entry lists none.
+def _facts(scan: ScanFile) -> dict[str, object]:
+    """Return name, grade and reasons (`why`) of a scan for the viewer's list, as JSON values.
 
-    A path that leads out of the folder is ignored, because a ledger may come from elsewhere.
+    The grade of a scan without a grade is its status, such as "failed".
     """
-    name = product.among(entry.outputs)
-    if name is None or not (folder / name).resolve().is_relative_to(folder.resolve()):
-        return None
-    return folder / name
+    return {"name": scan.case, "grade": scan.entry.grade, "why": scan.entry.why}
 
 
-def _files_of_items(
-    items: Sequence[Item], files: Sequence[ScanFile]
+def _files_of_scans(
+    scans: Sequence[ScanFile], files: Sequence[ScanFile]
 ) -> dict[str, Path]:
-    """Return the file that belongs to each scan of the viewer's list, by the name of the scan.
+    """Return the file that belongs to each scan of a study, by the name of the scan in the study.
 
-    `items` are the scans, and `files` the label maps or images of another folder. A file belongs to
-    a scan if its name and folders match those of the scan's label map, by the rules by which
-    `trinat evaluate` pairs predictions with true label maps. Scans without a file are omitted.
+    `files` are the label maps or images of another folder. A file belongs to a scan if its name and
+    folders match those of the scan's label map, by the rules by which `trinat evaluate` pairs
+    predictions with true label maps. Scans without a file are omitted.
     """
-    label_maps = []
-    names = {}
-    for item in items:
-        if item.file is not None and item.labels is not None:
-            label_maps.append(item.file)
-            names[item.file.path] = item.name
-    pairs = pair_files(label_maps, files).pairs
-    return {names[pair.truth.path]: pair.prediction.path for pair in pairs}
+    pairs = pair_files([scan for scan in scans if not scan.is_missing], files).pairs
+    return {pair.truth.case: pair.prediction.path for pair in pairs}
 
 
 def digest(path: Path | None) -> str:

@@ -27,11 +27,11 @@ from pydantic import FiniteFloat, TypeAdapter, ValidationError
 from trinat.pipelines.study.corrections import (
     ABANDONED_S,
     Saving,
-    correction_of,
     save_correction,
 )
+from trinat.pipelines.study.files import ScanFile
 from trinat.pipelines.study.naming import WORK
-from trinat.pipelines.study.study import Item, Study, digest, structures_in
+from trinat.pipelines.study.study import Study, digest, structures_in
 from trinat.pipelines.view.voxels import Voxels
 from trinat.segmentation.errors import (
     GeometryError,
@@ -93,7 +93,7 @@ class Corrections:
         self._study = study
         self._voxels = voxels
 
-    def facts(self, item: Item) -> dict[str, Any]:
+    def facts(self, scan: ScanFile) -> dict[str, Any]:
         """Return what the page shows of a scan's correction and of the rater's unfinished drafts.
 
         All values are JSON values. `correction` is None if there is none; for a label map of
@@ -104,14 +104,14 @@ class Corrections:
         unreadable: list[str] = []
         try:
             paths = sorted(
-                self._draft_folder(item).glob(f"{self._draft_prefix(item)}-*.draft")
+                self._draft_folder(scan).glob(f"{self._draft_prefix(scan)}-*.draft")
             )
         except OutputError as error:
             paths = []
             unreadable.append(_client_reason(error))
         for path in paths:
             try:
-                known, changes = self._read_draft(path, item)
+                known, changes = self._read_draft(path, scan)
             except InputError as error:
                 unreadable.append(_client_reason(error))
                 continue
@@ -121,16 +121,14 @@ class Corrections:
         drafts.sort(key=lambda draft: draft["at"], reverse=True)
         correction = None
         try:
-            correction = self._correction_data(item)
+            correction = self._correction_data(scan)
         except IntegrityError as error:
             unreadable.append(_client_reason(error))
         return {"correction": correction, "drafts": drafts, "unreadable": unreadable}
 
-    def _correction_data(self, item: Item) -> dict[str, Any] | None:
+    def _correction_data(self, scan: ScanFile) -> dict[str, Any] | None:
         """Return the correction of a scan as JSON values for the page; None if there is none."""
-        if item.labels is None:
-            return None
-        correction = correction_of(item.labels)
+        correction = scan.correction
         if correction is None:
             return None
         said: dict[str, Any] = {
@@ -147,7 +145,9 @@ class Corrections:
             said["at"] = last.at
             said["minutes"] = correction.sidecar.minutes
             said["voxels"] = correction.sidecar.changed_voxels
-            said["stale"] = correction.sidecar.result_sha256 != digest(item.labels)
+            said["stale"] = correction.sidecar.result_sha256 != digest(
+                correction.result
+            )
         return said
 
     def draft(self, number: int, tab: str) -> bytes:
@@ -155,11 +155,11 @@ class Corrections:
 
         `number` is that of the scan.
         """
-        item = self._study[number]
-        path = self._draft_path(item, tab)
+        scan = self._study[number]
+        path = self._draft_path(scan, tab)
         if not path.is_file():
             raise InputError("no such draft: saved or dropped meanwhile")
-        return self._read_draft(path, item)[1]
+        return self._read_draft(path, scan)[1]
 
     def keep(self, number: int, painted: Painted) -> None:
         """Store the changes of a tab of the browser as its draft, before they are saved.
@@ -167,23 +167,23 @@ class Corrections:
         `number` is that of the scan. The draft of another tab that these changes include is
         deleted.
         """
-        item = self._study[number]
+        scan = self._study[number]
         _parse_changes(painted.content)
         known = _DraftHeader(
-            item.name,
+            scan.case,
             self._study.corrector,
             painted.builds_on,
             painted.minutes,
             _now(),
         )
-        path = self._draft_path(item, painted.tab)
+        path = self._draft_path(scan, painted.tab)
         path.parent.mkdir(parents=True, exist_ok=True)
         remove_leftovers(path.parent, older_than_s=ABANDONED_S)
         head = json.dumps(asdict(known)).encode()
         write_whole(path, head + b"\n" + painted.content)
-        self._study.on_draft_saved(item)
+        self._study.on_draft_saved(scan)
         if painted.takes and painted.takes != painted.tab:
-            self._draft_path(item, painted.takes).unlink(missing_ok=True)
+            self._draft_path(scan, painted.takes).unlink(missing_ok=True)
 
     def drop(self, number: int, tab: str) -> None:
         """Delete the draft of a tab, if there is one."""
@@ -196,29 +196,29 @@ class Corrections:
         was changed or the map cannot be corrected here, and OvertakenError if the changes are not
         based on the latest map.
         """
-        item = self._study[number]
-        if item.labels is None:
-            raise InputError("has no label map", where=item.name)
+        scan = self._study[number]
+        if scan.labels is None:
+            raise InputError("has no label map", where=scan.case)
         indices, places = _parse_changes(painted.content)
         if not len(indices):
-            raise InputError("there is no change to save", where=item.name)
-        numbers = self._numbers(item)
+            raise InputError("there is no change to save", where=scan.case)
+        numbers = self._numbers(scan)
         names = dict(zip(numbers.tolist(), ["", *self._names()], strict=True))
         del names[0]
         lock = self._study.folder / WORK / "lock.corrections"
         correction = save_correction(
-            item.labels,
+            scan.labels,
             self._apply_changes(number, indices, places, numbers),
             Saving(by=self._study.corrector, at=_now(), minutes=painted.minutes),
             builds_on=painted.builds_on,
             names=names,
-            scan_sha256=item.entry.input_sha256,
+            scan_sha256=scan.entry.input_sha256,
             lock=lock,
         )
         for tab in (painted.tab, painted.takes):
             if tab:
-                self._draft_path(item, tab).unlink(missing_ok=True)
-        self._study.on_correction_saved(item, correction, lock)
+                self._draft_path(scan, tab).unlink(missing_ok=True)
+        self._study.on_correction_saved(scan, correction, lock)
 
     def _apply_changes(
         self,
@@ -234,20 +234,20 @@ class Corrections:
         structures, with 0, background, first. Raises GeometryError if the map is on another grid
         than its scan, and InputError if the changes do not fit the map.
         """
-        item = self._study[number]
-        assert item.shown is not None
-        shown = Volume.read(item.shown, labels=True)
+        scan = self._study[number]
+        assert scan.newest_labels is not None
+        shown = Volume.read(scan.newest_labels, labels=True)
         ras = reoriented(shown, "RAS")
         try:
             on_grid_of(ras, self._voxels.scan(number))
         except GeometryError:
             what = "its label map is on another grid than its scan"
             remedy = "correct it in the scan's own space"
-            raise GeometryError(what, where=item.name, remedy=remedy) from None
+            raise GeometryError(what, where=scan.case, remedy=remedy) from None
         if indices.max() >= ras.data.size or places.max() >= len(numbers):
             raise InputError(
                 "the changes do not match this label map: reload the page",
-                where=item.name,
+                where=scan.case,
             )
         data = np.array(ras.data, np.int32, order="F")
         # `reshape` returns a view here, so the assignment changes `data`; first axis first.
@@ -258,32 +258,32 @@ class Corrections:
         """Return the names of the study's structures, in the order of its table."""
         return [structure.name for structure in self._study.structures]
 
-    def _numbers(self, item: Item) -> NDArray[np.int32]:
+    def _numbers(self, scan: ScanFile) -> NDArray[np.int32]:
         """Return the label numbers (S + 1,) of the S structures of the study in a scan's label map.
 
         The position in the array is that in the study's table, from 1; position 0 has the number 0
         (background). Raises InputError if the label table of the scan's folder lacks a structure of
         the study.
         """
-        structures = structures_in(item.folder) or self._study.structures
+        structures = structures_in(scan.folder) or self._study.structures
         number_of = {structure.name: structure.number for structure in structures}
         for name in self._names():
             if name not in number_of:
                 raise InputError(f"no structure {name!r} in its label table")
         return np.array([0, *(number_of[name] for name in self._names())], np.int32)
 
-    def _draft_folder(self, item: Item) -> Path:
+    def _draft_folder(self, scan: ScanFile) -> Path:
         """Return the folder with the drafts of a scan; raise OutputError if it is a link."""
-        folder = self._study.drafts(item)
+        folder = self._study.drafts(scan)
         for path in (folder, folder.parent):
             if path.is_symlink():
                 raise OutputError("is a link", where=path, remedy="remove it")
         return folder
 
-    def _draft_path(self, item: Item, tab: str) -> Path:
-        return self._draft_folder(item) / f"{self._draft_prefix(item)}-{tab}.draft"
+    def _draft_path(self, scan: ScanFile, tab: str) -> Path:
+        return self._draft_folder(scan) / f"{self._draft_prefix(scan)}-{tab}.draft"
 
-    def _read_draft(self, path: Path, item: Item) -> tuple[_DraftHeader, bytes]:
+    def _read_draft(self, path: Path, scan: ScanFile) -> tuple[_DraftHeader, bytes]:
         """Return header and changes of a draft file.
 
         Raises InputError if it is unreadable, or belongs to another scan or rater.
@@ -296,18 +296,18 @@ class Corrections:
             raise InputError(
                 "is an unreadable draft of a correction", where=path, remedy="remove it"
             ) from None
-        if (known.scan, known.rater) != (item.name, self._study.corrector):
+        if (known.scan, known.rater) != (scan.case, self._study.corrector):
             raise InputError(
                 "is the draft of another scan or rater", where=path, remedy="remove it"
             )
         return known, changes
 
-    def _draft_prefix(self, item: Item) -> str:
+    def _draft_prefix(self, scan: ScanFile) -> str:
         """Return the prefix of the file names of this rater's drafts of a scan.
 
         It is a hash, because the scan's own name may contain slashes.
         """
-        whose = f"{self._study.corrector}\n{item.name}"
+        whose = f"{self._study.corrector}\n{scan.case}"
         return hashlib.sha256(whose.encode("utf-8", "surrogateescape")).hexdigest()[:24]
 
 

@@ -107,8 +107,8 @@ class _Answers:
         return JSONResponse(self._detail(request.path_params["number"]))
 
     def _detail(self, number: int) -> dict[str, Any]:
-        item = self._study[number]
-        return self._study.detail(item) | self._corrections.facts(item)
+        scan = self._study[number]
+        return self._study.detail(scan) | self._corrections.facts(scan)
 
     def content(self, request: Request) -> Response:
         """Return voxels or surfaces of a scan; with ?step=2 every second voxel of each axis."""
@@ -137,7 +137,7 @@ class _Answers:
     async def rate(self, request: Request) -> Response:
         """Store a rating and return the updated details of the scan."""
         number = request.path_params["number"]
-        item = self._study[number]
+        scan = self._study[number]
         body = await request.body()
         try:
             judgement = _Judgement.model_validate_json(body)
@@ -145,7 +145,7 @@ class _Answers:
             raise InputError(
                 "not a rating: give structure, rating, remark and sha256"
             ) from None
-        await run_in_threadpool(self._study.rate, item, **judgement.model_dump())
+        await run_in_threadpool(self._study.rate, scan, **judgement.model_dump())
         return JSONResponse(await run_in_threadpool(self._detail, number))
 
     async def correct(self, request: Request) -> Response:

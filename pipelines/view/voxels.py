@@ -19,8 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import ndimage
 
-from trinat.pipelines.study.naming import LAYERS
-from trinat.pipelines.study.study import Item, Study, digest, structures_in
+from trinat.pipelines.study.files import ScanFile
+from trinat.pipelines.study.naming import LAYERS, Product
+from trinat.pipelines.study.study import Study, digest, structures_in
 from trinat.segmentation.errors import InputError
 from trinat.segmentation.grid import Box, grown
 from trinat.segmentation.io.volume import Volume
@@ -65,8 +66,8 @@ class Voxels:
         `place_mm` has three coordinates. The value is that of the file, not rescaled. Raises
         InputError if there is no such scan.
         """
-        item = self._study[number]
-        path = _required(self._study.image(item), "scan", item)
+        scan = self._study[number]
+        path = _required(self._study.image(scan), "scan", scan)
         with self._lock:
             volume = self._whole(path, path.stat().st_mtime_ns)
         to_voxels = np.linalg.inv(volume.affine)
@@ -108,49 +109,50 @@ class Voxels:
         """
         # Serialised: the page asks for a scan and its labels at once, and labels need the scan.
         with self._lock:
-            item = self._study[number]
+            scan = self._study[number]
             layer = _SURFACES.get(kind, kind)
-            shown = item.layers.get(layer) if layer in LAYERS else item.shown
+            shown = scan.layers.get(layer) if layer in LAYERS else scan.newest_labels
             return self._read_once(number, kind, digest(shown))
 
     def _read(self, number: int, kind: str, version: str) -> Volume:
         """Read voxel data for `_volume`; `version`, the label map's digest, is a cache key."""
-        item = self._study[number]
+        scan = self._study[number]
         if kind == "scan":
-            image = self._study.image(item)
+            image = self._study.image(scan)
             if image is None:
                 # Without an image, show black on the grid of the label map.
-                path = _required(item.labels, kind, item)
+                path = _required(scan.labels, kind, scan)
                 return _to_bytes(_read_ras(path, labels=True), np.inf)
             volume = self._whole(image, image.stat().st_mtime_ns)
             thinned = volume.data[::3, ::3, ::3]
             brightest = float(np.percentile(thinned, _BRIGHTEST_PERCENT))
             return _to_bytes(volume, brightest or np.inf)
         if kind == "entropy":
-            path = _required(self._study.entropy(item), kind, item)
+            path = _required(scan.output(Product.ENTROPY), kind, scan)
             return _to_bytes(_read_ras(path), _BRIGHTEST_NATS)
         if kind == "mask":
-            mask = _read_ras(_required(self._study.mask(item), kind, item), labels=True)
+            path = _required(scan.output(Product.BRAIN_MASK), kind, scan)
+            mask = _read_ras(path, labels=True)
             # Voxels that share a face with the outside.
             inside = mask.data > 0
             core = ndimage.binary_erosion(inside, border_value=1)
             outline = np.where(inside & ~core, 255, 0).astype(np.uint8)
             return replace(mask, data=outline)
-        folder: Path | None = item.folder
-        has_grid_of_another = self._study.image(item) is not None
+        folder: Path | None = scan.folder
+        has_grid_of_another = self._study.image(scan) is not None
         maps = {
-            "labels": item.shown,
-            "predicted": item.labels,
-            "against": self._study.other(item),
-            **{layer: item.layers.get(layer) for layer in LAYERS},
+            "labels": scan.newest_labels,
+            "predicted": scan.labels,
+            "against": self._study.other(scan),
+            **scan.layers,
         }
         if kind == "against":
             folder = self._study.against
             has_grid_of_another = True
-        labels = _read_ras(_required(maps[kind], kind, item), labels=True)
+        labels = _read_ras(_required(maps.get(kind), kind, scan), labels=True)
         if has_grid_of_another:
-            scan = self._read_once(number, "scan", version)
-            labels, _ = on_grid_of(labels, scan, resample=True)
+            grid = self._read_once(number, "scan", version)
+            labels, _ = on_grid_of(labels, grid, resample=True)
         layer = kind if kind in LAYERS else ""
         places = self._places_in_table(labels, folder, layer)
         return replace(labels, data=places)
@@ -228,10 +230,10 @@ def _surface_of(labels: Volume, number: int, box: Box) -> Surface:
     return surface_net(share - 0.5, labels.affine @ to_voxels)
 
 
-def _required(path: Path | None, kind: str, item: Item) -> Path:
+def _required(path: Path | None, kind: str, scan: ScanFile) -> Path:
     """Return `path`; raise InputError if it is None, because the scan has no data of this kind."""
     if path is None:
-        raise InputError(f"has no {kind}", where=item.name)
+        raise InputError(f"has no {kind}", where=scan.case)
     return path
 
 

@@ -178,7 +178,7 @@ def _counting(out: Path) -> tuple[set[str], int]:
     study = Study(out, rater="")
     found, failures = find_corrected(study)
     assert all(line.startswith("c: ") for line in failures)
-    return {each.item.name for each in found}, next_of(study, 9)[1]
+    return {each.scan.case for each in found}, next_of(study, 9)[1]
 
 
 def test_a_correction_that_was_saved_again_is_still_of_the_scan_that_it_was_of(

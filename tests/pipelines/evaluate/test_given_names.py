@@ -100,7 +100,7 @@ def test_label_maps_are_paired_with_truths_in_folders_of_the_given_names(
 
 def test_the_viewer_finds_participants_and_scans(study: Path) -> None:
     shown = Study(study / "results", "rater", images=study / "scans")
-    items = sorted(shown.items, key=lambda item: item.entry.input)
-    assert [item.participant for item in items] == PARTICIPANTS
-    for item, name in zip(items, FOLDERS, strict=True):
-        assert shown.image(item) == study / "scans" / name / "T1 ü.nii.gz"
+    scans = sorted(shown.scans, key=lambda scan: scan.entry.input)
+    assert [scan.participant for scan in scans] == PARTICIPANTS
+    for scan, name in zip(scans, FOLDERS, strict=True):
+        assert shown.image(scan) == study / "scans" / name / "T1 ü.nii.gz"

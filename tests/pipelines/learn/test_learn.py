@@ -121,8 +121,8 @@ def test_what_was_corrected_is_found_with_its_scan_and_its_structures(
     found, failures = find_corrected(Study(results, rater=""))
     assert failures == []
     (corrected,) = found
-    assert (corrected.item.participant, corrected.labels) == ("sub-02", path)
-    assert corrected.scan.resolve().name == "sub-02_T1w.nii.gz"
+    assert (corrected.scan.participant, corrected.labels) == ("sub-02", path)
+    assert corrected.image.resolve().name == "sub-02_T1w.nii.gz"
     assert corrected.structures == {
         "Left-Cerebral-White-Matter",
         "Left-Cerebral-Cortex",
@@ -136,7 +136,7 @@ def test_label_maps_from_elsewhere_count_as_a_whole(
     write_nifti(tmp_path / "manual/sub-09_T1w_dseg.nii.gz", head_labels(2), "PSR")
     study = Study(results, rater="", against=tmp_path / "manual")
     found, failures = find_corrected(study)
-    assert [each.item.participant for each in found] == ["sub-03"]
+    assert [each.scan.participant for each in found] == ["sub-03"]
     assert found[0].structures is None
     assert failures == ["sub-09_T1w_dseg: no result belongs to its scan"]
 

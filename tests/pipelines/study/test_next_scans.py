@@ -13,9 +13,9 @@ from helpers.refusals import refusal
 from helpers.studies import write_study
 
 from trinat.pipelines.study.entry import Entry
+from trinat.pipelines.study.files import ScanFile
 from trinat.pipelines.study.next_scans import features_of, likeness, propose
 from trinat.pipelines.study.record import ScanResult
-from trinat.pipelines.study.study import Item
 from trinat.segmentation.errors import EvaluationError
 
 # Similarity of three equal scans and two that resemble no other.
@@ -24,25 +24,19 @@ ALIKE[:3, :3] = 1
 PARTICIPANTS = ("a", "b", "c", "d", "e")
 
 
-def item(volumes: dict[str, float], agreement: dict[str, float | None]) -> Item:
-    result = {"volumes_mm3": volumes, "agreement": agreement}
-    return Item(
-        "scan",
-        "participant",
-        Path(),
-        Entry("scan", "done", result=ScanResult(**result)),
-        None,
-    )
+def scan(volumes: dict[str, float], agreement: dict[str, float | None]) -> ScanFile:
+    result = ScanResult(volumes_mm3=volumes, agreement=agreement)
+    return ScanFile("scan", Path(), "scan", entry=Entry("scan", "done", result=result))
 
 
 def test_scans_are_compared_by_logarithms_of_volumes_and_by_agreements() -> None:
-    items = [
-        item({"Thalamus": np.e, "Caudate": 0.0}, {"Thalamus": 0.9}),
-        item({"Thalamus": 1.0}, {"Thalamus": None}),
+    scans = [
+        scan({"Thalamus": np.e, "Caudate": 0.0}, {"Thalamus": 0.9}),
+        scan({"Thalamus": 1.0}, {"Thalamus": None}),
     ]
     # Caudate, which no scan has, thalamus, and the agreement on it.
     expected = [[np.nan, 1.0, 0.9], [np.nan, 0.0, np.nan]]
-    np.testing.assert_allclose(features_of(items), expected)
+    np.testing.assert_allclose(features_of(scans), expected)
 
 
 def test_corrected_scans_and_second_scans_of_their_participants_are_not_listed(

@@ -34,14 +34,14 @@ def test_the_doubtful_come_first_and_among_equals_those_whose_views_agree_least(
     out: Path,
 ) -> None:
     # Grades go pass, look, reject, pass; agreement falls from a to d.
-    assert [item.name for item in Study(out, "anna").items] == ["c", "b", "d", "a"]
+    assert [scan.case for scan in Study(out, "anna").scans] == ["c", "b", "d", "a"]
 
 
 def participants_in(folder: Path, entries: Sequence[Entry]) -> list[str]:
     with Ledger(folder / "run.jsonl") as ledger:
         for entry in entries:
             ledger.add(entry)
-    return [item.participant for item in Study(folder, "anna").items]
+    return [scan.participant for scan in Study(folder, "anna").scans]
 
 
 def test_sessions_are_of_one_participant_and_folders_tell_participants_apart(
@@ -93,7 +93,7 @@ def test_the_page_of_a_batch_and_the_viewer_have_one_order_of_doubt(
     with Ledger(tmp_path / "run.jsonl") as ledger:
         for entry in entries:
             ledger.add(entry)
-    assert [item.name for item in Study(tmp_path, "anna").items] == names
+    assert [scan.case for scan in Study(tmp_path, "anna").scans] == names
     write_tables(tmp_path, entries)
     page = (tmp_path / "report.html").read_text()
     rows = page[page.index('id="scan-table"') :]
@@ -112,14 +112,14 @@ def test_the_scan_is_found_where_predict_read_it_or_among_the_images_named(
     out: Path, tmp_path: Path
 ) -> None:
     study = Study(out, "anna")
-    (item,) = [item for item in study.items if item.name == "c"]
-    there = study.image(item)
+    (scan,) = [scan for scan in study.scans if scan.case == "c"]
+    there = study.image(scan)
     assert there is not None
     assert there.resolve() == tmp_path / "scans" / "scan2.nii.gz"
     (tmp_path / "scans").rename(tmp_path / "moved")
-    assert study.image(item) is None
+    assert study.image(scan) is None
     moved = Study(out, "anna", images=tmp_path / "moved")
-    assert moved.image(item) == tmp_path / "moved" / "scan2.nii.gz"
+    assert moved.image(scan) == tmp_path / "moved" / "scan2.nii.gz"
 
 
 def test_other_label_maps_of_scans_of_one_name_are_found_by_their_folders(
@@ -133,7 +133,7 @@ def test_other_label_maps_of_scans_of_one_name_are_found_by_their_folders(
             case = name.removesuffix("_dseg.nii.gz")
             ledger.add(Entry(case, "done", f"{case}.nii.gz", outputs={name: "0"}))
     study = Study(out, "anna", against=manual)
-    assert [study.other(item) for item in study.items] == [
+    assert [study.other(scan) for scan in study.scans] == [
         manual / name for name in maps
     ]
 
@@ -145,13 +145,13 @@ def test_a_ledger_that_names_a_file_outside_the_folder_is_refused(out: Path) -> 
     line["outputs"] = {"../secret_dseg.nii.gz": "0"}
     ledger.write_text(ledger.read_text() + json.dumps(line) + "\n")
     with refusal(IntegrityError, ledger):
-        _ = Study(out, "anna").items
+        _ = Study(out, "anna").scans
 
 
 def test_label_maps_without_a_ledger_are_listed_too(out: Path) -> None:
     (out / "run.jsonl").unlink()
     study = Study(out, "anna")
-    assert sorted(item.name for item in study.items) == ["a", "b", "c", "d"]
+    assert sorted(scan.case for scan in study.scans) == ["a", "b", "c", "d"]
 
 
 def test_output_folders_in_a_folder_are_listed_with_their_own_tables(
@@ -160,7 +160,7 @@ def test_output_folders_in_a_folder_are_listed_with_their_own_tables(
     site = write_study(tmp_path / "out/site", ["a"], with_parcels=["a"])
     alone = Study(site, "anna")
     study = Study(site.parent, "anna")
-    assert [item.name for item in study.items] == ["site/a"]
+    assert [scan.case for scan in study.scans] == ["site/a"]
     assert study.structures == alone.structures
     assert study.layers == alone.layers
     assert list(study.layers) == ["parcels"]
@@ -168,12 +168,12 @@ def test_output_folders_in_a_folder_are_listed_with_their_own_tables(
 
 def test_a_folder_that_is_not_there_is_said_in_one_line(tmp_path: Path) -> None:
     with refusal(ConfigError, tmp_path / "nowhere", remedy="--out"):
-        _ = Study(tmp_path / "nowhere", "anna").items
+        _ = Study(tmp_path / "nowhere", "anna").scans
 
 
 def test_labels_come_as_places_in_the_table_on_axes_that_run_as_ras(out: Path) -> None:
     study = Study(out, "anna")
-    number = [item.name for item in study.items].index("a")
+    number = [scan.case for scan in study.scans].index("a")
     place = [x.name for x in study.structures].index("Left-Thalamus") + 1
     data = np.frombuffer(Voxels(study).content(number, "labels", 1), np.uint8)
     data = data.reshape((20, 24, 18), order="F")
@@ -193,20 +193,20 @@ def test_another_label_map_comes_on_the_grid_of_the_scan(
     (tmp_path / "truth").mkdir()
     Volume(truth, axes).write(tmp_path / "truth" / "a_dseg.nii.gz", labels=True)
     study = Study(out, "anna", against=tmp_path / "truth")
-    number = [item.name for item in study.items].index("a")
+    number = [scan.case for scan in study.scans].index("a")
     data = np.frombuffer(Voxels(study).content(number, "against", 1), np.uint8)
     data = data.reshape((20, 24, 18), order="F")
     assert (
         data[4, 9, 7] == [x.name for x in study.structures].index("Left-Thalamus") + 1
     )
     assert np.count_nonzero(data) == 1
-    others = [item for item in study.items if study.other(item)]
-    assert [item.name for item in others] == ["a"]
+    others = [scan for scan in study.scans if study.other(scan)]
+    assert [scan.case for scan in others] == ["a"]
 
 
 def test_surfaces_lie_around_their_structures(out: Path) -> None:
     study = Study(out, "anna")
-    number = [item.name for item in study.items].index("a")
+    number = [scan.case for scan in study.scans].index("a")
     content = Voxels(study).content(number, "surfaces", 1)
     place, points, _ = np.frombuffer(content, "<u4", 3)
     assert study.structures[place - 1].name == "Left-Thalamus"

@@ -354,11 +354,11 @@ def test_how_soon_the_first_picture_is_there(address: str, tmp_path: Path) -> No
     study = Study(tmp_path / "out", "anna")
     # The first scan of the list in the size of a head, with noise, since noise compresses
     # badly.
-    item = study.items[0]
-    image, chance = study.image(item), np.random.default_rng(0)
+    first = study.scans[0]
+    image, chance = study.image(first), np.random.default_rng(0)
     assert image
-    assert item.labels
-    for path, is_labels in ((image, False), (item.labels, True)):
+    assert first.labels
+    for path, is_labels in ((image, False), (first.labels, True)):
         small = Volume.read(path, labels=is_labels)
         data = np.kron(small.data, np.ones((10, 10, 10), small.data.dtype))
         if not is_labels:
@@ -376,7 +376,7 @@ def test_how_soon_the_first_picture_is_there(address: str, tmp_path: Path) -> No
         all_s = time.monotonic() - started
     finally:
         page.close()
-    load, scans = os.getloadavg()[0], len(study.items)
+    load, scans = os.getloadavg()[0], len(study.scans)
     print(
         f"{scans} scans: first picture {first_s:.1f} s, all {all_s:.1f} s, load {load:.1f}"
     )
