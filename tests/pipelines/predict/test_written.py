@@ -443,7 +443,7 @@ def test_lesions_are_a_map_a_list_and_columns_of_tables(tmp_path: Path) -> None:
     image = scan.get_fdata()
     image[ball] *= 0.5
     nib.save(nib.Nifti1Image(image, scan.affine), scans / "a.nii.gz")
-    save_lesion_network(model, brighter=0.25)
+    save_lesion_network(model, brighter=0.25, thinnest_mm=9)
     output = replace(QUICK, lesions=True, smallest_lesion_mm3=50.0)
     run_serially(scans, tmp_path / "out", output=output, model=str(model))
     lesions = np.asarray(nib.load(tmp_path / "out/a_lesions.nii.gz").dataobj)
@@ -459,8 +459,9 @@ def test_lesions_are_a_map_a_list_and_columns_of_tables(tmp_path: Path) -> None:
     [of_scan] = table(tmp_path / "out/lesions.tsv")
     assert int(of_scan["lesions"]) == len(rows)
     assert float(of_scan["lesions_mm3"]) == lesions.sum()
-    # Found in T1.
     assert of_scan["grade"] == "look"
+    assert "found without FLAIR" in of_scan["reasons"]
+    assert "slices as thin as these" in of_scan["reasons"]
     [volumes] = table(tmp_path / "out/volumes.tsv")
     assert float(volumes["White-matter-lesions_mm3"]) == lesions.sum()
 

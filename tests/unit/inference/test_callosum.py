@@ -12,7 +12,7 @@ from scipy import ndimage
 
 from trinat.segmentation.errors import LabelError
 from trinat.segmentation.grid import Grid
-from trinat.segmentation.inference.callosum import fit_midplane
+from trinat.segmentation.inference.callosum import _with_border, fit_midplane
 from trinat.segmentation.inference.prediction import Prediction
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import load_scheme
@@ -167,6 +167,24 @@ def test_grey_matter_that_networks_take_for_white_does_not_count() -> None:
     area_mm2 = seen.callosum.section.area_mm2
     assert area_mm2 == pytest.approx(AREA_MM2 + border_mm2, rel=0.04)
     assert mistaken.callosum.section.area_mm2 > 1.5 * area_mm2
+
+
+@pytest.mark.parametrize(
+    ("white_mm", "is_fornix", "border_mm"),
+    [(2.5, False, 2.5), (2.5, True, 1), (4, False, 0.5)],
+)
+def test_the_border_is_narrow_at_the_fornix_and_at_grey_matter(
+    white_mm: float, is_fornix: bool, border_mm: float
+) -> None:
+    core = np.zeros((40, 40), bool)
+    core[:, 20:] = True
+    reach = round(white_mm / 0.5)
+    is_white = core.copy()
+    is_white[:, 20 - reach : 20] = True
+    is_cut = is_white & ~core & is_fornix
+    is_callosum = _with_border(core, is_white, is_cut)
+    assert is_callosum[:, 20:].all()
+    assert (is_callosum[:, :20].sum(axis=1) * 0.5 == border_mm).all()
 
 
 def test_the_midplane_follows_a_head_that_is_turned() -> None:

@@ -94,8 +94,7 @@ def test_the_network_of_a_file_finds_what_is_brighter(tmp_path: Path):
 
 @pytest.mark.parametrize(("thick_mm", "is_too_thin"), [(4.9, True), (5.0, False)])
 def test_a_network_has_a_limit_for_thin_slices(tmp_path: Path, thick_mm, is_too_thin):
-    network = load_lesion_network(save_lesion_network(tmp_path))
-    network.thinnest_mm.fill_(5)
+    network = load_lesion_network(save_lesion_network(tmp_path, thinnest_mm=5))
     image, probabilities = head(0.6, 0.75)
     found = find_lesion_map(network, image, probabilities, STRUCTURES, thick_mm)
     assert found.is_too_thin == is_too_thin
