@@ -173,6 +173,31 @@ def around_both(first: Sequence[slice], second: Sequence[slice]) -> Box:
     return to_box(sides)
 
 
+def occupied_box(mask: NDArray[np.bool_]) -> Box:
+    """Return the smallest box around all set voxels of a mask (X, Y, Z).
+
+    Its slices are empty if no voxel is set.
+    """
+    along_x = np.any(mask, axis=(1, 2))
+    along_y = np.any(mask, axis=(0, 2))
+    along_z = np.any(mask, axis=(0, 1))
+    return box_between([along_x, along_y, along_z])
+
+
+def box_between(lines: Sequence[NDArray[np.bool_]]) -> Box:
+    """Return the box from the first to the last set index along each axis.
+
+    `lines` has a line of flags for each axis. The slices of the box are empty if no flag is set.
+    """
+    sides = []
+    for line in lines:
+        occupied = np.flatnonzero(line)
+        if not len(occupied):
+            return slice(0, 0), slice(0, 0), slice(0, 0)
+        sides.append(slice(int(occupied[0]), int(occupied[-1]) + 1))
+    return to_box(sides)
+
+
 def is_empty(box: Box) -> bool:
     """Return True if a box holds no voxel."""
     return any(side.start >= side.stop for side in box)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trinat.segmentation.errors import LabelError
-from trinat.segmentation.grid import grown
+from trinat.segmentation.grid import grown, occupied_box
 from trinat.segmentation.inference.checks.evidence import Evidence
 from trinat.segmentation.inference.measuring import measure, measure_parcels
 from trinat.segmentation.inference.prediction import Prediction
@@ -32,7 +32,6 @@ from trinat.segmentation.labels.scheme import Label
 from trinat.segmentation.models.checkpoint import Model
 from trinat.segmentation.rendering.mesh import Surface, surface_net
 from trinat.segmentation.rendering.pictures import data_uri, draw_mosaic, encoded
-from trinat.segmentation.space.resample import occupied_box
 from trinat.segmentation.space.views import reoriented
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from trinat.pipelines.models.scans_with_truth import (
     work_on_each,
 )
 from trinat.pipelines.study.pairing import Pair
-from trinat.segmentation.grid import around_both
+from trinat.segmentation.grid import around_both, occupied_box
 from trinat.segmentation.inference.fusion_fit import (
     AmbiguousVoxels,
     find_ambiguous,
@@ -35,7 +35,6 @@ from trinat.segmentation.inference.prior import most_probable
 from trinat.segmentation.metrics.overlap import dice, joint_histogram
 from trinat.segmentation.models.checkpoint import Model, normalised_weights
 from trinat.segmentation.models.model_info import Fusion, Mean
-from trinat.segmentation.space.resample import occupied_box
 from trinat.segmentation.space.views import View, to_slices
 
 # Mean Dice over structures of one scan with each candidate, in the order of the candidates.

@@ -12,7 +12,7 @@ from functools import cache
 from importlib.resources import files
 from itertools import chain
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -28,7 +28,6 @@ from trinat.pipelines.report.drawing import (
     model_color,
     panels,
 )
-from trinat.pipelines.report.group_model import GroupModel, fit_groups
 from trinat.pipelines.report.page import (
     Cell,
     Column,
@@ -43,6 +42,9 @@ from trinat.pipelines.report.page import (
 )
 from trinat.pipelines.study.record import FURTHER, unit_of
 from trinat.segmentation.errors import some
+
+if TYPE_CHECKING:
+    from trinat.pipelines.report.group_model import GroupModel
 
 __all__ = [
     "Change",
@@ -257,6 +259,9 @@ def compare_changes(
     `covariates` are the terms to include besides group and site: age, sex or icv (the intracranial
     volume). If None, each covariate is included that is known for most participants.
     """
+    # Imports scipy.stats, which takes half a second.
+    from trinat.pipelines.report.group_model import fit_groups
+
     slopes = pd.DataFrame(
         {
             "subject": [course.participant for course in courses],

@@ -14,7 +14,7 @@ from scipy import ndimage
 from attacks.verdicts import wrong
 from attacks.workshop import Try
 from trinat.pipelines.predict.case_files import callosum_result
-from trinat.segmentation.grid import Grid, grown
+from trinat.segmentation.grid import Grid, grown, occupied_box
 from trinat.segmentation.inference.checks.evidence import Evidence
 from trinat.segmentation.inference.measuring import grade_thickness
 from trinat.segmentation.inference.parcels import (
@@ -28,7 +28,6 @@ from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.parcels import Parcellation
 from trinat.segmentation.labels.scheme import load_scheme
 from trinat.segmentation.space.conform import ConformPlan
-from trinat.segmentation.space.resample import occupied_box
 from trinat.segmentation.synthetic.phantom import phantom
 
 _SCHEME = load_scheme("quicknat33")

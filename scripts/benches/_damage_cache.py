@@ -13,7 +13,7 @@ from scipy import ndimage
 
 from benches._damage_kinds import KINDS, UNSEEN, Damaged, Head, Kind, as_scan
 from trinat.segmentation.data.sources.freesurfer import find_image, find_labels
-from trinat.segmentation.grid import grown
+from trinat.segmentation.grid import grown, occupied_box
 from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.io.files import atomic_write
 from trinat.segmentation.io.volume import Volume
@@ -21,7 +21,6 @@ from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.metrics.common_grid import on_grid_of
 from trinat.segmentation.metrics.overlap import dice, joint_histogram
 from trinat.segmentation.models.zoo import find_model
-from trinat.segmentation.space.resample import occupied_box
 from trinat.segmentation.space.views import reoriented
 from trinat.segmentation.synthetic.phantom import phantom
 

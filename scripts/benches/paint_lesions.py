@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from trinat.segmentation.grid import occupied_box
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.folding import (
     GENERATION_FIRST_OUTSIDE,
     GENERATION_SURROUNDINGS,
 )
 from trinat.segmentation.space.background import TISSUE
-from trinat.segmentation.space.resample import occupied_box
 from trinat.segmentation.space.views import reoriented
 from trinat.segmentation.synthetic.lesions import (
     LESION,

@@ -29,9 +29,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trinat.segmentation.errors import DatasetError, IntegrityError
+from trinat.segmentation.grid import occupied_box
 from trinat.segmentation.io.files import atomic_write, open_regular
 from trinat.segmentation.labels.scheme import LabelScheme, MergedScheme
-from trinat.segmentation.space.resample import occupied_box
 from trinat.segmentation.space.views import View, slice_axes, to_slices
 
 # Incremented whenever the same scan would be stored differently; older stores are then prepared

@@ -21,10 +21,9 @@ from numpy.typing import NDArray
 from scipy import ndimage
 from torch import Tensor
 
-from trinat.segmentation.grid import Box, grown, whole
+from trinat.segmentation.grid import Box, grown, occupied_box, whole
 from trinat.segmentation.space.background import TISSUE
 from trinat.segmentation.space.morphology import dilated, largest_part, without_holes
-from trinat.segmentation.space.resample import occupied_box
 
 # Margin of the region around the segmented brain: half of the distance between the few slices, and
 # the error of that segmentation.

@@ -16,7 +16,7 @@ from scipy import ndimage
 from torch import Tensor
 
 from trinat.segmentation.errors import LabelError
-from trinat.segmentation.grid import grown, is_empty
+from trinat.segmentation.grid import grown, is_empty, occupied_box
 from trinat.segmentation.inference.lesion_network import LesionMap
 from trinat.segmentation.inference.lesions import SMALLEST_MM3, Lesions, find_lesions
 from trinat.segmentation.inference.parcels import Parcels
@@ -32,7 +32,6 @@ from trinat.segmentation.space.conform import (
 )
 from trinat.segmentation.space.grid_map import GridMap
 from trinat.segmentation.space.morphology import largest_part, without_holes
-from trinat.segmentation.space.resample import occupied_box
 
 # Imported in the functions that need them: they and their imports take a tenth of the start-up.
 if TYPE_CHECKING:

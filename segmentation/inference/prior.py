@@ -18,11 +18,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trinat.segmentation.grid import Shape, corners, moved, to_shape
+from trinat.segmentation.grid import Shape, corners, moved, occupied_box, to_shape
 from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.models.model_info import Prior, Template
 from trinat.segmentation.space.interpolation import rows_at
-from trinat.segmentation.space.resample import occupied_box
 from trinat.segmentation.synthetic.heads import HeadMaps, Variant, with_variants
 from trinat.segmentation.synthetic.targets import aim
 
@@ -177,7 +176,7 @@ def _template_grid(
     """
     brains = []
     for head, to_head in zip(heads, to_heads, strict=True):
-        brain = corners(occupied_box(head > 0))
+        brain = corners(occupied_box((head > 0).cpu().numpy()))
         brains.append(moved(brain, np.linalg.inv(to_head)))
     low = np.min(brains, (0, 1)) - _TEMPLATE_MARGIN_MM
     high = np.max(brains, (0, 1)) + _TEMPLATE_MARGIN_MM

@@ -16,14 +16,13 @@ from numpy.typing import NDArray
 from scipy.spatial import cKDTree
 from torch import Tensor
 
-from trinat.segmentation.grid import Grid, grown, is_empty
+from trinat.segmentation.grid import Grid, grown, is_empty, occupied_box
 from trinat.segmentation.inference.parcels import Parcels
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels import Side
 from trinat.segmentation.labels.label import Label
 from trinat.segmentation.labels.parcels import CORTEX_GROUP, name_of
 from trinat.segmentation.labels.scheme import LabelScheme
-from trinat.segmentation.space.resample import occupied_box
 
 _Field = NDArray[np.float32]
 _Points = NDArray[np.float64]

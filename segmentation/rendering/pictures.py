@@ -12,10 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trinat.segmentation.errors import GeometryError
-from trinat.segmentation.grid import Box, grown, is_empty, whole
+from trinat.segmentation.grid import Box, grown, is_empty, occupied_box, whole
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import LabelScheme
-from trinat.segmentation.space.resample import occupied_box
 from trinat.segmentation.space.views import View, to_slices
 
 if TYPE_CHECKING:

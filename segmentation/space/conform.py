@@ -16,12 +16,19 @@ from numpy.typing import NDArray
 from scipy import ndimage
 
 from trinat.segmentation.errors import GeometryError
-from trinat.segmentation.grid import Box, Grid, Shape, is_empty, to_box, to_shape
+from trinat.segmentation.grid import (
+    Box,
+    Grid,
+    Shape,
+    is_empty,
+    occupied_box,
+    to_box,
+    to_shape,
+)
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.space.background import BRIGHTEST, TISSUE, on_working_scale
 from trinat.segmentation.space.grid_map import GridMap
 from trinat.segmentation.space.resample import (
-    occupied_box,
     resample_image,
     resample_labels,
     resample_probabilities,

@@ -14,7 +14,6 @@ all around them; `_LabelVotes` counts votes only where labels meet.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
@@ -25,7 +24,14 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from trinat.segmentation.errors import LabelError
-from trinat.segmentation.grid import Box, grown, is_empty, to_box, whole
+from trinat.segmentation.grid import (
+    Box,
+    box_between,
+    grown,
+    is_empty,
+    occupied_box,
+    whole,
+)
 from trinat.segmentation.space.grid_map import GridMap
 from trinat.segmentation.space.interpolation import (
     Point,
@@ -114,7 +120,9 @@ def resample_probabilities(
     winner = torch.zeros(to.shape, dtype=torch.uint8)
     given = torch.as_tensor(probabilities)
     background = given[0]
-    lacking = _resample_reached(background, occupied_box(background < 1), to, less=1.0)
+    lacking = _resample_reached(
+        background, occupied_box((background < 1).numpy()), to, less=1.0
+    )
     if lacking is not None:
         values, reached = lacking
         best[reached] += values
@@ -150,7 +158,7 @@ def _boxes_of_classes(probabilities: Tensor, least: float) -> list[Box]:
         along_x[x] = of_plane.amax(0)
         along_y |= matters.amax(1)
         along_z |= of_plane
-    return [_box_between([line[:, k] for line in lines]) for k in range(classes)]
+    return [box_between([line[:, k].numpy() for line in lines]) for k in range(classes)]
 
 
 def _resample_reached(
@@ -175,36 +183,6 @@ def _resample_reached(
     if copied is not None:
         return torch.from_numpy(copied), reached
     return interpolate(part, part_map), reached
-
-
-def occupied_box(mask: NDArray[np.bool_] | Tensor) -> Box:
-    """Return the smallest box around all set voxels of a mask; its slices are empty without any.
-
-    `mask` (X, Y, Z) may have any memory order and be on any device.
-    """
-    # torch does not support negative strides; a copy in the array's own order has none.
-    flags = mask if isinstance(mask, Tensor) else torch.from_numpy(mask.copy("K"))
-    plane = flags.any(dim=2)
-    along_x = plane.any(dim=1)
-    along_y = plane.any(dim=0)
-    along_z = flags.any(dim=0).any(dim=0)
-    return _box_between([along_x, along_y, along_z])
-
-
-def _box_between(lines: Sequence[Tensor]) -> Box:
-    """Return the box from the first to the last set index along each axis.
-
-    `lines` has a line of flags for each axis. The slices of the box are empty if no flag is set.
-    """
-    sides = []
-    for line in lines:
-        occupied = line.nonzero().flatten()
-        if not len(occupied):
-            return slice(0, 0), slice(0, 0), slice(0, 0)
-        first = int(occupied[0])
-        last = int(occupied[-1])
-        sides.append(slice(first, last + 1))
-    return to_box(sides)
 
 
 def _rank_labels(data: NDArray[Any], names: NDArray[Any]) -> NDArray[np.int16]:

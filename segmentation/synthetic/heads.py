@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from scipy import ndimage
 
 from trinat.segmentation.errors import DatasetError, IntegrityError
+from trinat.segmentation.grid import occupied_box
 from trinat.segmentation.io.files import atomic_write, open_regular
 from trinat.segmentation.io.streams import refuse_bomb
 from trinat.segmentation.io.volume import Volume
@@ -30,7 +31,6 @@ from trinat.segmentation.labels.folding import (
     GENERATION_SURROUNDINGS,
 )
 from trinat.segmentation.labels.scheme import load_scheme
-from trinat.segmentation.space.resample import occupied_box
 from trinat.segmentation.space.views import reoriented
 from trinat.segmentation.synthetic.anatomy import Anatomy, load_anatomy
 from trinat.segmentation.synthetic.redrawing import is_outside_brain, redraw

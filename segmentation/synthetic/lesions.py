@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from scipy import ndimage
 from torch.nn.functional import interpolate
 
+from trinat.segmentation.grid import occupied_box
 from trinat.segmentation.labels.folding import (
     GENERATION_FIRST_OUTSIDE,
     GENERATION_FOLDED,
 )
-from trinat.segmentation.space.resample import occupied_box
 
 Image = NDArray[np.float32]
 Mask = NDArray[np.bool_]

@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import ndimage
 
+from trinat.segmentation.grid import occupied_box
 from trinat.segmentation.labels.folding import (
     GENERATION_FIRST_OUTSIDE,
     GENERATION_SURROUNDINGS,
 )
-from trinat.segmentation.space.resample import occupied_box
 
 # FreeSurfer numbers. In a pair the left side comes first; both sides change in the same direction.
 _DEEP_AND_CEREBELLUM = (

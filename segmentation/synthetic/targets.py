@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trinat.segmentation.errors import DatasetError
+from trinat.segmentation.grid import occupied_box
 from trinat.segmentation.labels.folding import (
     GENERATION_BETWEEN,
     GENERATION_FIRST_OUTSIDE,
@@ -18,7 +19,6 @@ from trinat.segmentation.labels.folding import (
     GENERATION_SURROUNDINGS,
 )
 from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
-from trinat.segmentation.space.resample import occupied_box
 from trinat.segmentation.space.views import View
 from trinat.segmentation.synthetic.heads import HeadMaps
 

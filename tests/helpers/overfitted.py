@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from helpers.miniatures import head_image, head_labels, turned
 from helpers.small_model import save_parcels
-from trinat.segmentation.grid import Grid, grown, to_shape
+from trinat.segmentation.grid import Grid, grown, occupied_box, to_shape
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
 from trinat.segmentation.models.checkpoint import load_model, save_model
@@ -27,7 +27,7 @@ from trinat.segmentation.models.model_info import (
 from trinat.segmentation.models.quicknat import QuickNat, QuickNatConfig
 from trinat.segmentation.space.conform import conform
 from trinat.segmentation.space.grid_map import GridMap
-from trinat.segmentation.space.resample import occupied_box, resample_image
+from trinat.segmentation.space.resample import resample_image
 from trinat.segmentation.space.views import View, to_slices
 
 # Committed weights of each view, made by write_weights.

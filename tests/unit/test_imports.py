@@ -186,6 +186,17 @@ def test_the_help_page_imports_nothing_heavy() -> None:
     assert int(count) < 900, "more modules than a quick start allows"
 
 
+def test_the_process_that_hands_out_scans_does_not_wait_for_torch() -> None:
+    probe = (
+        "import sys; import trinat.pipelines.predict.run, trinat.pipelines.predict.progress\n"
+        "print(sorted({'torch', 'scipy.stats', 'matplotlib'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", probe], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"
+
+
 def test_what_the_readme_imports_is_there() -> None:
     example = (ROOT / "README.md").read_text().split("```python")[1].split("```")[0]
     calls = [

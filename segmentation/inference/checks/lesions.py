@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from scipy import ndimage
 
 from trinat.segmentation.errors import some
-from trinat.segmentation.grid import grown
+from trinat.segmentation.grid import grown, occupied_box
 from trinat.segmentation.inference.checks.brightness import (
     BLOCK,
     VOXELS,
@@ -29,7 +29,6 @@ from trinat.segmentation.inference.checks.findings import (
     Finding,
 )
 from trinat.segmentation.inference.checks.limits import Limits
-from trinat.segmentation.space.resample import occupied_box
 
 Mask = NDArray[np.bool_]
 

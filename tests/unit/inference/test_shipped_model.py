@@ -15,13 +15,14 @@ from numpy.typing import NDArray
 from scipy import ndimage
 from scipy.spatial.transform import Rotation
 
+from trinat.segmentation.grid import occupied_box
 from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import load_scheme
 from trinat.segmentation.metrics.overlap import dice, joint_histogram, side_swap
 from trinat.segmentation.space.conform import conform
 from trinat.segmentation.space.grid_map import GridMap
-from trinat.segmentation.space.resample import occupied_box, resample_labels
+from trinat.segmentation.space.resample import resample_labels
 from trinat.segmentation.synthetic.anatomy import Anatomy, cells_of, load_anatomy
 from trinat.segmentation.synthetic.phantom import phantom
 

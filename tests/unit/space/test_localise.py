@@ -12,11 +12,10 @@ from nibabel.affines import apply_affine
 from scipy import ndimage
 from scipy.spatial.transform import Rotation
 
-from trinat.segmentation.grid import Box, to_box
+from trinat.segmentation.grid import Box, occupied_box, to_box
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.space.background import on_working_scale
 from trinat.segmentation.space.conform import conform, head_box
-from trinat.segmentation.space.resample import occupied_box
 from trinat.segmentation.synthetic.phantom import phantom
 
 BRAIN_MM = (66.0, 84.0, 62.0)

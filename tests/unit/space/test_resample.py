@@ -10,11 +10,10 @@ from nibabel.processing import resample_from_to
 from scipy.spatial.transform import Rotation
 
 from trinat.segmentation.errors import LabelError
-from trinat.segmentation.grid import Grid
+from trinat.segmentation.grid import Grid, occupied_box
 from trinat.segmentation.space.grid_map import GridMap
 from trinat.segmentation.space.interpolation import sharpened
 from trinat.segmentation.space.resample import (
-    occupied_box,
     resample_image,
     resample_labels,
     resample_probabilities,
