@@ -22,7 +22,6 @@ from trinat.pipelines.study.discovery import find_cases
 from trinat.pipelines.study.files import find_files
 from trinat.pipelines.study.ledger import read_entries
 from trinat.segmentation.errors import ConfigError, IntegrityError
-from trinat.segmentation.io.files import remove_leftovers
 
 
 def test_a_list_line_that_is_not_utf8_and_a_dangling_link_leave_a_report(
@@ -155,16 +154,3 @@ def test_a_recipe_that_is_no_yaml_is_one_line(tmp_path: Path, text: str) -> None
 def test_anchors_of_a_recipe_are_read(tmp_path: Path) -> None:
     (tmp_path / "r.yaml").write_text("a: &a {b: 1}\nc: [*a, *a]\n")
     assert read_yaml(tmp_path / "r.yaml")["c"] == [{"b": 1}, {"b": 1}]
-
-
-def test_leftovers_go_whether_files_or_folders_and_links_only_themselves(
-    tmp_path: Path,
-) -> None:
-    (tmp_path / "own").mkdir()
-    (tmp_path / "own/file").touch()
-    (tmp_path / "out/.trinat-1.tmp/deep").mkdir(parents=True)
-    (tmp_path / "out/.trinat-2.tmp").touch()
-    (tmp_path / "out/.trinat-3.tmp").symlink_to(tmp_path / "own")
-    remove_leftovers(tmp_path / "out")
-    assert list((tmp_path / "out").iterdir()) == []
-    assert (tmp_path / "own/file").exists()

@@ -86,25 +86,6 @@ def test_every_view_of_every_source_gives_its_labels_back_bit_for_bit(
     )
 
 
-@pytest.mark.parametrize("view", [View.CORONAL, View.AXIAL])
-@pytest.mark.parametrize(
-    "source", ["neurite", "ixi", "malc", "freesurfer", "bids", "pairs"]
-)
-def test_what_is_on_the_left_is_on_the_left_in_slices_of_every_source(
-    tmp_path: Path, source: str, view: View
-) -> None:
-    subject, _, settings = build(source, tmp_path / "in")
-    _, store = prepare(source, tmp_path / "in", tmp_path / "out", **settings)
-    file = store.file(subject)
-    numbers = store.scheme.to_freesurfer(file.labels(view, 0, 64))
-    # Columns increase to the person's right.
-    middle = {
-        side: np.argwhere(np.isin(numbers, HEMISPHERES[side]))[:, 2].mean()
-        for side in HEMISPHERES
-    }
-    assert middle["left"] + 5 < middle["right"]
-
-
 def test_parcels_drawn_by_hand_are_classes_of_the_networks_for_them(
     tmp_path: Path,
 ) -> None:

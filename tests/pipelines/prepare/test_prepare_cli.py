@@ -182,11 +182,6 @@ def test_a_wrong_setting_names_its_key_and_file(
         read_config(None, {"root": tmp_path})
 
 
-def test_a_wrong_option_names_the_command_line() -> None:
-    with pytest.raises(ConfigError, match=r"command line: views\.0"):
-        read_config(None, {"source": "bids", "root": "x", "views": ["oblique"]})
-
-
 def test_the_command_line_goes_before_the_file(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text("source: bids\nroot: x\nlabels: tissue4\n")
     config = read_config(tmp_path / "c.yaml", {"source": "pairs", "labels": None})

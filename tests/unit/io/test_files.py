@@ -7,12 +7,10 @@ import errno
 import hashlib
 import os
 import resource
-import socket
 import stat
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 import pandas as pd
@@ -21,7 +19,6 @@ import pytest
 from trinat.segmentation.errors import (
     DatasetError,
     DiskFullError,
-    InputError,
     OutputError,
 )
 from trinat.segmentation.io.files import (
@@ -30,7 +27,6 @@ from trinat.segmentation.io.files import (
     atomic_text,
     atomic_write,
     new_folder,
-    open_regular,
     open_to_append,
     read_bytes,
     read_rows,
@@ -225,21 +221,6 @@ def test_only_a_folder_may_be_one_that_cannot_be_synced(
         sync(tmp_path / name)
 
 
-def test_what_is_no_regular_file_is_refused_and_what_is_missing_stays_missing(
-    tmp_path: Path,
-) -> None:
-    with pytest.raises(FileNotFoundError):
-        open_regular(tmp_path / "missing")
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(InputError, match="pipe"):
-        open_regular(tmp_path / "pipe")
-    # The path of a socket may have 107 bytes.
-    with closing(socket.socket(socket.AF_UNIX)) as server, contextlib.chdir(tmp_path):
-        server.bind("socket")
-        with pytest.raises(InputError, match="socket"):
-            open_regular("socket")
-
-
 def test_what_is_written_whole_is_read_and_hashed(tmp_path: Path) -> None:
     large = bytes(range(256)) * 8192  # two pieces of what is hashed at once
     for name, content in (("bytes", large), ("text", "a\nü\udcff")):
@@ -259,11 +240,6 @@ def test_an_excel_table_has_its_columns(tmp_path: Path) -> None:
     assert [row["id"] for row in rows] == ["a", "b"]
     with pytest.raises(DatasetError, match="no column 'sex'"):
         read_rows(tmp_path / "t.xlsx", required=("id", "sex"))
-
-
-def test_a_folder_is_called_one(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="is a folder: name a file in it"):
-        open_regular(tmp_path)
 
 
 def test_what_was_being_written_is_removed_and_what_a_link_leads_to_stays(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gzip
 import hashlib
-import os
 from pathlib import Path
 
 import pytest
@@ -156,19 +155,6 @@ def test_a_large_scan_unpacks_to_500_times_its_size_at_most(
 ) -> None:
     with pytest.raises(FormatError) if is_refused else contextlib.nullcontext():
         refuse_bomb(times * 2**20, 2**20, Path("scan.nii.gz"))
-
-
-def test_a_missing_file_and_a_folder_are_told_apart(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no such file"):
-        ScanStream(tmp_path / "none", packed=False)
-    with pytest.raises(InputError, match="is a folder"):
-        ScanStream(tmp_path, packed=False)
-
-
-def test_a_pipe_is_refused_without_waiting_for_its_writer(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(InputError, match="not a regular file"):
-        ScanStream(tmp_path / "pipe", packed=False)
 
 
 def test_a_path_that_cannot_be_opened_says_why(tmp_path: Path) -> None:

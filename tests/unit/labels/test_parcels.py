@@ -61,14 +61,6 @@ def test_numbers_of_the_two_conventions_never_meet() -> None:
     assert not of_desikan & of_manual
 
 
-def test_parcels_of_the_raters_stand_on_the_side_of_their_cortex() -> None:
-    left = STRUCTURES.find("Left-Cerebral-Cortex").index
-    right = STRUCTURES.find("Right-Cerebral-Cortex").index
-    insula = MANUAL.parcels.find("anterior-insula").index
-    joined = MANUAL.join(np.array([left, right]), np.array([insula, insula]))
-    assert MANUAL.whole.to_freesurfer(joined).tolist() == [30103, 30102]
-
-
 def test_parcels_stand_in_place_of_the_cortex_on_its_side() -> None:
     names = STRUCTURES.names
     structures = [
@@ -89,13 +81,6 @@ def test_parcels_stand_in_place_of_the_cortex_on_its_side() -> None:
 def test_cortex_without_a_parcel_is_background() -> None:
     cortex = STRUCTURES.find("Left-Cerebral-Cortex").index
     assert DESIKAN.join(np.array([cortex]), np.array([0])).tolist() == [0]
-
-
-def test_unknown_cortex_of_a_map_of_parcels_is_no_structure() -> None:
-    numbers = np.array([[[3, 1000, 1035, 2035, 42]]])
-    found = load_scheme("desikan").from_freesurfer(numbers)
-    back = load_scheme("desikan").to_freesurfer(found)
-    assert back.ravel().tolist() == [0, 0, 1035, 2035, 0]
 
 
 def test_partners_are_the_same_parcel_on_the_other_side() -> None:

@@ -80,15 +80,6 @@ def test_the_merged_scheme_has_one_class_a_pair() -> None:
     np.testing.assert_array_equal(merged.partner_permutation, np.arange(19))
 
 
-def test_merging_joins_partners_and_nothing_else() -> None:
-    to_merged = QUICKNAT.merged.to_merged
-    swap = QUICKNAT.partner_permutation
-    for first in range(33):
-        for second in range(33):
-            same = second in (first, swap[first])
-            assert (to_merged[first] == to_merged[second]) == same
-
-
 def test_expanding_gives_each_class_the_value_of_its_merged_one() -> None:
     merged = QUICKNAT.merged
     values = np.array(merged.scheme.names)[merged.to_merged]

@@ -224,38 +224,6 @@ def test_codes_number_the_neighbours_by_axis() -> None:
     assert corner_codes(mask)[1, 1, 1] == 0b10110
 
 
-@pytest.mark.parametrize(
-    ("code", "area_mm2"),
-    [
-        (0b01010101, 3.0 * 4.0),  # low x inside: the face across x
-        (0b00110011, 2.0 * 4.0),
-        (0b00001111, 2.0 * 3.0),
-    ],
-)
-def test_a_flat_surface_has_the_area_of_a_voxel_face(
-    code: int, area_mm2: float
-) -> None:
-    assert surfel_areas_mm2((2.0, 3.0, 4.0))[code] == pytest.approx(area_mm2)
-
-
-def test_a_bar_is_cut_off_by_a_plane_across_its_edge() -> None:
-    """Two voxels along x: a rectangle, 2 mm by the diagonal between two edge midpoints."""
-    assert surfel_areas_mm2((2.0, 3.0, 4.0))[0b11] == pytest.approx(
-        2.0 * math.hypot(1.5, 2.0)
-    )
-
-
-def test_inside_and_outside_have_the_same_surface() -> None:
-    areas = surfel_areas_mm2((1.0, 1.7, 2.3))
-    assert areas == pytest.approx(areas[::-1])
-
-
-def test_no_surface_where_all_voxels_agree() -> None:
-    areas = surfel_areas_mm2(ISOTROPIC)
-    assert areas[0] == areas[255] == 0
-    assert (areas[1:255] > 0).all()
-
-
 def test_every_code_equals_the_table_of_surface_distance() -> None:
     lookup_tables = pytest.importorskip("surface_distance.lookup_tables")
     spacing_mm = (1.0, 1.7, 2.3)

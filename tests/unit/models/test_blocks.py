@@ -11,7 +11,6 @@ from torch.nn.functional import max_pool2d, max_unpool2d
 
 from trinat.segmentation.models.blocks import (
     DenseBlock,
-    Excitation,
     Layer,
     convolve_aligned,
     max_pool,
@@ -111,30 +110,6 @@ def test_a_layer_that_begins_with_its_norm_keeps_it() -> None:
     layer = with_statistics(Layer(3, 4, 3, "norm-activation-convolution"))
     layer.fold()
     assert isinstance(layer.norm, nn.BatchNorm2d)
-
-
-def test_excitation_takes_the_larger_of_channel_and_spatial() -> None:
-    both = Excitation(4, "both")
-    x = torch.randn(2, 4, 3, 3)
-    channel = x * torch.sigmoid(both.channel(x.mean((2, 3), keepdim=True)))
-    spatial = x * torch.sigmoid(both.spatial(x))
-    torch.testing.assert_close(both(x), torch.maximum(channel, spatial))
-    assert both.channel[0].out_channels == 2
-
-
-@pytest.mark.parametrize(
-    ("kind", "absent"), [("channel", "spatial"), ("spatial", "channel")]
-)
-def test_excitation_of_one_kind_builds_only_that(kind: str, absent: str) -> None:
-    one = Excitation(4, kind)
-    x = torch.randn(1, 4, 3, 3)
-    gate = (
-        one.channel(x.mean((2, 3), keepdim=True))
-        if kind == "channel"
-        else one.spatial(x)
-    )
-    assert getattr(one, absent) is None
-    torch.testing.assert_close(one(x), x * torch.sigmoid(gate))
 
 
 def test_a_dense_block_ends_with_excitation_then_dropout() -> None:

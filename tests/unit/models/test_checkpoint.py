@@ -10,7 +10,6 @@ import safetensors.torch
 import torch
 from helpers.refusals import refusal
 from helpers.small_model import SCHEME, network
-from pydantic import ValidationError
 
 from trinat.segmentation.errors import ModelError, OutputError
 from trinat.segmentation.labels.scheme import load_scheme
@@ -220,11 +219,6 @@ def test_a_failed_write_leaves_what_was_there(
         )
     assert load_model(folder).name == "small"
     assert [path.name for path in folder.parent.iterdir()] == ["model"]
-
-
-def test_a_description_cannot_be_changed() -> None:
-    with pytest.raises(ValidationError, match="frozen"):
-        Description(name="small").name = "large"  # type: ignore[misc]
 
 
 def test_a_model_of_another_process_is_the_same_bytes(tmp_path: Path) -> None:

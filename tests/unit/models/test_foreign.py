@@ -6,7 +6,6 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from helpers.refusals import refusal
@@ -14,9 +13,8 @@ from oracle import quicknat_port as port
 from torch import nn
 
 from trinat.segmentation.errors import ModelError
-from trinat.segmentation.models.foreign import PORT_PREPROCESSING, read_port
+from trinat.segmentation.models.foreign import read_port
 from trinat.segmentation.models.quicknat import QuickNat
-from trinat.segmentation.space.views import View, to_slices
 
 X = torch.randn(2, 1, 32, 16, generator=torch.Generator().manual_seed(0))
 
@@ -87,26 +85,6 @@ def test_half_precision_weights_are_taken(tmp_path: Path) -> None:
     torch.testing.assert_close(
         logits(got), logits(original.float()), rtol=1e-5, atol=1e-5
     )
-
-
-def test_decoders_run_in_the_order_4_1_2_3(tmp_path: Path) -> None:
-    original = port.trained()
-    got = read_port(write(tmp_path / "port.pth", original.state_dict()))
-    for decoder, number in zip(got.decoders, (4, 1, 2, 3), strict=True):
-        expected = original.get_submodule(f"decode{number}").conv1.weight
-        assert torch.equal(decoder.layers[0].convolution.weight, expected)
-
-
-@pytest.mark.parametrize(
-    ("view", "order"),
-    [(View.CORONAL, (2, 0, 1)), (View.AXIAL, (1, 2, 0)), (View.SAGITTAL, (0, 1, 2))],
-)
-def test_slices_lie_as_the_port_transposes_them(
-    view: View, order: tuple[int, ...]
-) -> None:
-    volume = np.arange(2 * 3 * 4).reshape(2, 3, 4)
-    slices = to_slices(volume, PORT_PREPROCESSING.slice_axes(view))
-    np.testing.assert_array_equal(slices, volume.transpose(order))
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -1,4 +1,4 @@
-"""The network against an independent, plain implementation of the published one."""
+"""The network: its size, shapes, memory format and folding."""
 
 from __future__ import annotations
 
@@ -42,54 +42,6 @@ def seeded(network: QuickNat) -> QuickNat:
     return network.eval()
 
 
-class Plain:
-    """QuickNAT as in the paper: functions over a state dict, NCHW, torch's pooling."""
-
-    def __init__(self, state: dict[str, Tensor], padding: int) -> None:
-        self.state, self.padding = state, padding
-
-    def block(self, name: str, x: Tensor, excite: bool) -> Tensor:
-        get = lambda key: self.state[f"{name}.{key}"]  # noqa: E731
-        seen = x
-        for i, padding in enumerate((self.padding, self.padding, 0)):
-            norm = [
-                get(f"layers.{i}.norm.{k}")
-                for k in ("running_mean", "running_var", "weight", "bias")
-            ]
-            y = F.prelu(F.batch_norm(seen, *norm), get("activation.weight"))
-            layer = f"layers.{i}.convolution"
-            y = F.conv2d(
-                y, get(f"{layer}.weight"), get(f"{layer}.bias"), padding=padding
-            )
-            seen = torch.cat((seen, y), 1)
-        if not excite:
-            return y
-        squeezed = y.mean((2, 3))
-        for i in (0, 2):
-            weight = get(f"excitation.channel.{i}.weight")[:, :, 0, 0]
-            squeezed = F.linear(squeezed, weight, get(f"excitation.channel.{i}.bias"))
-            squeezed = squeezed.relu() if i == 0 else squeezed.sigmoid()
-        spatial = F.conv2d(
-            y, get("excitation.spatial.weight"), get("excitation.spatial.bias")
-        )
-        return torch.max(y * squeezed[:, :, None, None], y * spatial.sigmoid())
-
-    def __call__(self, x: Tensor) -> Tensor:
-        skips = []
-        for level in range(4):
-            skip = self.block(f"encoders.{level}", x, excite=True)
-            x, indices = F.max_pool2d(skip, 2, 2, return_indices=True)
-            skips.append((skip, indices))
-        x = self.block("bottleneck", x, excite=False)
-        for level in range(4):
-            skip, indices = skips[3 - level]
-            x = torch.cat((skip, F.max_unpool2d(x, indices, 2, 2)), 1)
-            x = self.block(f"decoders.{level}", x, excite=True)
-        return F.conv2d(
-            x, self.state["classifier.weight"], self.state["classifier.bias"]
-        )
-
-
 def test_the_published_network_has_3_555_609_parameters_and_3_517_296_without_excitation() -> (
     None
 ):
@@ -108,25 +60,6 @@ def test_the_fast_network_has_a_tenth_of_the_parameters() -> None:
         == 12_064 + 4 * 30_912 + 4 * 50_368 + 1_089
         == 338_273
     )
-
-
-def test_the_forward_pass_equals_a_plain_implementation() -> None:
-    network = seeded(QuickNat(config()))
-    x = torch.randn(2, 1, 32, 48, generator=torch.Generator().manual_seed(0))
-    with torch.inference_mode():
-        expected = Plain(network.state_dict(), padding=2)(x)
-        torch.testing.assert_close(network(x), expected, rtol=0, atol=1e-5)
-        assert expected.std() > 0.01
-
-
-def test_the_forward_pass_equals_a_plain_implementation_at_full_width() -> None:
-    network = seeded(QuickNat(PUBLISHED))
-    for parameter in network.parameters():
-        parameter.data *= 0.5
-    x = torch.randn(1, 1, 32, 32, generator=torch.Generator().manual_seed(0))
-    with torch.inference_mode():
-        expected = Plain(network.state_dict(), padding=2)(x)
-        torch.testing.assert_close(network(x), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_squares_of_pixels_are_channels_inside_and_pixels_again_outside() -> None:
@@ -166,29 +99,6 @@ def test_gradients_reach_all_but_the_bottlenecks_excitation() -> None:
     assert all(
         p.grad.abs().sum() > 0 for p in network.parameters() if p.grad is not None
     )
-
-
-def test_no_excitation_is_shared() -> None:
-    network = QuickNat(config())
-    blocks = [*network.encoders, network.bottleneck, *network.decoders]
-    assert len({block.excitation.spatial.weight.data_ptr() for block in blocks}) == 9
-
-
-def test_pooling_comes_after_excitation_and_the_skip_before_the_unpooled_map() -> None:
-    network = seeded(QuickNat(config(depth=1)))
-    seen: dict[str, Tensor] = {}
-    network.encoders[0].register_forward_hook(lambda _, __, y: seen.update(skip=y))
-    network.bottleneck.register_forward_hook(lambda *_: pytest.fail("forward excites"))
-    network.decoders[0].register_forward_pre_hook(lambda _, x: seen.update(x=x[0]))
-    network.bottleneck.layers[0].register_forward_pre_hook(
-        lambda _, x: seen.update(pooled=x[0])
-    )
-    with torch.inference_mode():
-        network(torch.randn(1, 1, 8, 8))
-    torch.testing.assert_close(seen["x"][:, :6], seen["skip"])
-    torch.testing.assert_close(seen["pooled"], F.max_pool2d(seen["skip"], 2))
-    # Three of four values of an unpooled map are zero.
-    assert (seen["x"][:, 6:] == 0).float().mean() == 0.75
 
 
 @pytest.mark.parametrize("unshuffle", [1, 2])
@@ -329,11 +239,6 @@ def test_under_autocast_no_convolution_is_given_more_than_bfloat16() -> None:
 def test_settings_that_make_no_network_are_refused(setting: str, value: object) -> None:
     with pytest.raises(ValidationError, match=setting):
         QuickNatConfig.model_validate({setting: value})
-
-
-def test_a_config_cannot_be_changed() -> None:
-    with pytest.raises(ValidationError, match="frozen"):
-        FAST.filters = 64  # type: ignore[misc]
 
 
 @pytest.mark.slow

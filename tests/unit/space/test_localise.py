@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from nibabel.affines import apply_affine
 from scipy import ndimage
-from scipy.spatial.transform import Rotation
 
 from trinat.segmentation.grid import Box, occupied_box, to_box
 from trinat.segmentation.io.volume import Volume
@@ -25,28 +24,24 @@ SCALP_MM = (80.0, 100.0, 78.0)
 def scan_and_brain(
     *,
     shift_mm: tuple[float, float, float] = (0, 0, 0),
-    turn_degrees: tuple[float, float, float] = (0, 0, 0),
     shape: tuple[int, int, int] = (80, 80, 80),
     spacing_mm: float = 3.0,
-    stripped: bool = False,
     neck: bool = False,
 ) -> tuple[Volume, np.ndarray]:
     """Return a brain in its skull and scalp, in noisy air, and the mask of the brain."""
     affine = np.diag([spacing_mm, spacing_mm, spacing_mm, 1.0])
     affine[:3, 3] = -spacing_mm * (np.array(shape) - 1) / 2
     world = apply_affine(affine, np.moveaxis(np.indices(shape), 0, -1)) - shift_mm
-    own = world @ Rotation.from_euler("xyz", turn_degrees, degrees=True).as_matrix()
-    radius = np.sqrt(((own / BRAIN_MM) ** 2).sum(axis=-1))
-    outer = np.sqrt(((own / SCALP_MM) ** 2).sum(axis=-1))
+    radius = np.sqrt(((world / BRAIN_MM) ** 2).sum(axis=-1))
+    outer = np.sqrt(((world / SCALP_MM) ** 2).sum(axis=-1))
     brain = radius < 1
     values = np.zeros(shape, np.float32)
-    if not stripped:
-        values[outer < 1] = 950
-        values[outer < 0.93] = 60
-        if neck:
-            values[(np.hypot(own[..., 0], own[..., 1]) < 50) & (own[..., 2] < -40)] = (
-                700
-            )
+    values[outer < 1] = 950
+    values[outer < 0.93] = 60
+    if neck:
+        values[
+            (np.hypot(world[..., 0], world[..., 1]) < 50) & (world[..., 2] < -40)
+        ] = 700
     # The cortex is half as bright as the fat around the skull, as it is in T1.
     values[brain] = 420
     values[radius < 0.75] = 640
@@ -74,24 +69,6 @@ def assert_holds(
         voxels = int(np.ceil(margin_mm / spacing_mm))
         assert side.start <= max(tight.start - voxels, 0)
         assert side.stop >= min(tight.stop + voxels, length)
-
-
-CASES = {
-    "in the middle": {},
-    "shifted": {"shift_mm": (25.0, -15.0, 30.0)},
-    "rotated": {"turn_degrees": (35.0, 10.0, -30.0)},
-    "cropped above and behind": {"shift_mm": (0.0, -75.0, 70.0)},
-    "cropped on all sides": {"shape": (40, 48, 38)},
-    "skull-stripped": {"stripped": True},
-    "skull-stripped and shifted": {"stripped": True, "shift_mm": (-30.0, 20.0, -40.0)},
-    "on a neck": {"neck": True, "shift_mm": (0.0, 0.0, 30.0)},
-}
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_the_box_never_cuts_brain(case: str) -> None:
-    scan, brain = scan_and_brain(**CASES[case])
-    assert_holds(box_of(scan), brain, 3.0)
 
 
 @pytest.mark.parametrize("spacing", [1.6, 2.0, 5.0])

@@ -24,10 +24,6 @@ SCHEME = load_scheme("quicknat33")
 CLASSES = {view: len(SCHEME.seen_in(view)) for view in View}
 
 
-def test_sagittal_networks_tell_no_sides_apart() -> None:
-    assert CLASSES == {View.CORONAL: 33, View.AXIAL: 33, View.SAGITTAL: 19}
-
-
 @pytest.mark.parametrize("unshuffle", [1, 2])
 def test_an_extracted_network_gives_the_same_logits(
     recipe: Recipe, unshuffle: int

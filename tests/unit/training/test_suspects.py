@@ -13,7 +13,6 @@ from trinat.segmentation.training.suspects import (
     MEASURES,
     Look,
     SubjectSummary,
-    _shrunken_spread,
     are_judged,
     look,
     rank,
@@ -164,15 +163,6 @@ def test_sides_are_compared_where_all_heads_differ_in_size() -> None:
     ).iloc[0]
     assert first.name == "swollen"
     assert first["structure"] in ("left", "right")
-
-
-def test_a_spread_that_few_subjects_show_is_drawn_to_that_of_other_structures() -> None:
-    # Five subjects weigh as much as the usual spread: the mean of both variances.
-    found = _shrunken_spread(np.array([3.0, 0.0]), np.array(1.0), 5)
-    np.testing.assert_allclose(found, np.sqrt([(9 + 1) / 2, (0 + 1) / 2]))
-    # With forty subjects its weight is a ninth.
-    found = _shrunken_spread(np.array([3.0]), np.array(1.0), 40)
-    np.testing.assert_allclose(found, np.sqrt([(8 * 9 + 1) / 9]))
 
 
 def in_halves(first: int, second: int) -> SubjectSummary:
