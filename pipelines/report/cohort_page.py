@@ -37,7 +37,6 @@ from trinat.pipelines.report.page import (
     Column,
     Columns,
     Table,
-    asset,
     number,
     render,
     short_name,
@@ -179,7 +178,6 @@ def cohort_page(
             remarks,
         ),
         volume_definition=METRICS["volume"].definition,
-        again=asset("cohort-again.txt"),
         provenance=provenance,
     )
 
@@ -385,8 +383,10 @@ def _outlier_table(cohort: Cohort) -> Table:
         Column(
             "Robust z", 1, "Distance from the group's median in robust SDs", sign=True
         ),
-        "Percentile",
     ]
+    has_norms = "percentile" in cohort.frame
+    if has_norms:
+        columns.append("Percentile")
     rows = []
     outliers = cohort.outliers()
     farthest_first = outliers.sort_values("z", key=lambda z: -z.abs())
@@ -408,7 +408,10 @@ def _outlier_table(cohort: Cohort) -> Table:
             value = number(row["value"], 2, unit=f" {row['unit']}")
         scan = cohort.scans[row["scan"]]
         structure = short_name(row["structure"])
-        rows.append([scan.name, structure, what, value, row["z"], row["note"]])
+        cells = [scan.name, structure, what, value, row["z"]]
+        if has_norms:
+            cells.append(row["note"])
+        rows.append(cells)
     return table("outlier-table", "Far from the group, or out of range", columns, rows)
 
 

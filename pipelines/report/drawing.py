@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 MODEL_COLORS = ("#2f7fc1", "#e0851b", "#12a07a", "#c2609a", "#8a8d1e", "#d1502f")
 WARNING_COLOR = MODEL_COLORS[5]
 _MOST_PANELS_ABREAST = 4
+_NAMES_IN_A_ROW = 4  # of a legend
 _BETWEEN_PANELS = 0.12  # of a panel's height
 # Lines and letters in these colours get the colours of the page.
 INK = "#1f2730"
@@ -323,11 +324,11 @@ def model_color(number: int) -> str:
     return MODEL_COLORS[number % len(MODEL_COLORS)]
 
 
-def add_legend(figure: Figure, models: Sequence[str], columns: int = 4) -> None:
+def add_legend(figure: Figure, models: Sequence[str]) -> None:
     """Draw a legend of colours above the figure; nothing for a single name.
 
     `models` are the names of the models, groups or sites in the figure, in the order of their
-    colours. The legend has `columns` names in a row.
+    colours.
     """
     if len(models) < 2:
         return
@@ -340,7 +341,7 @@ def add_legend(figure: Figure, models: Sequence[str], columns: int = 4) -> None:
     figure.legend(
         handles=handles,
         loc="outside upper left",
-        ncols=columns,
+        ncols=_NAMES_IN_A_ROW,
         frameon=False,
     )
 

@@ -13,14 +13,9 @@ from trinat.pipelines.common.text import count
 from trinat.pipelines.report import figures, measurements, summary, tables
 from trinat.pipelines.report.case_view import ERROR_COLORS, CaseView
 from trinat.pipelines.report.drawing import Drawing
-from trinat.pipelines.report.page import (
-    asset,
-    render,
-    short_name,
-)
+from trinat.pipelines.report.page import render, short_name
 from trinat.pipelines.report.summary import Evaluation
 from trinat.pipelines.report.tables import digits_of
-from trinat.segmentation.io.files import spreadsheet_safe
 from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.metrics.definitions import HEADLINE, METRICS, PLOTTED, PRINTED
 from trinat.segmentation.metrics.statistics import (
@@ -101,7 +96,6 @@ def evaluation_page(
     - `faces` is a sentence on whether the pictures show faces.
     - `notices` are shown before the warnings that the page derives from the numbers.
     """
-    first_model = evaluation.models[0]
     every_notice = [*notices, *_notices(evaluation)]
     evaluation = evaluation.without_absent()
     frame = evaluation.frame
@@ -148,7 +142,6 @@ def evaluation_page(
         palette=palette,
         pairs=tables.pairs(evaluation.pairs),
         definitions=tables.definitions(),
-        again=code_of(first_model),
     )
 
 
@@ -178,12 +171,6 @@ def _comparison_notices(compared: pd.DataFrame) -> list[str]:
         f"With {participants} participants and {tests} structures no single structure can be "
         f"significant: p after Holm is at least {least:.2f}. It takes {needed} participants."
     ]
-
-
-def code_of(model: str) -> str:
-    """Return Python code that recomputes a model's structure statistics from metrics.csv."""
-    # Independent of `summary.py`; a test compares the two.
-    return asset("evaluation-again.txt").replace("MODEL", repr(spreadsheet_safe(model)))
 
 
 def _notices(evaluation: Evaluation) -> list[str]:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import html
-import json
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -223,18 +220,6 @@ def test_the_run_speaks_through_its_ledger(page: str) -> None:
     assert "1 scan rejected by quality control, but included in the numbers." in page
     assert "left is larger" in page
     assert "Uncertainty of volumes" in page
-
-
-def test_the_printed_snippet_recomputes_z(written: Path, page: str) -> None:
-    code = re.findall(r"<pre[^>]*><code>(.*?)</code></pre>", page, re.DOTALL)[0]
-    again = code + "again.dropna(subset='z').to_json('again.json', orient='records')\n"
-    subprocess.run(
-        [sys.executable, "-c", again], check=True, cwd=written, capture_output=True
-    )
-    found = json.loads((written / "again.json").read_text())
-    assert len(found) >= SCANS
-    for row in found:
-        assert row["again"] == pytest.approx(row["z"], abs=1e-6)
 
 
 def test_maps_of_one_name_go_by_their_files(

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import pytest
 from helpers.ellipsoids import brain, write
 
 from trinat.pipelines.common.exits import Exit
@@ -18,7 +17,6 @@ from trinat.pipelines.evaluate.evaluation import (
     evaluate_predictions,
     named_models,
 )
-from trinat.pipelines.report.evaluation import code_of
 
 
 def test_the_summary_is_strict_json_with_all_tables(report: Path) -> None:
@@ -114,29 +112,6 @@ def test_figures_are_files_too(report: Path) -> None:
         f"{name}{ending}" for name in expected for ending in (".png", ".svg")
     } <= names
     assert {f"worst-{n}.png" for n in range(1, 6)} <= names
-
-
-def test_the_printed_code_computes_the_page_again(
-    report: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Run in the report's folder from the text on the page, as a reader would."""
-    page = (report / "report.html").read_text()
-    (printed,) = re.findall(r"<pre[^>]*><code>(.*?)</code></pre>", page, re.DOTALL)
-    code = html.unescape(printed)
-    assert code == code_of("first")
-    monkeypatch.chdir(report)
-    (table,) = run_code(code)
-    for row in json.loads((report / "summary.json").read_text())["statistics"]:
-        if (row["model"], row["metric"]) == ("first", "dice") and row["participants"]:
-            assert table["mean"][row["structure"]] == pytest.approx(
-                row["mean"], rel=1e-12
-            )
-
-
-def run_code(code: str) -> list[pd.DataFrame]:
-    tables: list[pd.DataFrame] = []
-    exec(code.replace(".to_string()", ""), {"print": tables.append})
-    return tables
 
 
 def test_means_of_models_over_different_values_are_said_to_be(report: Path) -> None:

@@ -48,7 +48,6 @@ def page(**changes: object) -> str:
         "groups": [],
         "uncertainty": None,
         "pictures": [],
-        "again": EVIL,
         "volume_definition": EVIL,
     }
     shown = table(
@@ -80,7 +79,9 @@ def test_what_no_one_sees_in_a_name_is_shown() -> None:
     """
     name, joined = "\u202ea\u200b\x1b", "می\u200cخواهم\n"
     text = page(
-        title=f"{name}: 0.76", lead=markupsafe.Markup(f"<b>{name}</b>"), again=joined
+        title=f"{name}: 0.76",
+        lead=markupsafe.Markup(f"<b>{name}</b>"),
+        volume_definition=joined,
     )
     assert r"<h1>\u202ea\u200b\u001b: 0.76</h1>" in text
     assert r"<b>\u202ea\u200b\u001b</b>" in text
