@@ -152,7 +152,7 @@ class Prediction:
     @cached_property
     def voxels(self) -> dict[str, int]:
         """Number of voxels of each predicted structure in the scan's own space, by name."""
-        counts = np.bincount(self.indices.data.ravel(), minlength=len(self.scheme))
+        counts = np.bincount(self.indices.data.ravel("K"), minlength=len(self.scheme))
         voxels = {}
         for label in self.scheme.labels[1:]:
             if label.name not in self.not_predicted:
@@ -180,7 +180,7 @@ class Prediction:
         """Number of voxels of each parcel in the scan's own space, by name, the left ones first."""
         parcellation = self._required_parcels.parcellation
         whole = parcellation.whole
-        counts = np.bincount(self.parcel_indices.data.ravel(), minlength=len(whole))
+        counts = np.bincount(self.parcel_indices.data.ravel("K"), minlength=len(whole))
         voxels = {}
         for name in parcellation.names:
             voxels[name] = int(counts[whole.names.index(name)])

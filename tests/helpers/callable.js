@@ -58,12 +58,13 @@ export function comparedWith(others, tookMs, processorTookMs) {
 }
 
 /**
- * Return the page's texts for a scan at these times in seconds, with these shares done.
+ * Return the seconds that the page shows for a scan at these times in seconds, with these shares
+ * done; a share of null means that no slice was ready since.
  */
 export function countdown(points) {
-  const job = { since: 0, share: 0, leastLeft: Infinity };
+  const job = { since: 0, share: 0, at: 0, leastLeft: Infinity };
   return points.map(([seconds, share]) => {
-    job.share = share;
+    if (share !== null) Object.assign(job, { share, at: 1000 * seconds });
     return secondsLeft(job, 1000 * seconds);
   });
 }

@@ -18,8 +18,10 @@ const STAGES = {
   grade: "writing",
 };
 
-// The share of the slices from which on their pace says how long the others take.
-const KNOWN_SHARE = 0.1;
+// Share of the time from the first view to the result that the views take.
+const VIEWS_SHARE = 0.83;
+// From this share of that time on, the pace of the slices tells how long the rest takes.
+const KNOWN_SHARE = 0.08;
 const MOST_GROWTH = 1.25;
 
 export class Site {
@@ -97,10 +99,12 @@ export class Site {
       state: "queued",
       stage: "",
       reason: "",
-      // When it began and when its networks did, in ms, and which share of their slices is done.
+      // When it began and when its networks did, in ms; which share of the time since then was
+      // over when the last slices were ready, and when that was, in ms.
       began: 0,
       since: 0,
       share: 0,
+      at: 0,
       leastLeft: Infinity,
       scan: null,
       values: null,
@@ -179,14 +183,15 @@ export class Site {
     }
   }
 
-  // The views take nearly all of the time, and one as long as another.
+  // The views take most of the time, and one as long as another.
   follow(job, { stage, share }) {
     job.stage = STAGES[stage];
     const names = job.settings.views.map((view) => view.name);
     const done = names.indexOf(stage);
     if (done < 0) return;
     if (!job.since) job.since = performance.now();
-    job.share = (done + share) / names.length;
+    job.share = VIEWS_SHARE * (done + share) / names.length;
+    job.at = performance.now();
   }
 
   keep(job, { shown, outline, surfaces, files, result }) {
@@ -259,14 +264,16 @@ function factsOf(job) {
 }
 
 /**
- * By the slices that are done; null while they are too few to tell. A figure is at most a quarter
- * larger than the smallest one before: people plan by it.
- * @param {{ since: number, share: number, leastLeft: number }} job
+ * Return how many seconds a scan still needs, by the pace of its slices; null while too few are
+ * done, and when the time is up. A figure is at most a quarter larger than the smallest one
+ * before: people plan by it.
+ * @param {{ since: number, share: number, at: number, leastLeft: number }} job
  */
 export function secondsLeft(job, now = performance.now()) {
   if (job.share < KNOWN_SHARE) return null;
-  const passed = (now - job.since) / 1000;
-  const expected = Math.max(1, Math.round((passed / job.share) * (1 - job.share)));
+  const whole = (job.at - job.since) / job.share;
+  const expected = Math.round((job.since + whole - now) / 1000);
+  if (expected < 1) return null;
   const left = Math.min(expected, Math.floor(job.leastLeft * MOST_GROWTH));
   job.leastLeft = Math.min(job.leastLeft, left);
   return left;

@@ -288,6 +288,13 @@ def test_a_countdown_never_grows_by_more_than_a_quarter() -> None:
     assert found == [None, 196, 245, 245, 75, 4]
 
 
+def test_a_countdown_goes_on_after_the_last_slice_and_ends_when_the_time_is_up() -> (
+    None
+):
+    points = [(100, 0.8), (110, None), (124, None), (126, None)]
+    assert call(CALLABLE, "countdown", points) == [25, 15, 1, None]
+
+
 def test_rows_are_grown_as_in_python() -> None:
     for first, end, length in [(3, 20, 64), (0, 5, 64), (60, 63, 64), (2, 30, 31)]:
         line = torch.zeros(length, dtype=torch.bool)
