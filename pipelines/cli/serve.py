@@ -109,8 +109,8 @@ def view(
     Example: trinat view out/ --against manual/
     """
     require_extra("serve", "fastapi", "uvicorn")
-    from trinat.pipelines.study.study import Study
     from trinat.pipelines.view.correcting import MAX_CHANGES
+    from trinat.pipelines.view.viewed import ViewedStudy
     from trinat.pipelines.view.viewer import make_app
 
     if not rater:
@@ -119,7 +119,9 @@ def view(
         except (KeyError, OSError):
             # No user name, as in a container.
             rater = "rater"
-    study = Study(results, rater, images, against, labels)
+    study = ViewedStudy(
+        results, images=images, against=against, rater=rater, labels=labels
+    )
     typer.echo(f"scans in {results}: {len(study.scans)}", err=True)
     _open(make_app(study), port, no_browser=no_browser, max_body=MAX_CHANGES)
     return Exit.OK

@@ -62,7 +62,7 @@ from trinat.pipelines.study.ratings import (
     use_of_ratings,
 )
 from trinat.pipelines.study.record import ScanResult, measured_in
-from trinat.pipelines.study.results import Results
+from trinat.pipelines.study.study import Study
 from trinat.segmentation.data.identity import clash_among
 from trinat.segmentation.errors import EvaluationError
 from trinat.segmentation.io.files import write_whole
@@ -91,12 +91,14 @@ _OUTPUTS = (*_TABLES, "figures", "report.html")
 class Known:
     """Label maps of a report, with the tables that are read before anything is measured.
 
-    `scheme` is the label scheme to measure with, and `files` are the label maps. `norms` are the
-    normative values by age and sex from the user's table; None if no table was given. `ratings` are
-    the judgements of people from ratings.tsv. `table` is the path of the participants table, and
-    `matched` has the row of this table for each label map.
+    `study` has the run ledgers next to the label maps, and `files` are the label maps. `scheme` is
+    the label scheme to measure with. `norms` are the normative values by age and sex from the
+    user's table; None if no table was given. `ratings` are the judgements of people from
+    ratings.tsv. `table` is the path of the participants table, and `matched` has the row of this
+    table for each label map.
     """
 
+    study: Study
     scheme: LabelScheme
     norms: Norms | None
     ratings: list[Rating]
@@ -121,16 +123,14 @@ class MeasuredScan:
 class MeasuredGroup:
     """All measured label maps of a report, with the tables and run ledgers that describe them.
 
-    `known` has the label maps and the tables that the user named, and `results` the rows of the run
-    ledgers next to the label maps. `measured` has an item for each label map that could be
-    measured. `in_part` are structures that raters rejected but that are included in a measured
-    volume, as a part of another structure: each is (SHA-256 of the label map, name of the
-    structure). `failures` has a tuple (name, reason) for each scan without volumes. `digests` are
-    the SHA-256 of the label maps.
+    `known` has the label maps, their run ledgers and the tables that the user named. `measured` has
+    an item for each label map that could be measured. `in_part` are structures that raters rejected
+    but that are included in a measured volume, as a part of another structure: each is (SHA-256 of
+    the label map, name of the structure). `failures` has a tuple (name, reason) for each scan
+    without volumes. `digests` are the SHA-256 of the label maps.
     """
 
     known: Known
-    results: Results
     measured: Sequence[MeasuredScan]
     in_part: Collection[tuple[str, str]]
     failures: Sequence[tuple[str, str]]
@@ -177,9 +177,9 @@ def report_cohort(
 
     group = measure_group(settings, progress, check)
     known = group.known
-    results = group.results
+    study = known.study
     if known.norms is not None and settings.reference is not None:
-        models = [entry.model for entry in results.entries]
+        models = [entry.model for entry in study.entries]
         refuse_other_model(known.norms, settings.reference, models)
     cohort = cohort_of(
         group.scans,
@@ -192,7 +192,7 @@ def report_cohort(
     # Found once for all sections: this looks for the file of each scan.
     longitudinal = {
         folder: participants_in(entries, folder)
-        for folder, entries in results.folders.items()
+        for folder, entries in study.folders.items()
     }
     changes = _changes(group, longitudinal, cohort, settings)
     sections = [
@@ -211,8 +211,8 @@ def report_cohort(
         written = _write_tables(settings.out, cohort, sections, changes)
         facts = provenance(started, settings.command, known.scheme.name)
         facts["predictions"] = str(settings.predictions)
-        if len(results.models) > 1:
-            number = len(results.models)
+        if len(study.models) > 1:
+            number = len(study.models)
             facts["models"] = f"{number}: volumes of different models differ"
         if settings.ratings:
             facts["ratings"] = use_of_ratings(
@@ -224,7 +224,7 @@ def report_cohort(
         corrected = corrected_among(known.files)
         if corrected:
             facts["corrections"] = corrected
-        taught = taught_by_models(results.entries)
+        taught = taught_by_models(study.entries)
         if taught:
             facts["training"] = " ".join(taught)
         _write_page(settings, group, cohort, facts, sections, changes)
@@ -244,14 +244,14 @@ def measure_group(
     (subject, age, sex, site and group), and `table` is the path of the participants table. Raises
     EvaluationError if no label map could be measured, or if all scans are left out.
     """
-    results = Results(settings.predictions)
-    known = _read_known(settings, results)
+    known = _read_known(settings)
+    study = known.study
     found = known.files
     corrected = corrected_among(found)
     if corrected:
         _log.info("%s", corrected)
-    unfit = results.unfit(found)
-    fit = [file for file in found if file.result not in unfit]
+    checked = study.checked(found)
+    fit = [file for file in checked if not file.unfit]
     check(_facts_of(fit, known, settings.excluded), known.table)
     volumes = measure_volumes(
         fit, settings.labels, settings.trust_affine, settings.jobs, progress
@@ -260,13 +260,9 @@ def measure_group(
 
     # Label maps that are unfit or could not be read, and scans without a label map.
     failures = [
-        *((file.name, unfit[file.result]) for file in found if file.result in unfit),
+        *((file.name, file.unfit) for file in checked if file.unfit),
         *((each.file.name, each.failure) for each in volumes if each.failure),
-        *(
-            (entry.case, entry.reason)
-            for entry in results.entries
-            if entry.status == "failed"
-        ),
+        *((entry.case, entry.reason) for entry in study.failed),
     ]
     for name, reason in failures:
         _log.warning("%s: %s", name, reason)
@@ -285,16 +281,16 @@ def measure_group(
     for scan in scans:
         if scan.left_out:
             _log.info("%s: left out, %s", scan.name, scan.left_out)
-    if len(results.models) > 1:
-        _log.warning("results of %d models, whose volumes differ", len(results.models))
+    if len(study.models) > 1:
+        _log.warning("results of %d models, whose volumes differ", len(study.models))
     two_kinds = _two_kinds_of_heads(measured)
     if two_kinds:
         _log.warning("%s", two_kinds)
     digests = frozenset(each.sha256 for each in volumes)
-    return MeasuredGroup(known, results, measured, in_part, failures, digests)
+    return MeasuredGroup(known, measured, in_part, failures, digests)
 
 
-def _read_known(settings: CohortSettings, results: Results) -> Known:
+def _read_known(settings: CohortSettings) -> Known:
     """Read the label scheme and the tables of a report, find the label maps, and match the two.
 
     Equal names of participants in several folders, and several label maps of one scan, are logged.
@@ -307,7 +303,10 @@ def _read_known(settings: CohortSettings, results: Results) -> Known:
         norms = read_norms(settings.reference, scheme)
     ratings = read_given(settings.ratings)
 
-    files = results.find(parcels=scheme.has_parcels, corrected=not settings.uncorrected)
+    study = Study(settings.predictions)
+    files = study.label_maps(
+        parcels=scheme.has_parcels, corrected=not settings.uncorrected
+    )
     table = settings.participants or settings.predictions / "participants.tsv"
     matched = match_participants(
         table,
@@ -321,7 +320,7 @@ def _read_known(settings: CohortSettings, results: Results) -> Known:
     twice = two_maps_of_a_scan(files)
     if twice:
         _log.warning("%s: each map counts as a scan", twice)
-    return Known(scheme, norms, ratings, files, table, matched)
+    return Known(study, scheme, norms, ratings, files, table, matched)
 
 
 def _facts_of(

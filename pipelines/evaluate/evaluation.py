@@ -81,11 +81,11 @@ def evaluate_predictions(
     unfit = []
     fit = []
     for task in plan_tasks(inputs):
-        reason = inputs.unfit.get(task.pair.prediction.path)
-        if reason is None:
-            fit.append(task)
-        else:
+        reason = task.pair.prediction.unfit
+        if reason:
             unfit.append(Done(task, failure=reason))
+        else:
+            fit.append(task)
     jobs = settings.jobs or cpu_count()
     done = unfit + measure_all(fit, jobs, progress)
 
@@ -225,8 +225,8 @@ def _notices(inputs: Inputs, done: Sequence[Done]) -> list[str]:
     model.
     """
     lines: set[str] = set()
-    for of_model in inputs.results.values():
-        lines.update(taught_by_models(of_model.entries))
+    for study in inputs.studies.values():
+        lines.update(taught_by_models(study.entries))
     for model in inputs.pairings:
         measured = [
             result.task.pair.prediction for result in done if result.task.model == model

@@ -29,8 +29,7 @@ from trinat.pipelines.study.ratings import (
     rejected_structures,
     rejections,
 )
-from trinat.pipelines.study.record import measured_in
-from trinat.pipelines.study.results import Results
+from trinat.pipelines.study.study import Study
 from trinat.segmentation.data.identity import clash_among
 from trinat.segmentation.data.store import Store
 from trinat.segmentation.errors import ConfigError, EvaluationError
@@ -56,10 +55,9 @@ class Inputs:
     - `store` is None if the ground truth is not in a store; else `subjects` are the names of the
       subjects to evaluate.
     - `images` are the scans to show in the report.
-    - `results` (run ledgers), `pairings` (pairs of files) and `numberings` (of label numbers) have
-      an item for each model, by the model's name. A model whose label numbers are FreeSurfer's has
-      no item in `numberings`.
-    - `unfit` maps the path of each prediction that cannot be measured to the reason.
+    - `studies` (predictions with run ledgers), `pairings` (pairs of files) and `numberings` (of
+      label numbers) have an item for each model, by the model's name. A model whose label numbers
+      are FreeSurfer's has no item in `numberings`.
     - `ratings` are the judgements of people from ratings.tsv.
     """
 
@@ -69,11 +67,10 @@ class Inputs:
     store: Store | None
     subjects: tuple[str, ...]
     images: list[ScanFile]
-    results: dict[str, Results]
+    studies: dict[str, Study]
     pairings: dict[str, Pairing]
     truth_numbering: FoldingTable | None
     numberings: dict[str, FoldingTable | None]
-    unfit: dict[Path, str]
     ratings: list[Rating]
 
 
@@ -92,7 +89,7 @@ def named_models(predictions: Sequence[Path], names: Sequence[str]) -> dict[str,
     chosen = list(names)
     if not chosen:
         for place in predictions:
-            entries = Results(place).entries
+            entries = Study(place).entries
             models = {entry.result.model for entry in entries if entry.outputs}
             # A ledger with no model or with several does not give a name for these predictions.
             if len(models) == 1 and "" not in models:
@@ -142,8 +139,8 @@ def gather(settings: EvaluationSettings) -> Inputs:
     if clash:
         _log.warning("%s", clash)
 
-    results = {model: Results(place) for model, place in settings.models.items()}
-    predictions, unfit = find_predictions(settings, scheme, results)
+    studies = {model: Study(place) for model, place in settings.models.items()}
+    predictions = find_predictions(settings, scheme, studies)
     pairings: dict[str, Pairing] = {}
     for model, files in predictions.items():
         pairings[model] = pair_files(truths, files, guess=True)
@@ -161,47 +158,37 @@ def gather(settings: EvaluationSettings) -> Inputs:
         store=store,
         subjects=subjects,
         images=images,
-        results=results,
+        studies=studies,
         pairings=pairings,
         truth_numbering=truth_numbering,
         numberings=numberings,
-        unfit=unfit,
         ratings=read_given(settings.ratings),
     )
 
 
 def find_predictions(
-    settings: EvaluationSettings, scheme: LabelScheme, results: Mapping[str, Results]
-) -> tuple[dict[str, list[ScanFile]], dict[Path, str]]:
+    settings: EvaluationSettings, scheme: LabelScheme, studies: Mapping[str, Study]
+) -> dict[str, list[ScanFile]]:
     """Find the label maps of each model, by its name; log scans that failed in `trinat predict`.
 
-    `results` has the run ledger of each model. The second result maps the path of each label map
-    that cannot be measured to the reason.
+    `studies` has the predictions of each model. Label maps that must not be measured have the
+    reason in `ScanFile.unfit`.
     """
     found: dict[str, list[ScanFile]] = {}
-    unfit: dict[Path, str] = {}
-    for model, of_model in results.items():
-        files = of_model.find(
+    for model, study in studies.items():
+        label_maps = study.label_maps(
             parcels=scheme.has_parcels, corrected=not settings.uncorrected
         )
-        why = of_model.unfit(files)
-        for file in files:
-            if file.result in why:
-                unfit[file.path] = why[file.result]
-        for entry in of_model.entries:
-            if entry.status == "failed":
-                _log.warning(
-                    "%s, %s: failed in trinat predict: %s",
-                    entry.case,
-                    model,
-                    entry.reason,
-                )
-        found[model] = files
-    return found, unfit
+        found[model] = study.checked(label_maps)
+        for entry in study.failed:
+            _log.warning(
+                "%s, %s: failed in trinat predict: %s", entry.case, model, entry.reason
+            )
+    return found
 
 
 def made_of_model(
-    results: Results,
+    study: Study,
     scheme: LabelScheme,
     not_predicted: Collection[str],
     csf: Csf | None,
@@ -209,13 +196,13 @@ def made_of_model(
 ) -> Made:
     """Return which structures a model predicts and how it defines CSF.
 
-    Both are taken from the run ledger in `results`. `not_predicted` are further structures that the
-    user declares as not predicted; ConfigError if the scheme lacks one of them. `csf` is the
+    Both are taken from the run ledger of the `study`. `not_predicted` are further structures that
+    the user declares as not predicted; ConfigError if the scheme lacks one of them. `csf` is the
     definition of CSF to use if the ledger has none; None if the user has named none. `rated` are
     the structures in people's ratings.
     """
-    names = measured_in(scheme, results.structures, results.parcels)
-    made = made_by(names, rated, scheme, not_predicted, results.csf or csf)
+    names = study.measured(scheme)
+    made = made_by(names, rated, scheme, not_predicted, study.csf or csf)
     made.left_out(scheme)
     return made
 
@@ -231,12 +218,12 @@ def plan_tasks(inputs: Inputs) -> list[Task]:
     rated = rejected_structures(inputs.ratings)
     # Unless the options or a ledger say otherwise, CSF of the truth is the small region of
     # FreeSurfer, not all fluid inside the skull.
-    truth_csf = settings.csf or Results(inputs.truth).csf or "region"
+    truth_csf = settings.csf or Study(inputs.truth).csf or "region"
     csf_pred = one_each(settings.csf_pred, settings.models, "--csf-pred")
     tasks = []
     for model, pairing in inputs.pairings.items():
         made = made_of_model(
-            inputs.results[model],
+            inputs.studies[model],
             inputs.scheme,
             settings.not_predicted,
             csf_pred.get(model),

@@ -270,7 +270,7 @@ def _model_of(measured: MeasuredGroup, folder: Path) -> str:
 
     Raises ConfigError for label maps of several models.
     """
-    models = measured.results.models
+    models = measured.known.study.models
     if len(models) > 1:
         raise ConfigError(
             f"has results of {len(models)} models, whose volumes differ",

@@ -99,6 +99,6 @@ def next_scans(settings: NextSettings) -> tuple[list[Next], int]:
     The scan whose correction is expected to help most comes first. Raises EvaluationError if no
     scan has a result.
     """
-    study = Study(settings.results, rater="", against=settings.labels)
+    study = Study(settings.results, against=settings.labels)
     elsewhere = {scan.case for scan in study.scans if study.other(scan) is not None}
     return next_of(study, settings.most, elsewhere)

@@ -162,9 +162,7 @@ def learn(
     """
     check_out(settings.out, settings.overwrite)
     if study is None:
-        study = Study(
-            settings.results, rater="", images=settings.images, against=settings.labels
-        )
+        study = Study(settings.results, images=settings.images, against=settings.labels)
     material = _prepare_material(study, settings)
     participants = len(set(material.participants))
     what = f"{count(len(material.scans), 'corrected scan')} of {count(participants, 'participant')}"

@@ -188,7 +188,7 @@ class Learner:
         If the server stops, the process is killed and nothing is recorded; the next start of the
         server begins the job again.
         """
-        scans = _GivenScans(self._study.folder, rater="", given=self.corrected)
+        scans = _GivenScans(self._study.folder, given=self.corrected)
         receiver, sender = multiprocessing.Pipe(duplex=False)
         # Not fork, because this process has threads.
         process = multiprocessing.get_context("spawn").Process(

@@ -1,4 +1,4 @@
-"""Scans of the queue as a `Study`: the list of scans that the page of `trinat view` shows.
+"""Scans of the queue as a `ViewedStudy`: the list of scans that the page of `trinat view` shows.
 
 At each request, the list is made from the current queue rather than from the run ledger of a
 folder. The page can save corrections of the segmentations, but no ratings.
@@ -17,7 +17,7 @@ from trinat.pipelines.study.corrections import Correction
 from trinat.pipelines.study.entry import Entry
 from trinat.pipelines.study.files import ScanFile
 from trinat.pipelines.study.naming import PLAIN_LABEL_TABLE, PLAIN_PARCEL_TABLE, Product
-from trinat.pipelines.study.study import Study
+from trinat.pipelines.view.viewed import ViewedStudy
 from trinat.segmentation.errors import InputError
 from trinat.segmentation.labels.scheme import LabelScheme
 
@@ -40,7 +40,7 @@ def study_of(
 
 
 @dataclass(frozen=True)
-class QueueStudy(Study):
+class QueueStudy(ViewedStudy):
     """Scans of a queue as a study: newest first, without ratings.
 
     A scan is identified by the number that it got when it was accepted, because its position in the
@@ -104,7 +104,7 @@ class QueueStudy(Study):
     def overview(self) -> dict[str, object]:
         """Return the title and properties of the list of scans, for the page.
 
-        To those of `Study.overview` it adds that this is a service, and whether volumes are
+        To those of `ViewedStudy.overview` it adds that this is a service, and whether volumes are
         compared with normative values.
         """
         return {
@@ -119,8 +119,8 @@ class QueueStudy(Study):
     ) -> list[dict[str, object]]:
         """Return the rows of the page's list of scans, with the state of each scan in the queue.
 
-        `ratings` are passed on to `Study.scan_rows`. Scans that were accepted or deleted meanwhile
-        have no row.
+        `ratings` are passed on to `ViewedStudy.scan_rows`. Scans that were accepted or deleted
+        meanwhile have no row.
         """
         submissions = {submission.id: submission for submission in self.submissions}
         rows = []

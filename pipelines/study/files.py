@@ -117,6 +117,7 @@ class ScanFile:
     folder: Path = Path()
     case: str = ""
     is_missing: bool = False  # without a label map
+    unfit: str = ""  # reason not to use the label map, after `Study.checked`
 
     @property
     def result(self) -> Path:

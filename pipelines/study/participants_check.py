@@ -16,7 +16,7 @@ from trinat.pipelines.study.participants_table import (
     read_participants,
     refuse_problems,
 )
-from trinat.pipelines.study.results import Results
+from trinat.pipelines.study.study import Study
 from trinat.segmentation.data.identity import Named as NamedScan
 from trinat.segmentation.data.identity import clash_among, identify
 from trinat.segmentation.errors import ConfigError, DatasetError, one_line
@@ -156,7 +156,7 @@ def describe_table(
         for name, facts in participants_table.facts.items():
             yield _row(name, *_cells(facts))
     else:
-        files = Results(results).find()
+        files = Study(results).label_maps()
         matched = participants_table.match(
             (file.name, file.participant) for file in files
         )

@@ -1,27 +1,21 @@
-"""Folder of results as shown by the viewer: its scans and their files, from ledgers and tables.
+"""Study: the scans of a folder of results, from its ledgers, label maps and corrections.
 
-No voxel is read here: a folder with 100,000 scans is listed by its ledgers. Label maps are hashed
-one by one, when a scan is viewed or one of its ratings is listed.
+Ledgers are read once. No voxel is read, except for corrections by `Study.checked`: a folder with
+100,000 scans is listed by its ledgers.
 """
 
 from __future__ import annotations
 
-import re
-from collections import defaultdict
+import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
 
-import numpy as np
-
-from trinat.pipelines.study.corrections import (
-    Correction,
-    list_correction,
-)
-from trinat.pipelines.study.discovery import absolute
-from trinat.pipelines.study.entry import Entry
+from trinat.pipelines.jobs.process import cpu_count
+from trinat.pipelines.study.discovery import absolute, walk
+from trinat.pipelines.study.entry import Entry, digest_of
 from trinat.pipelines.study.files import (
     ScanFile,
     file_below,
@@ -29,81 +23,159 @@ from trinat.pipelines.study.files import (
     find_images,
     name_files,
 )
-from trinat.pipelines.study.naming import (
-    CORRECTIONS,
-    FOLD,
-    LABEL_TABLE,
-    LAYERS,
-    PLAIN_LABEL_TABLE,
-    WORK,
-    Product,
+from trinat.pipelines.study.ledger import (
+    LEDGERS,
+    LedgerContents,
+    ledgers_in,
+    read_ledgers,
+    with_folds,
 )
+from trinat.pipelines.study.naming import Product
 from trinat.pipelines.study.pairing import pair_files
-from trinat.pipelines.study.ratings import (
-    RATINGS,
-    VERDICTS,
-    Rating,
-    agreement_table,
-    read_ratings,
-    save_rating,
-)
-from trinat.pipelines.study.record import GRADES
-from trinat.pipelines.study.results import Results
+from trinat.pipelines.study.record import measured_in
 from trinat.segmentation.data.sources.base import natural_order
-from trinat.segmentation.errors import ConfigError, InputError
-from trinat.segmentation.io.files import read_rows, sha256_of
-from trinat.segmentation.labels import DEFAULT_SCHEME
-from trinat.segmentation.labels.scheme import load_scheme
+from trinat.segmentation.errors import ConfigError, InputError, IntegrityError
+from trinat.segmentation.io.files import sha256_of
+from trinat.segmentation.labels import Csf
+from trinat.segmentation.labels.scheme import LabelScheme
 
-# Number of quantiles to which a structure's volumes are reduced, so that the page of 100,000 scans
-# is small.
-_QUANTILES = 101
-_COLOR = re.compile(r"#[0-9A-Fa-f]{6}")
-
-
-@dataclass(frozen=True)
-class Structure:
-    """Row of a label table: number, name and colour of a structure."""
-
-    number: int  # in label maps
-    name: str
-    abbreviation: str
-    color: str  # as #RRGGBB
+# Number of folders above a file that are searched for the ledger of its result.
+_FOLDERS_ABOVE = 4
 
 
 @dataclass(frozen=True)
 class Study:
-    """A folder of results that is shown in the viewer, and the folders to compare it with.
+    """Scans with their results, and the folders of further files of these scans.
 
-    `rater` is the name under which ratings and corrections are saved. `images` is a folder to
-    search for the scans if they have moved since the run; `against` is a folder of other label maps
-    of the same scans. None if not used. `labels` is the name of the label scheme (numbers, names
-    and colours of structures) of a folder without a label table.
+    `folder` is an output folder, a folder that has output folders in it, or a folder or file inside
+    an output folder. In the last case only the entries with an output there are used. Label maps of
+    other programs have no entries. `images` is a folder to search for the images if they have moved
+    since the run; `against` is a folder of other label maps of the same scans. None if not used.
     """
 
     folder: Path
-    rater: str
     images: Path | None = None
     against: Path | None = None
-    labels: str = DEFAULT_SCHEME
+
+    @cached_property
+    def _ledgers(self) -> dict[Path, LedgerContents]:
+        """Joint content of the ledgers in each output folder that belongs to `folder`.
+
+        Ledgers that cannot be parsed are skipped, unless they are in `folder` itself.
+        """
+        found = {}
+        for folder in _output_folders(self.folder):
+            try:
+                found[folder] = read_ledgers(ledgers_in(folder))
+            except IntegrityError:
+                # In a subfolder, it is a file of another program.
+                if ledgers_in(self.folder):
+                    raise
+        return found
+
+    @cached_property
+    def folders(self) -> dict[Path, list[Entry]]:
+        """Ledger entries of the scans of each output folder."""
+        here = absolute(self.folder)
+        entries_of = {}
+        for folder, contents in self._ledgers.items():
+            is_in_place = absolute(folder).is_relative_to(here)
+            entries_of[folder] = [
+                entry
+                for entry in contents.entries.values()
+                if is_in_place
+                or any(
+                    absolute(folder / name).is_relative_to(here)
+                    for name in entry.outputs
+                )
+            ]
+        return entries_of
+
+    @cached_property
+    def entries(self) -> list[Entry]:
+        """Ledger entries of all scans, over all output folders."""
+        return [entry for entries in self.folders.values() for entry in entries]
 
     @property
-    def corrector(self) -> str:
-        """Name under which corrections are saved."""
-        return self.rater
+    def failed(self) -> list[Entry]:
+        """Ledger entries of the scans that could not be segmented."""
+        return [entry for entry in self.entries if entry.status == "failed"]
 
-    def drafts(self, scan: ScanFile) -> Path:
-        """Return the folder of correction drafts, which is shared by all scans."""
-        return self.folder / WORK / "drafts"
+    @property
+    def models(self) -> set[str]:
+        """Hashes of the models that made the results, as far as they are known."""
+        done = [entry for entry in self.entries if entry.status == "done"]
+        return {entry.model for entry in done if entry.model}
 
-    def on_draft_saved(self, scan: ScanFile) -> None:
-        """Record that a draft was saved; a folder of results needs no record."""
+    def measured(self, scheme: LabelScheme) -> set[str]:
+        """Return the structures and parcels of a label scheme that have a volume in any result."""
+        results = [entry.result for entry in self.entries]
+        structures = {name for result in results for name in result.volumes_mm3}
+        parcels = {name for result in results for name in result.parcels}
+        return measured_in(scheme, structures, parcels)
 
-    def on_correction_saved(
-        self, scan: ScanFile, correction: Correction, lock: Path
-    ) -> None:
-        """Record that a correction was saved."""
-        list_correction(self.folder / CORRECTIONS, scan.case, correction, lock=lock)
+    @property
+    def csf(self) -> Csf | None:
+        """Meaning of CSF in the results: "intracranial" (all fluid) if any model means that.
+
+        Otherwise "region", or None if no entry says it.
+        """
+        meanings = {entry.result.csf for entry in self.entries} - {None}
+        if "intracranial" in meanings:
+            return "intracranial"
+        return next(iter(meanings), None)
+
+    def label_maps(
+        self, *, parcels: bool = False, corrected: bool = True
+    ) -> list[ScanFile]:
+        """Return the label maps as `find_files` does, each with its ledger entry if there is one.
+
+        With `parcels`, maps of cortical parcels are preferred. Without `corrected`, label maps are
+        returned as they were before correction by hand.
+        """
+        entries = {
+            absolute(folder / name): entry
+            for folder, of_folder in self.folders.items()
+            for entry in of_folder
+            for name in entry.outputs
+        }
+        return find_files(
+            self.folder, parcels=parcels, corrected=corrected, entries=entries
+        )
+
+    def checked(self, label_maps: Sequence[ScanFile]) -> list[ScanFile]:
+        """Return label maps with the reason, in `ScanFile.unfit`, if they must not be used.
+
+        A label map is unfit if its scan has changed since, or if a later run has failed or was not
+        finished. A label map that the user has changed or added is never unfit. A corrected label
+        map is unfit if its correction was made on another scan, or if `Correction.why_unfit` finds
+        it wrong.
+        """
+        with ThreadPoolExecutor(cpu_count()) as pool:
+            reasons = list(pool.map(self._why_unfit, label_maps))
+        return [
+            replace(file, unfit=reason)
+            for file, reason in zip(label_maps, reasons, strict=True)
+        ]
+
+    def _why_unfit(self, file: ScanFile) -> str:
+        """Return why a label map is no longer a valid result of its scan; "" if it is valid."""
+        scan = ""
+        for folder, contents in self._ledgers.items():
+            name = os.path.relpath(file.result, folder)
+            if name not in contents.writers:
+                continue
+            entry = contents.entries.get(contents.writers[name])
+            scan = "" if entry is None else entry.input_sha256
+            digest = str(digest_of(folder / name))
+            if (name, digest) in contents.written:
+                reason = _why_outdated(entry, name, digest, folder)
+                if reason:
+                    return reason
+        correction = file.correction if file.corrects else None
+        if correction is None:
+            return ""
+        return correction.why_unfit(scan)
 
     @cached_property
     def scans(self) -> list[ScanFile]:
@@ -111,7 +183,7 @@ class Study:
         if not self.folder.is_dir():
             remedy = "give the --out of trinat predict"
             raise ConfigError("no such folder", where=self.folder, remedy=remedy)
-        scans = _scans_of_ledgers(self.folder)
+        scans = self._scans_of_ledgers()
         if not scans:
             # These are label maps of another origin.
             for file in find_files(self.folder, corrected=False):
@@ -121,38 +193,6 @@ class Study:
         return sorted(
             scans, key=lambda scan: (scan.entry.doubt, natural_order(scan.case))
         )
-
-    @cached_property
-    def structures(self) -> list[Structure]:
-        """Structures in the label maps, with number, name and colour; without background."""
-        structures = self._structures_in_tables()
-        if not structures:
-            # Without a label table, the files have FreeSurfer's numbers.
-            for label in load_scheme(self.labels).labels[1:]:
-                structures.append(
-                    Structure(
-                        label.fs_id, label.name, label.abbreviation, label.hex_color
-                    )
-                )
-        return structures
-
-    @cached_property
-    def layers(self) -> dict[str, list[Structure]]:
-        """Cortical parcels and parts of the corpus callosum, with number, name and colour.
-
-        Keys are "parcels" and "callosum"; a key is missing if there is no table of its labels.
-        """
-        found = {layer: self._structures_in_tables(layer) for layer in LAYERS}
-        return {layer: structures for layer, structures in found.items() if structures}
-
-    def _structures_in_tables(self, layer: str = "") -> list[Structure]:
-        """Read the label table of the folder, or else of the first output folder in it with one.
-
-        `layer` is as for `structures_in`. The list is empty without a table.
-        """
-        folders = dict.fromkeys([self.folder, *(scan.folder for scan in self.scans)])
-        tables = (structures_in(folder, layer) for folder in folders)
-        return next(filter(None, tables), [])
 
     def __getitem__(self, number: int) -> ScanFile:
         """Return a scan by its position in the list; raise InputError if there is none."""
@@ -180,163 +220,6 @@ class Study:
         """Return the label map of the same scan in `against`; None if there is none."""
         return self._others.get(scan.case)
 
-    def overview(self) -> dict[str, object]:
-        """Return all that the viewer's list of scans shows, as JSON values.
-
-        - `title` is the name of the folder, and `against` that of the folder to compare with, ""
-          without.
-        - `scans` has a row for each scan, as `scan_rows` returns them.
-        - `structures` has each structure with its volumes in all scans. `layers` has the same for
-          cortical parcels ("parcels") and parts of the corpus callosum ("callosum").
-        - `grades` and `verdicts` are the possible grades and ratings, `rater` and `corrector` the
-          names under which ratings and corrections are saved, and `raters` is the number of raters.
-        """
-        ratings = self.ratings()
-        against = ""
-        if self.against:
-            against = self.against.resolve().name
-        return {
-            "title": self.folder.resolve().name,
-            "grades": GRADES,
-            "rater": self.rater,
-            "corrector": self.corrector,
-            "raters": len({rating["rater"] for rating in ratings}),
-            "against": against,
-            "verdicts": VERDICTS,
-            "structures": self._structure_rows(self.structures),
-            "layers": {
-                layer: self._structure_rows(structures)
-                for layer, structures in self.layers.items()
-            },
-            "scans": self.scan_rows(ratings),
-        }
-
-    def scan_rows(
-        self, ratings: Sequence[Mapping[str, object]]
-    ) -> list[dict[str, object]]:
-        """Return a row for each scan of the viewer's list, as JSON values.
-
-        `ratings` are all ratings of the study, as `ratings` returns them. A row has the number of
-        the scan, its name, grade and reasons, the agreement of its views, and the current rater's
-        own rating of the whole scan (None without one). `there` is True if there is a label map of
-        structures; `layers` names the other label maps.
-        """
-        own_ratings = {}
-        for rating in ratings:
-            if rating["mine"] and not rating["structure"]:
-                own_ratings[rating["scan"]] = rating
-        rows = []
-        for number, scan in enumerate(self.scans):
-            row: dict[str, object] = {"number": number}
-            row |= _facts(scan)
-            row["agreement"] = scan.entry.result.mean_agreement
-            row["there"] = scan.labels is not None
-            row["layers"] = list(scan.layers)
-            row["rating"] = own_ratings.get(scan.case)
-            rows.append(row)
-        return rows
-
-    def _structure_rows(
-        self, structures: Sequence[Structure]
-    ) -> list[dict[str, object]]:
-        """Return each structure with its volumes in mm³ in all scans, as JSON values.
-
-        More than 101 volumes are reduced to 101 quantiles; `count` is the number of scans. Rejected
-        scans and rejected structures are omitted.
-        """
-        volumes: dict[str, list[float]] = defaultdict(list)
-        for scan in self.scans:
-            counted = scan.entry.result.counted_volumes(layers=True)
-            for name, volume in counted.items():
-                volumes[name].append(volume)
-        rows = []
-        for structure in structures:
-            row = asdict(structure)
-            of_study = sorted(volumes[structure.name])
-            row["count"] = len(of_study)
-            if len(of_study) > _QUANTILES:
-                of_study = np.quantile(of_study, np.linspace(0, 1, _QUANTILES)).tolist()
-            row["volumes"] = of_study
-            rows.append(row)
-        return rows
-
-    def detail(self, scan: ScanFile) -> dict[str, object]:
-        """Return all that the viewer's page of one scan shows, as JSON values.
-
-        `result` has the numbers of the segmentation, `sha256` the hash of the label map, and
-        `ratings` the ratings of the scan. `scan`, `entropy`, `mask` and `against` are True if there
-        is such a file. `counted` names the structures that group statistics use.
-        """
-        ratings = [rating for rating in self.ratings() if rating["scan"] == scan.case]
-        return {
-            **_facts(scan),
-            "result": scan.entry.result.as_json(),
-            "sha256": digest(scan.newest_labels),
-            "scan": self.image(scan) is not None,
-            "entropy": scan.output(Product.ENTROPY) is not None,
-            "mask": scan.output(Product.BRAIN_MASK) is not None,
-            "against": self.other(scan) is not None,
-            "ratings": ratings,
-            "counted": list(scan.entry.result.counted_volumes(layers=True)),
-        }
-
-    def rate(
-        self,
-        scan: ScanFile,
-        structure: str,
-        rating: str,
-        remark: str,
-        sha256: str,
-    ) -> None:
-        """Save the rater's verdict on a scan, or on one structure of it.
-
-        `structure` is "" for the whole scan. `rating` is one of `VERDICTS`, or "" to withdraw the
-        verdict. `sha256` is the hash of the label map that the rater saw. InputError is raised if
-        the label map has changed since, or if the study has no such structure.
-        """
-        if not sha256 or digest(scan.newest_labels) != sha256:
-            what = "has changed since it was shown"
-            raise InputError(what, where=scan.case, remedy="reload")
-        known = [each.name for each in self.structures]
-        if structure and structure not in known:
-            raise InputError(f"no structure {structure!r} in this study")
-        saved = Rating(
-            scan=scan.case,
-            structure=structure,
-            rating=rating,
-            remark=" ".join(remark.split()),
-            rater=self.rater,
-            rated=datetime.now(UTC).isoformat(timespec="seconds"),
-            sha256=sha256,
-        )
-        lock = self.folder / WORK / "lock.ratings"
-        save_rating(self.folder / RATINGS, saved, lock=lock)
-
-    def ratings(self) -> list[dict[str, object]]:
-        """Return all ratings of the results as JSON values, with the fields of `Rating`.
-
-        In addition, `mine` is True for ratings by this rater, and `stale` if the label map has
-        changed since the rating.
-        """
-        label_maps = {scan.case: scan.newest_labels for scan in self.scans}
-        rows = []
-        for rating in read_ratings(self.folder / RATINGS):
-            row = asdict(rating)
-            row["mine"] = rating.rater == self.rater
-            row["stale"] = digest(label_maps.get(rating.scan)) != rating.sha256
-            rows.append(row)
-        return rows
-
-    def raters(self) -> list[dict[str, object]]:
-        """Return how well each pair of raters agrees, as rows of `agreement_table` in JSON values.
-
-        An undefined kappa is None.
-        """
-        table = agreement_table(read_ratings(self.folder / RATINGS)).astype(object)
-        known = table.where(table.notna(), None)
-        rows = known.values.tolist()
-        return [dict(zip(known.columns, row, strict=True)) for row in rows]
-
     @cached_property
     def _images(self) -> Mapping[str, Path]:
         """Paths of the scans in the folder `images`, by the name of the scan in the list."""
@@ -352,36 +235,67 @@ class Study:
             return {}
         return _files_of_scans(self.scans, find_files(self.against))
 
+    def _scans_of_ledgers(self) -> list[ScanFile]:
+        """Return the scans in the ledgers, except skipped ones."""
+        scans = []
+        entries = {}
+        for folder, of_folder in self.folders.items():
+            for entry in of_folder:
+                if entry.status == "skipped" or not folder.is_relative_to(self.folder):
+                    continue
+                case = folder / entry.case
+                labels = entry.output(folder, Product.LABELS)
+                # A failed scan has the participant in the name of its case.
+                path = labels or case.with_name(f"{case.name}.nii.gz")
+                scan = replace(
+                    file_below(self.folder, path),
+                    folder=folder,
+                    case=case.relative_to(self.folder).as_posix(),
+                    is_missing=labels is None,
+                )
+                scans.append(scan)
+                entries[absolute(path)] = entry
+        return name_files(scans, self.folder, entries)
 
-def _scans_of_ledgers(study: Path) -> list[ScanFile]:
-    """Return the scans in the ledgers of a folder of results, `study`, except skipped ones."""
-    scans = []
-    entries = {}
-    for folder, of_folder in Results(study).folders.items():
-        for entry in of_folder:
-            if entry.status == "skipped" or not folder.is_relative_to(study):
-                continue
-            case = folder / entry.case
-            labels = entry.output(folder, Product.LABELS)
-            # A failed scan has the participant in the name of its case.
-            path = labels or case.with_name(f"{case.name}.nii.gz")
-            scan = replace(
-                file_below(study, path),
-                folder=folder,
-                case=case.relative_to(study).as_posix(),
-                is_missing=labels is None,
-            )
-            scans.append(scan)
-            entries[absolute(path)] = entry
-    return name_files(scans, study, entries)
 
+def _output_folders(place: Path) -> list[Path]:
+    """Return the output folders that belong to a path: folders that contain a ledger.
 
-def _facts(scan: ScanFile) -> dict[str, object]:
-    """Return name, grade and reasons (`why`) of a scan for the viewer's list, as JSON values.
-
-    The grade of a scan without a grade is its status, such as "failed".
+    These are the folder itself with the folders of its folds; else all folders below it; else the
+    nearest folder above it, up to four levels.
     """
-    return {"name": scan.case, "grade": scan.entry.grade, "why": scan.entry.why}
+    if ledgers_in(place):
+        return with_folds(place)
+    if place.is_dir():
+        ledgers = walk(place, wanted=lambda path: path.match(LEDGERS))
+        below = sorted({path.parent for path in ledgers})
+        if below:
+            return below
+    for above in absolute(place).parents[:_FOLDERS_ABOVE]:
+        if ledgers_in(above):
+            return [above]
+    return []
+
+
+def _why_outdated(entry: Entry | None, name: str, digest: str, folder: Path) -> str:
+    """Return why a file of a run is no longer the result of its scan; "" if it still is.
+
+    `entry` is the case's ledger entry, None without a finished run; `name` is the path of the file
+    below the output folder `folder`, and `digest` its present SHA-256.
+    """
+    not_of_last_run = (
+        "is not of the last run that was finished: run trinat predict again"
+    )
+    if entry is None:
+        return not_of_last_run
+    if entry.status == "done" and entry.outputs.get(name) != digest:
+        return not_of_last_run
+    if entry.status != "done":
+        return f"is an old result: its scan has failed since ({entry.reason})"
+    now = entry.digest_of_scan(folder)
+    if now is not None and now != entry.input_sha256:
+        return "is an old result: its scan was changed since; run trinat predict again"
+    return ""
 
 
 def _files_of_scans(
@@ -412,31 +326,3 @@ def digest(path: Path | None) -> str:
 def _digest_of(path: Path, *_: int) -> str:
     """Return a file's SHA-256, cached as long as path, time, size and inode stay the same."""
     return sha256_of(path)
-
-
-def structures_in(folder: Path, layer: str = "") -> list[Structure]:
-    """Read the structures in the label table of a folder or of its first fold.
-
-    The list is empty without a table. With `layer` "parcels" or "callosum", the table of cortical
-    parcels or of parts of the corpus callosum is read. Background is omitted, and so are rows with
-    an unusable number or colour.
-    """
-    plain, in_bids = PLAIN_LABEL_TABLE, LABEL_TABLE
-    if layer:
-        _, plain, in_bids = LAYERS[layer]
-    of_folds = sorted(folder.glob(FOLD.format(f"*/{plain}")))
-    tables = [folder / plain, folder / in_bids, *of_folds]
-    table = next((path for path in tables if path.is_file()), None)
-    if table is None:
-        return []
-    structures = []
-    for row in read_rows(table, required=("index", "name", "color")):
-        number = row["index"]
-        color = row["color"]
-        if not number.isdecimal() or number == "0":
-            continue
-        if not _COLOR.fullmatch(color):
-            continue
-        abbreviation = row.get("abbreviation", "")
-        structures.append(Structure(int(number), row["name"], abbreviation, color))
-    return structures

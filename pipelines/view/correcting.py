@@ -31,7 +31,8 @@ from trinat.pipelines.study.corrections import (
 )
 from trinat.pipelines.study.files import ScanFile
 from trinat.pipelines.study.naming import WORK
-from trinat.pipelines.study.study import Study, digest, structures_in
+from trinat.pipelines.study.study import digest
+from trinat.pipelines.view.viewed import ViewedStudy, structures_in
 from trinat.pipelines.view.voxels import Voxels
 from trinat.segmentation.errors import (
     GeometryError,
@@ -89,7 +90,7 @@ _DRAFT_HEADER = TypeAdapter(_DraftHeader)
 class Corrections:
     """Corrections and drafts of a study for the page; scans are given by their number."""
 
-    def __init__(self, study: Study, voxels: Voxels) -> None:
+    def __init__(self, study: ViewedStudy, voxels: Voxels) -> None:
         self._study = study
         self._voxels = voxels
 

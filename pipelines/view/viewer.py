@@ -18,8 +18,8 @@ from starlette.routing import BaseRoute, Route
 
 from trinat.pipelines.study.corrections import OvertakenError
 from trinat.pipelines.study.next_scans import next_of
-from trinat.pipelines.study.study import Study
 from trinat.pipelines.view.correcting import Corrections, Painted
+from trinat.pipelines.view.viewed import ViewedStudy
 from trinat.pipelines.view.voxels import KINDS, Voxels
 from trinat.segmentation.errors import InputError, TrinatError
 
@@ -49,13 +49,13 @@ class _Judgement(BaseModel):
     remark: Annotated[str, StringConstraints(max_length=2000)]
 
 
-def make_app(study: Study) -> Starlette:
+def make_app(study: ViewedStudy) -> Starlette:
     """Return the application for a folder of results, without any access control."""
     refused = dict.fromkeys((TrinatError, OSError), _refuse)
     return Starlette(routes=routes_of(study, Voxels(study)), exception_handlers=refused)
 
 
-def routes_of(study: Study, voxels: Voxels) -> list[BaseRoute]:
+def routes_of(study: ViewedStudy, voxels: Voxels) -> list[BaseRoute]:
     """Return the routes of the page and of its requests; `voxels` reads the files of the study."""
     answers = _Answers(study, voxels)
     return [
@@ -77,7 +77,7 @@ def routes_of(study: Study, voxels: Voxels) -> list[BaseRoute]:
 class _Answers:
     """Request handlers for a study, one method per route."""
 
-    def __init__(self, study: Study, voxels: Voxels) -> None:
+    def __init__(self, study: ViewedStudy, voxels: Voxels) -> None:
         self._study = study
         self._voxels = voxels
         self._corrections = Corrections(study, voxels)

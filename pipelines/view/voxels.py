@@ -21,7 +21,8 @@ from scipy import ndimage
 
 from trinat.pipelines.study.files import ScanFile
 from trinat.pipelines.study.naming import LAYERS, Product
-from trinat.pipelines.study.study import Study, digest, structures_in
+from trinat.pipelines.study.study import digest
+from trinat.pipelines.view.viewed import ViewedStudy, structures_in
 from trinat.segmentation.errors import InputError
 from trinat.segmentation.grid import Box, grown
 from trinat.segmentation.io.volume import Volume
@@ -43,7 +44,7 @@ _LARGE_BOX = 60**3
 class Voxels:
     """Reader of the voxel data that the page requests; caches the last volumes."""
 
-    def __init__(self, study: Study) -> None:
+    def __init__(self, study: ViewedStudy) -> None:
         """Create a reader for a study; all methods take the number of a scan in its list."""
         self._study = study
         self._lock = Lock()

@@ -33,7 +33,6 @@ from trinat.pipelines.study.files import find_files
 from trinat.pipelines.study.ledger import Ledger
 from trinat.pipelines.study.next_scans import next_of
 from trinat.pipelines.study.record import ScanResult
-from trinat.pipelines.study.results import Results
 from trinat.pipelines.study.study import Study
 from trinat.segmentation.errors import EvaluationError
 from trinat.segmentation.io.files import sha256_of
@@ -309,10 +308,9 @@ def _check(state: _State) -> None:
     if len(files) != 1:
         raise wrong(f"{what}: {len(files)} label maps of one scan")
     (file,) = files
-    results = Results(state.results)
-    unfit = results.unfit(results.find())
+    study = Study(state.results)
+    unfit = any(checked.unfit for checked in study.checked(study.label_maps()))
     in_report = file.corrects is not None and not unfit
-    study = Study(state.results, rater="")
     _, corrected = next_of(study, 1)
     learnt: list[Corrected] = []
     try:

@@ -12,17 +12,17 @@ from typing import Any
 import pytest
 from starlette.types import ASGIApp
 
-from trinat.pipelines.study.study import Study
 from trinat.pipelines.view import start
+from trinat.pipelines.view.viewed import ViewedStudy
 from trinat.pipelines.view.viewer import make_app
 
 
 @contextmanager
 def served(
-    out: Path, monkeypatch: pytest.MonkeyPatch, study: Study | None = None
+    out: Path, monkeypatch: pytest.MonkeyPatch, study: ViewedStudy | None = None
 ) -> Iterator[str]:
     """Serve the page of a results folder during the block, and yield its address."""
-    app = make_app(study or Study(out, "anna"))
+    app = make_app(study or ViewedStudy(out, rater="anna"))
     with answered(app, monkeypatch) as address:
         yield address
 

@@ -22,7 +22,6 @@ from trinat.pipelines.study.corrections import (
 from trinat.pipelines.study.files import corrected_among, find_files
 from trinat.pipelines.study.ledger import read_entries
 from trinat.pipelines.study.next_scans import next_of
-from trinat.pipelines.study.results import Results
 from trinat.pipelines.study.study import Study
 from trinat.segmentation.io.volume import Volume
 
@@ -158,24 +157,24 @@ def test_a_correction_of_what_a_scan_was_before_is_not_measured(study: Path) -> 
     said_of_it = json.loads(facts.read_text())
     facts.write_text(json.dumps({**said_of_it, "ScanSHA256": "another"}))
     assert entry.input_sha256
-    results = Results(out)
-    reasons = results.unfit(results.find())
-    assert list(reasons) == [out / "c_dseg.nii.gz"]
-    reason = reasons[out / "c_dseg.nii.gz"]
-    assert "is a correction of what the scan was before" in reason
-    assert results.unfit(results.find(corrected=False)) == {}
+    results = Study(out)
+    (unfit,) = [f for f in results.checked(results.label_maps()) if f.unfit]
+    assert unfit.result == out / "c_dseg.nii.gz"
+    assert "is a correction of what the scan was before" in unfit.unfit
+    predicted = results.checked(results.label_maps(corrected=False))
+    assert not any(file.unfit for file in predicted)
     assert _counting(out) == (set(), 0)
 
 
 def _unfit(out: Path) -> list[Path]:
     """Return the label maps that are not the results of their scans."""
-    results = Results(out)
-    return list(results.unfit(results.find()))
+    study = Study(out)
+    return [file.result for file in study.checked(study.label_maps()) if file.unfit]
 
 
 def _counting(out: Path) -> tuple[set[str], int]:
     """Return the scans with corrections to learn from, and the count that `trinat next` reports."""
-    study = Study(out, rater="")
+    study = Study(out)
     found, failures = find_corrected(study)
     assert all(line.startswith("c: ") for line in failures)
     return {each.scan.case for each in found}, next_of(study, 9)[1]

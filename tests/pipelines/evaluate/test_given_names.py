@@ -19,7 +19,6 @@ from trinat.pipelines.evaluate.settings import CohortSettings
 from trinat.pipelines.study.discovery import find_cases
 from trinat.pipelines.study.grouping import participants_of, with_facts
 from trinat.pipelines.study.participants_check import describe_table
-from trinat.pipelines.study.results import Results
 from trinat.pipelines.study.study import Study
 
 pytestmark = pytest.mark.usefixtures("without_figures")
@@ -81,7 +80,7 @@ def test_the_rows_of_a_table_are_shown_for_each_scan(study: Path) -> None:
 def test_label_maps_are_paired_with_truths_in_folders_of_the_given_names(
     study: Path, tmp_path: Path
 ) -> None:
-    for file, name in zip(Results(study / "results").find(), FOLDERS, strict=True):
+    for file, name in zip(Study(study / "results").label_maps(), FOLDERS, strict=True):
         (tmp_path / "truth" / name).mkdir(parents=True)
         shutil.copy(file.path, tmp_path / "truth" / name / "T1 ü_dseg.nii.gz")
     settings = EvaluationSettings(
@@ -99,7 +98,7 @@ def test_label_maps_are_paired_with_truths_in_folders_of_the_given_names(
 
 
 def test_the_viewer_finds_participants_and_scans(study: Path) -> None:
-    shown = Study(study / "results", "rater", images=study / "scans")
+    shown = Study(study / "results", images=study / "scans")
     scans = sorted(shown.scans, key=lambda scan: scan.entry.input)
     assert [scan.participant for scan in scans] == PARTICIPANTS
     for scan, name in zip(scans, FOLDERS, strict=True):

@@ -118,7 +118,7 @@ def test_what_was_corrected_is_found_with_its_scan_and_its_structures(
     results: Path,
 ) -> None:
     path = correct(results, "sub-02", CORTEX, WHITE_MATTER)
-    found, failures = find_corrected(Study(results, rater=""))
+    found, failures = find_corrected(Study(results))
     assert failures == []
     (corrected,) = found
     assert (corrected.scan.participant, corrected.labels) == ("sub-02", path)
@@ -134,7 +134,7 @@ def test_label_maps_from_elsewhere_count_as_a_whole(
 ) -> None:
     write_nifti(tmp_path / "manual/sub-03_T1w_dseg.nii.gz", head_labels(2), "PSR")
     write_nifti(tmp_path / "manual/sub-09_T1w_dseg.nii.gz", head_labels(2), "PSR")
-    study = Study(results, rater="", against=tmp_path / "manual")
+    study = Study(results, against=tmp_path / "manual")
     found, failures = find_corrected(study)
     assert [each.scan.participant for each in found] == ["sub-03"]
     assert found[0].structures is None
@@ -145,15 +145,15 @@ def test_scans_that_are_gone_are_named_and_nothing_corrected_is_refused(
     results: Path, tmp_path: Path
 ) -> None:
     with refusal(EvaluationError, results, remedy="--labels"):
-        find_corrected(Study(results, rater=""))
+        find_corrected(Study(results))
     correct(results, "sub-01", CORTEX, WHITE_MATTER)
     scan = tmp_path / "scans/sub-01_T1w.nii.gz"
     write_nifti(scan, head_image(head_labels(5)), "LIA")
-    found, failures = find_corrected(Study(results, rater=""))
+    found, failures = find_corrected(Study(results))
     assert found == []
     assert failures == ["sub-01_T1w: its scan was changed since it was segmented"]
     scan.unlink()
-    found, failures = find_corrected(Study(results, rater=""))
+    found, failures = find_corrected(Study(results))
     assert found == []
     assert failures == [
         "sub-01_T1w: its scan has been moved: give its folder with --images"
@@ -186,7 +186,7 @@ def test_corrected_structures_have_both_sides_and_a_whole_map_has_all(
 ) -> None:
     scheme = load_scheme("quicknat33")
     correct(results, "sub-01", CORTEX, WHITE_MATTER)
-    found, _ = find_corrected(Study(results, rater=""))
+    found, _ = find_corrected(Study(results))
     classes = structures_corrected(found, scheme)
     assert [scheme.names[index] for index in classes] == [
         "Left-Cerebral-White-Matter",
@@ -217,7 +217,7 @@ def test_painted_corrections_train_the_last_layer_alone(
     results: Path, tmp_path: Path
 ) -> None:
     correct(results, "sub-01", CORTEX, WHITE_MATTER)
-    painted, _ = find_corrected(Study(results, rater=""))
+    painted, _ = find_corrected(Study(results))
     imported = [replace(painted[0], structures=None)]
     model = load_model(overfitted_model())
     settings = LearnSettings(results, tmp_path / "own")
@@ -285,7 +285,7 @@ def shorten_hippocampi(labels: np.ndarray) -> None:
 
 
 def agreement_of(results: Path, *, model: Model) -> Agreement:
-    found, _ = find_corrected(Study(results, rater=""))
+    found, _ = find_corrected(Study(results))
     counted = structures_corrected(found, model.scheme)
     agreement = compare_with_results(found, model.scheme, counted, None)
     assert agreement is not None
@@ -313,7 +313,7 @@ def test_what_a_learning_takes_is_the_time_of_its_scans_and_of_its_training(
 ) -> None:
     for name in ("sub-01", "sub-02", "sub-03"):
         paint(results, name, shorten_hippocampi)
-    found, _ = find_corrected(Study(results, rater=""))
+    found, _ = find_corrected(Study(results))
     model = load_model(overfitted_model())
     settings = LearnSettings(results, tmp_path / "own", device="cpu")
     # Each scan took 30 s.

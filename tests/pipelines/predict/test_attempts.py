@@ -26,7 +26,7 @@ from trinat.pipelines.predict.settings import SLICES, Shard
 from trinat.pipelines.study.entry import Entry
 from trinat.pipelines.study.ledger import Ledger, read_entries
 from trinat.pipelines.study.naming import WORK
-from trinat.pipelines.study.results import Results
+from trinat.pipelines.study.study import Study
 from trinat.segmentation.errors import EvaluationError, LockedError
 from trinat.segmentation.io.files import read_rows, sha256_of
 
@@ -137,8 +137,9 @@ def test_the_result_of_a_scan_that_is_refused_now_is_told_no_more(two) -> None:
     (scans / "a.nii.gz").symlink_to("nowhere")
     run_serially(scans, out)
     assert status_in(out / "summary.tsv") == {"a.nii.gz": "failed", "b": "done"}
-    results = Results(out)
-    assert list(results.unfit(results.find())) == [out / "a_dseg.nii.gz"]
+    study = Study(out)
+    files = study.checked(study.label_maps())
+    assert [file.path for file in files if file.unfit] == [out / "a_dseg.nii.gz"]
 
 
 def _evaluated(out: Path, truth: Path) -> Exit:

@@ -17,7 +17,7 @@ from trinat.pipelines.study.corrections import (
     sidecar_path,
 )
 from trinat.pipelines.study.naming import CORRECTIONS
-from trinat.pipelines.study.study import Study
+from trinat.pipelines.view.viewed import ViewedStudy
 from trinat.pipelines.view.viewer import make_app
 from trinat.segmentation.io.files import sha256_of
 from trinat.segmentation.io.volume import Volume
@@ -41,7 +41,7 @@ class Page:
     """A tab of a rater, as a client of the application."""
 
     def __init__(self, out: Path, rater: str = "anna", tab: str = TAB) -> None:
-        self._app = make_app(Study(out, rater))
+        self._app = make_app(ViewedStudy(out, rater=rater))
         self.tab = tab
 
     def ask(self, method: str, path: str, **content: object) -> httpx.Response:

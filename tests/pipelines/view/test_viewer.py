@@ -14,7 +14,7 @@ from trinat.pipelines.learn.corrected import next_scans
 from trinat.pipelines.learn.settings import NextSettings
 from trinat.pipelines.study.corrections import corrected_path
 from trinat.pipelines.study.ratings import read_ratings
-from trinat.pipelines.study.study import Study
+from trinat.pipelines.view.viewed import ViewedStudy
 from trinat.pipelines.view.viewer import make_app
 from trinat.segmentation.io.files import sha256_of
 from trinat.segmentation.io.volume import Volume
@@ -29,7 +29,7 @@ class Client:
     """A client of the application, without a port."""
 
     def __init__(self, out: Path, rater: str, **settings: Any) -> None:
-        self._app = make_app(Study(out, rater, **settings))
+        self._app = make_app(ViewedStudy(out, rater=rater, **settings))
 
     def get(self, path: str) -> httpx.Response:
         return asyncio.run(self._ask("GET", path))
