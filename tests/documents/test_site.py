@@ -24,8 +24,6 @@ from trinat.pipelines.predict.tables import write_tables
 from trinat.pipelines.report.measurements import METRICS_COLUMNS
 from trinat.pipelines.study.entry import Entry
 from trinat.pipelines.study.record import ScanResult
-from trinat.segmentation.labels.scheme import load_scheme
-from trinat.segmentation.metrics.definitions import METRICS
 from trinat.segmentation.training.config import Recipe
 
 ROOT = Path(__file__).parents[2]
@@ -85,15 +83,6 @@ def test_every_key_of_a_recipe_is_on_the_site(generated: Any) -> None:
     assert found["rate"] == ("number > 0", "`0.004`")
 
 
-def test_every_metric_is_on_the_site_with_its_definition(generated: Any) -> None:
-    page = generated.metrics()
-    for metric in METRICS.values():
-        escaped = metric.definition.replace("|", "\\|")
-        assert (
-            f"| {metric.title} (`{metric.key}`) | {metric.unit} | {escaped} |" in page
-        )
-
-
 def test_every_module_is_on_the_site_with_what_it_says_of_itself(
     generated: Any,
 ) -> None:
@@ -108,12 +97,6 @@ def test_every_module_is_on_the_site_with_what_it_says_of_itself(
     sentence = documented.removeprefix('"""').partition(".")[0]
     assert f"| `fields.py` | {sentence}" in page.partition("## pipelines/cli")[2]
     assert "| `grid.py` |  |" not in page
-
-
-def test_every_structure_is_in_the_tables_of_labels(generated: Any) -> None:
-    page = generated.labels()
-    for label in load_scheme("quicknat33").labels:
-        assert f"| {label.index} | {label.name} | {label.fs_id} |" in page
 
 
 def test_every_column_of_the_tables_is_described(tmp_path: Path) -> None:

@@ -124,18 +124,6 @@ def test_a_subject_that_broke_later_loses_its_old_slices(tmp_path: Path) -> None
     assert [p.name for p in (tmp_path / "out/subjects").iterdir()] == ["b.h5"]
 
 
-def test_damaged_slices_are_made_anew(tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        freesurfer_subject(tmp_path / "in", name)
-    prepare_store(config_of(tmp_path / "in"), tmp_path / "out")
-    whole = contents(tmp_path / "out")
-    damaged = tmp_path / "out/subjects/a.h5"
-    damaged.write_bytes(damaged.read_bytes()[:5000])
-    summary = prepare_store(config_of(tmp_path / "in"), tmp_path / "out")
-    assert (summary.made, summary.current) == (1, 1)
-    assert contents(tmp_path / "out") == whole
-
-
 def test_all_broken_is_another_status_and_still_told(tmp_path: Path) -> None:
     for name in ("a", "b"):
         truncate(freesurfer_subject(tmp_path / "in", name))

@@ -150,18 +150,6 @@ def test_an_output_folder_that_is_the_input_writes_nothing(tmp_path: Path) -> No
     assert contents(own) == before
 
 
-def test_results_of_a_scan_that_has_failed_since_are_still_the_runs_own(
-    tmp_path: Path,
-) -> None:
-    scans, out = write_scans(tmp_path / "in", "a.nii.gz"), tmp_path / "out"
-    run_serially(scans, out)
-    sound = (scans / "a.nii.gz").read_bytes()
-    (scans / "a.nii.gz").write_bytes(b"broken")
-    assert run_serially(scans, out).failed == 1
-    (scans / "a.nii.gz").write_bytes(sound)
-    assert run_serially(scans, out).done == 1
-
-
 def test_a_kill_between_renaming_and_the_ledgers_line_is_no_change_by_hand(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,18 +9,12 @@ import nibabel as nib
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 import torchio
 from helpers.overfitted import miniature, overfitted_model, random_model
 from helpers.serial import small_scan
 
 import trinat
 from trinat.segmentation.errors import ConfigError
-
-TAKEN = (
-    "give a path, an image of nibabel, torchio, MONAI or SimpleITK, "
-    r"a tuple \(array, affine\) or a Volume"
-)
 
 
 @pytest.fixture
@@ -52,15 +46,6 @@ def refused(scan: object, message: str, **options: object) -> None:
     assert len(str(error.value).splitlines()) == 1
 
 
-def test_an_array_without_its_affine(scan: Path) -> None:
-    voxels = nib.load(scan).get_fdata()
-    lacks = (
-        r"it has no affine: give a tuple \(array, affine\), with the affine \(4, 4\)"
-    )
-    refused(voxels, f"cannot use ndarray: {lacks}")
-    refused(torch.from_numpy(voxels), f"cannot use Tensor: {lacks}")
-
-
 def test_a_wrong_path(scan: Path) -> None:
     refused(scan.with_name("scam.nii.gz"), "scam.nii.gz: no such file: check the path")
 
@@ -75,13 +60,6 @@ def test_a_list_of_paths(scan: Path) -> None:
     assert error.value.__notes__ == ["scan 2 of 2 in the list"]
     table = trinat.segment_many([scan, scan], model=overfitted_model(), progress=False)
     assert set(table.status) == {"done", "skipped"}
-
-
-def test_a_4d_image(scan: Path) -> None:
-    image = nib.load(scan)
-    series = np.stack([image.get_fdata(dtype=np.float32)] * 2, -1)
-    refused(nib.Nifti1Image(series, image.affine), "4D|volumes|3D")
-    refused((series, image.affine), r"give numbers \(X, Y, Z\)")
 
 
 def test_values_of_ct(scan: Path) -> None:

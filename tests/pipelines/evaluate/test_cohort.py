@@ -185,12 +185,6 @@ def rows(volumes: pd.DataFrame, structure: str, metric: str = "volume") -> pd.Da
     return volumes[(volumes["structure"] == structure) & (volumes["metric"] == metric)]
 
 
-def test_volumes_are_counted_in_mm3(volumes: pd.DataFrame) -> None:
-    left = rows(volumes, "Left-Hippocampus").set_index("subject")["value"].astype(float)
-    assert left["sub-03"] == 4 * 4 * 4 * 2
-    assert left["sub-01"] == 5 * 4 * 4 * 2
-
-
 def test_the_asymmetry_index_is_signed_and_relative(volumes: pd.DataFrame) -> None:
     index = rows(volumes, "Left-Hippocampus", "asymmetry_index").set_index("subject")[
         "value"
@@ -239,14 +233,6 @@ def test_maps_of_one_name_go_by_their_files(
         ("sub-02", ""),
     }
     assert "3 scans of 2 participants" in (tmp_path / "report/report.html").read_text()
-
-
-def test_few_scans_have_no_outliers(settings: CohortSettings, tmp_path: Path) -> None:
-    for n in (1, 2):
-        Volume(labels(n), AFFINE).write(tmp_path / f"{n}_dseg.nii.gz", labels=True)
-    few = CohortSettings(tmp_path, tmp_path / "out", jobs=1)
-    assert report_cohort(few) == Exit.OK
-    assert "Too few scans to find outliers" in (few.out / "report.html").read_text()
 
 
 def test_a_damaged_map_is_a_failure_and_the_rest_is_reported(
@@ -432,23 +418,6 @@ def test_what_the_model_does_not_know_has_no_volume(tmp_path: Path) -> None:
         assert none & {"CSF", "Left-Thalamus"} == expected
 
 
-def test_maps_of_one_name_in_several_folders_are_of_several_people(
-    tmp_path: Path,
-) -> None:
-    for n in (1, 2):
-        (tmp_path / f"p{n}").mkdir()
-        Volume(labels(n), AFFINE).write(tmp_path / f"p{n}/T1_dseg.nii.gz", labels=True)
-    assert (
-        report_cohort(CohortSettings(tmp_path, tmp_path / "report", jobs=1)) == Exit.OK
-    )
-    table = pd.read_csv(tmp_path / "report/volumes.csv", keep_default_na=False)
-    assert set(zip(table["subject"], table["session"], strict=True)) == {
-        ("p1/T1", ""),
-        ("p2/T1", ""),
-    }
-    assert "2 scans of 2 participants" in (tmp_path / "report/report.html").read_text()
-
-
 def test_volumes_are_adjusted_by_the_ledger_else_by_the_table(
     predictions: Path, tmp_path: Path
 ) -> None:
@@ -573,17 +542,6 @@ def people_in(out: Path) -> set[tuple[str, str]]:
     return set(zip(table["subject"], table["session"], strict=True))
 
 
-def test_a_table_that_has_nobody_of_these_is_an_error(tmp_path: Path) -> None:
-    maps(tmp_path / "maps", "sub-01", "sub-02")
-    table = tmp_path / "people.tsv"
-    table.write_text("participant_id\tage\nsub-77\t61\n")
-    settings = CohortSettings(
-        tmp_path / "maps", tmp_path / "out", participants=table, jobs=1
-    )
-    with pytest.raises(DatasetError, match="0 of 2 participants are in the table"):
-        report_cohort(settings)
-
-
 def test_what_is_not_understood_is_said_or_with_strict_an_error(
     tmp_path: Path, logged: pytest.LogCaptureFixture
 ) -> None:
@@ -603,17 +561,6 @@ def test_what_is_not_understood_is_said_or_with_strict_an_error(
     assert all(line.partition(": ")[2] in page for line in logged.messages)
     with pytest.raises(DatasetError, match=r"'999' is no age .*\(and 1 more\)"):
         report_cohort(replace(settings, strict=True))
-
-
-def test_scans_of_a_participant_of_oasis_are_one_participant_s(tmp_path: Path) -> None:
-    maps(tmp_path / "maps", "OAS1_0001_MR1", "OAS1_0001_MR2", "OAS1_0002_MR1")
-    report_cohort(CohortSettings(tmp_path / "maps", tmp_path / "out", jobs=1))
-    assert people_in(tmp_path / "out") == {
-        ("OAS1_0001", "MR1"),
-        ("OAS1_0001", "MR2"),
-        ("OAS1_0002", "MR1"),
-    }
-    assert "3 scans of 2 participants" in (tmp_path / "out/report.html").read_text()
 
 
 def test_participants_of_two_sites_stay_apart_and_are_named(

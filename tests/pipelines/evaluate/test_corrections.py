@@ -57,19 +57,6 @@ def test_a_correction_stands_under_the_name_of_its_result(study: Path) -> None:
     assert [file.path.name for file in before] == [f"{n}_dseg.nii.gz" for n in "abc"]
 
 
-def test_in_bids_as_well(tmp_path: Path) -> None:
-    anat = tmp_path / "sub-1/anat"
-    anat.mkdir(parents=True)
-    result = anat / "sub-1_space-orig_desc-trinat_dseg.nii.gz"
-    result.touch()
-    corrected_path(result).touch()
-    (file,) = find_files(tmp_path)
-    assert (file.path, file.result) == (corrected_path(result), result)
-    assert file.subject == "sub-1"
-    (file,) = find_files(tmp_path, corrected=False)
-    assert file.path == result
-
-
 @pytest.mark.parametrize(
     ("of_scan", "structures", "parcels"),
     [

@@ -232,37 +232,3 @@ def test_a_runs_results_are_known_by_their_scans_and_their_model(
     pairs = pd.read_csv(tmp_path / "report/pairs.csv")
     assert set(pairs["paired_by"]) == {"name"}
     assert sorted(pairs["truth"]) == sorted(names)
-
-
-def subjects_of(tmp_path: Path, *names: str) -> set[tuple[str, str]]:
-    """Return subject and session in the evaluation's table of label maps with these names."""
-    for side in ("truth", "pred"):
-        for name in names:
-            path = tmp_path / side / f"{name}_dseg.nii.gz"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write(path, brain())
-    models = named_models([tmp_path / "pred"], [])
-    settings = EvaluationSettings(
-        tmp_path / "truth", models, tmp_path / "out", tables_only=True, jobs=1
-    )
-    assert evaluate_predictions(settings) == Exit.OK
-    table = pd.read_csv(tmp_path / "out/metrics.csv", keep_default_na=False, dtype=str)
-    return set(zip(table["subject"], table["session"], strict=True))
-
-
-def test_two_scans_of_a_participant_of_oasis_are_one_participant_s(
-    tmp_path: Path,
-) -> None:
-    assert subjects_of(tmp_path, "OAS1_0001_MR1", "OAS1_0001_MR2") == {
-        ("OAS1_0001", "MR1"),
-        ("OAS1_0001", "MR2"),
-    }
-
-
-def test_participants_of_two_sites_are_compared_each_with_their_own(
-    tmp_path: Path,
-) -> None:
-    assert subjects_of(tmp_path, "A/sub-01", "B/sub-01") == {
-        ("A/sub-01", ""),
-        ("B/sub-01", ""),
-    }

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import datetime, tzinfo
 from pathlib import Path
 
 import nibabel as nib
@@ -131,28 +130,6 @@ def test_a_changed_input_is_done_again(again) -> None:
     scans, out = again
     small_scan(9).write(scans / "a.nii.gz")
     assert run_serially(scans, out).done == 1
-
-
-def test_a_wrong_clock_keeps_no_old_result(again, monkeypatch) -> None:
-    scans, out = again
-    small_scan(8).write(scans / "a.nii.gz")
-
-    class In2099(datetime):
-        @classmethod
-        def now(cls, tz: tzinfo | None = None) -> datetime:
-            return datetime(2099, 1, 1, tzinfo=tz)
-
-    with monkeypatch.context() as ahead:
-        ahead.setattr("trinat.pipelines.study.entry.datetime", In2099)
-        run_serially(scans, out)
-    assert read_entries([out / "run.jsonl"])["a"].finished.startswith("2099")
-    small_scan(9).write(scans / "a.nii.gz")
-    assert run_serially(scans, out).done == 1
-    assert run_serially(scans, out).done == 0
-    fresh = run_serially([str(scans / "a.nii.gz")], out / "fresh")
-    assert fresh.done == 1
-    rows = {row["case"]: row for row in table(out / "volumes.tsv")}
-    assert rows["a"] == table(out / "fresh/volumes.tsv")[0]
 
 
 def test_a_touched_input_is_not_done_again(again) -> None:

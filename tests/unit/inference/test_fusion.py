@@ -204,17 +204,6 @@ def test_weights_that_are_negative_or_all_zero_are_refused(
         ViewAggregator(SHAPE, SCHEME, (View.CORONAL, View.AXIAL), weights)
 
 
-def test_the_real_scheme_merges_to_nineteen_classes() -> None:
-    assert (
-        len(
-            ViewAggregator(
-                (1, 1, 1), load_scheme("quicknat33"), (View.SAGITTAL,)
-            ).scheme
-        )
-        == 19
-    )
-
-
 def test_a_geometric_mean_by_hand() -> None:
     # 0.9 and 0.4 of left A, weighted 3 to 1, against 0.1 and 0.6 of the background.
     fused = fuse(

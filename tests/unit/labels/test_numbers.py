@@ -69,13 +69,6 @@ def test_rounding_does_not_break_a_tie() -> None:
     assert fs(2, 0, 0, 251, 0, 0, 41, spacing_mm=(0.1, 1.0, 1.0))[3] == 41
 
 
-def test_nearest_is_in_millimetres() -> None:
-    plane = np.zeros((2, 3, 1), np.int16)
-    plane[0, 0], plane[1, 0], plane[0, 2] = 251, 2, 41
-    assert QUICKNAT.from_freesurfer(plane)[0, 0, 0] == 1
-    assert QUICKNAT.from_freesurfer(plane, spacing_mm=(3.0, 1.0, 1.0))[0, 0, 0] == 19
-
-
 def test_white_matter_of_a_known_side_counts_as_near() -> None:
     assert fs(78, 77, 0, 41)[1] == 2
 

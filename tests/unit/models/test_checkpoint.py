@@ -14,7 +14,6 @@ from helpers.small_model import SCHEME, network
 from trinat.segmentation.errors import ModelError, OutputError
 from trinat.segmentation.labels.scheme import load_scheme
 from trinat.segmentation.models.checkpoint import (
-    Model,
     load_model,
     read_info,
     save_model,
@@ -219,11 +218,3 @@ def test_a_failed_write_leaves_what_was_there(
         )
     assert load_model(folder).name == "small"
     assert [path.name for path in folder.parent.iterdir()] == ["model"]
-
-
-def test_a_model_of_another_process_is_the_same_bytes(tmp_path: Path) -> None:
-    made = network()
-    for name in ("a", "b"):
-        save_model(tmp_path / name, Description(name="same"), {View.AXIAL: made})
-    assert read_info(tmp_path / "a") == read_info(tmp_path / "b")
-    assert isinstance(load_model(tmp_path / "a"), Model)

@@ -12,7 +12,6 @@ from helpers.refusals import refusal
 
 from trinat.segmentation.data.sources.base import (
     SourceOptions,
-    Subject,
     safe_component,
     safe_name,
 )
@@ -107,9 +106,3 @@ def test_names_of_stores_and_of_results_are_as_they_were_in_every_version(
 def test_a_name_of_nothing_safe_is_refused() -> None:
     with pytest.raises(DatasetError, match="no subject name"):
         safe_name("../..")
-
-
-def test_subjects_cannot_be_changed() -> None:
-    subject = Subject("a", "a", None, None)
-    with pytest.raises(AttributeError):
-        subject.id = "b"  # type: ignore[misc]
