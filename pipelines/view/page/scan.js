@@ -42,7 +42,8 @@ function fillScan() {
     return;
   }
   const reasons = [
-    detail.why,
+    // In place of a picture there is the reason why there is none.
+    page.items[page.number].there && detail.why,
     correctionOf(detail),
     ...(detail.result.notes || []),
     ...(detail.unreadable || []),
@@ -91,7 +92,7 @@ export async function open(number, at = null) {
   markRow(item);
   item.row.scrollIntoView({ block: "nearest" });
   nameScan(item);
-  byId("why").textContent = item.why;
+  byId("why").textContent = item.there ? item.why : "";
   tell("");
   listMapOf(item);
   clearScan();
