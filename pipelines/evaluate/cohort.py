@@ -26,6 +26,7 @@ from trinat.pipelines.evaluate.norms_table import (
 from trinat.pipelines.evaluate.sections import (
     QUALITY_CONTROL,
     SECTION_TABLES,
+    MeasuredScan,
     sections_of,
 )
 from trinat.pipelines.evaluate.settings import CohortSettings
@@ -35,7 +36,6 @@ from trinat.pipelines.predict.changes import courses_in, participants_in
 from trinat.pipelines.report.changes import Changes, compare_changes
 from trinat.pipelines.report.cohort import (
     Cohort,
-    Scan,
     Section,
     cohort_of,
     participants_of,
@@ -51,7 +51,6 @@ from trinat.pipelines.study.files import (
     corrected_among,
     two_maps_of_a_scan,
 )
-from trinat.pipelines.study.participants import Facts, Matched
 from trinat.pipelines.study.participants_check import match_participants
 from trinat.pipelines.study.ratings import (
     Rating,
@@ -94,8 +93,8 @@ class Known:
     `study` has the run ledgers next to the label maps, and `files` are the label maps. `scheme` is
     the label scheme to measure with. `norms` are the normative values by age and sex from the
     user's table; None if no table was given. `ratings` are the judgements of people from
-    ratings.tsv. `table` is the path of the participants table, and `matched` has the row of this
-    table for each label map.
+    ratings.tsv. `table` is the path of the participants table, from which the label maps have facts
+    about their participants; `remarks` say how it was read.
     """
 
     study: Study
@@ -104,53 +103,36 @@ class Known:
     ratings: list[Rating]
     files: list[ScanFile]
     table: Path
-    matched: Matched
-
-
-@dataclass(frozen=True)
-class MeasuredScan:
-    """A measured label map with the scan that it stands for in the report.
-
-    `file` is the label map. `scan` has its volumes and the participant's data; a scan that is left
-    out of all statistics has the reason in `left_out`.
-    """
-
-    file: ScanFile
-    scan: Scan
+    remarks: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class MeasuredGroup:
     """All measured label maps of a report, with the tables and run ledgers that describe them.
 
-    `known` has the label maps, their run ledgers and the tables that the user named. `measured` has
-    an item for each label map that could be measured. `in_part` are structures that raters rejected
-    but that are included in a measured volume, as a part of another structure: each is (SHA-256 of
-    the label map, name of the structure). `failures` has a tuple (name, reason) for each scan
-    without volumes. `digests` are the SHA-256 of the label maps.
+    `known` has the label maps, their run ledgers and the tables that the user named. `scans` are
+    the scans whose label maps could be measured, including those that are left out. `in_part` are
+    structures that raters rejected but that are included in a measured volume, as a part of another
+    structure: each is (SHA-256 of the label map, name of the structure). `failures` has a tuple
+    (name, reason) for each scan without volumes. `digests` are the SHA-256 of the label maps.
     """
 
     known: Known
-    measured: Sequence[MeasuredScan]
+    scans: Sequence[MeasuredScan]
     in_part: Collection[tuple[str, str]]
     failures: Sequence[tuple[str, str]]
     digests: frozenset[str]
 
     @property
-    def scans(self) -> list[Scan]:
-        """Scan of each label map, including those that are left out."""
-        return [each.scan for each in self.measured]
+    def with_measures(self) -> list[MeasuredScan]:
+        """Scans whose further measures in the run ledger, such as thickness, may be used.
 
-    @property
-    def uncorrected(self) -> list[tuple[ScanResult, Scan]]:
-        """Ledger row and scan of each label map that is neither corrected by hand nor left out.
-
-        The ledger row has measures besides volumes, such as thickness.
+        These are neither corrected by hand nor left out.
         """
         return [
-            (each.file.entry.result, each.scan)
-            for each in self.measured
-            if each.file.corrects is None and not each.scan.left_out
+            scan
+            for scan in self.scans
+            if scan.file.corrects is None and not scan.left_out
         ]
 
 
@@ -201,7 +183,7 @@ def report_cohort(
             changes=_changes(group, longitudinal, cohort, settings, section.name),
         )
         for section in sections_of(
-            group.uncorrected,
+            group.with_measures,
             settings,
             known.norms,
             parcels=not known.scheme.has_parcels,
@@ -229,7 +211,7 @@ def report_cohort(
             facts["training"] = " ".join(taught)
         _write_page(settings, group, cohort, facts, sections, changes)
         keep_only(settings.out, _TABLES, written)
-    return batch_exit(done=len(group.measured), failed=len(group.failures))
+    return batch_exit(done=len(group.scans), failed=len(group.failures))
 
 
 def measure_group(
@@ -252,11 +234,11 @@ def measure_group(
         _log.info("%s", corrected)
     checked = study.checked(found)
     fit = [file for file in checked if not file.unfit]
-    check(_facts_of(fit, known, settings.excluded), known.table)
+    check(_facts_of(fit, settings.excluded), known.table)
     volumes = measure_volumes(
         fit, settings.labels, settings.trust_affine, settings.jobs, progress
     )
-    measured, in_part = _make_scans(volumes, known, settings.excluded)
+    scans, in_part = _make_scans(volumes, known, settings.excluded)
 
     # Label maps that are unfit or could not be read, and scans without a label map.
     failures = [
@@ -266,12 +248,11 @@ def measure_group(
     ]
     for name, reason in failures:
         _log.warning("%s: %s", name, reason)
-    if not measured:
+    if not scans:
         raise EvaluationError(
             f"none of {len(found)} label maps could be measured; the first: {failures[0][1]}",
             where=settings.predictions,
         )
-    scans = [each.scan for each in measured]
     if all(scan.left_out for scan in scans):
         raise EvaluationError(
             f"every scan is left out; the first, {scans[0].name}: {scans[0].left_out}",
@@ -283,11 +264,11 @@ def measure_group(
             _log.info("%s: left out, %s", scan.name, scan.left_out)
     if len(study.models) > 1:
         _log.warning("results of %d models, whose volumes differ", len(study.models))
-    two_kinds = _two_kinds_of_heads(measured)
+    two_kinds = _two_kinds_of_heads(scans)
     if two_kinds:
         _log.warning("%s", two_kinds)
     digests = frozenset(each.sha256 for each in volumes)
-    return MeasuredGroup(known, measured, in_part, failures, digests)
+    return MeasuredGroup(known, scans, in_part, failures, digests)
 
 
 def _read_known(settings: CohortSettings) -> Known:
@@ -314,41 +295,32 @@ def _read_known(settings: CohortSettings) -> Known:
         strict=settings.strict,
         is_given=settings.participants is not None,
     )
+    files = [
+        replace(file, facts=matched.of(file.name, file.participant)) for file in files
+    ]
     clash = clash_among(file.participant for file in files)
     if clash:
         _log.warning("%s", clash)
     twice = two_maps_of_a_scan(files)
     if twice:
         _log.warning("%s: each map counts as a scan", twice)
-    return Known(study, scheme, norms, ratings, files, table, matched)
+    remarks = matched.notes + matched.remarks
+    return Known(study, scheme, norms, ratings, files, table, remarks)
 
 
-def _facts_of(
-    files: Iterable[ScanFile],
-    known: Known,
-    excluded: Collection[str],
-) -> pd.DataFrame:
+def _facts_of(files: Iterable[ScanFile], excluded: Collection[str]) -> pd.DataFrame:
     """Return a table of the participants' data with a row for each scan that will be measured.
 
-    The columns are subject, age, sex, site and group. `files` are the label maps, and `known` has
-    the participants table. Scans whose quality grade in the run ledger is in `excluded` get no row,
-    unless they were corrected by hand.
+    The columns are subject, age, sex, site and group. `files` are the label maps. Scans whose
+    quality grade in the run ledger is in `excluded` get no row, unless they were corrected by hand.
     """
     rows = []
     for file in files:
         if file.corrects is None and file.entry.result.why_left_out(excluded):
             continue
-        participant = known.matched.of(file.name, file.participant)
-        sex = participant.sex or ""
-        rows.append(
-            (
-                file.participant,
-                participant.age,
-                sex,
-                participant.site,
-                participant.group,
-            )
-        )
+        facts = file.facts
+        sex = facts.sex or ""
+        rows.append((file.participant, facts.age, sex, facts.site, facts.group))
     frame = pd.DataFrame(rows, columns=["subject", "age", "sex", "site", "group"])
     return frame.astype({"age": float})
 
@@ -388,8 +360,7 @@ def _make_scans(
             for name, grade in judged.structures_left_out(excluded).items()
         }
         structures = made.left_out(scheme, {**graded, **rejected_here})
-        participant = known.matched.of(file.name, file.participant)
-        scan = _scan_of(volumes, participant, judged)
+        scan = _scan_of(volumes, judged)
         volumes_mm3 = {
             structure: volume_mm3
             for structure, volume_mm3 in scan.volumes_mm3.items()
@@ -410,21 +381,20 @@ def _make_scans(
             left_out=why_scan,
             structures_left_out=why_structures,
         )
-        chosen.append(MeasuredScan(file, scan))
+        chosen.append(scan)
         if "" not in rejected_here:
             for structure in made.rejected_but_measured(scheme, rejected_here):
                 in_part.add((volumes.sha256, structure))
 
     # If several scans have the same name, the names of their files are used.
-    times = Counter(each.scan.name for each in chosen)
-    for number, each in enumerate(chosen):
-        if times[each.scan.name] > 1:
-            scan = replace(each.scan, session=each.file.name)
-            chosen[number] = replace(each, scan=scan)
+    times = Counter(scan.name for scan in chosen)
+    for number, scan in enumerate(chosen):
+        if times[scan.name] > 1:
+            chosen[number] = replace(scan, session=scan.file.name)
     return chosen, in_part
 
 
-def _two_kinds_of_heads(measured: Iterable[MeasuredScan]) -> str:
+def _two_kinds_of_heads(scans: Iterable[MeasuredScan]) -> str:
     """Return a warning if intracranial volumes come from two different sources; else "".
 
     The sources are the measurement of `trinat predict`, in the run ledger, and the participants
@@ -432,10 +402,10 @@ def _two_kinds_of_heads(measured: Iterable[MeasuredScan]) -> str:
     """
     of_ledger = 0
     of_table = 0
-    for each in measured:
-        if each.scan.intracranial_mm3 is None or each.scan.left_out:
+    for scan in scans:
+        if scan.intracranial_mm3 is None or scan.left_out:
             continue
-        if each.file.entry.result.intracranial_mm3 is None:
+        if scan.file.entry.result.intracranial_mm3 is None:
             of_table += 1
         else:
             of_ledger += 1
@@ -447,13 +417,14 @@ def _two_kinds_of_heads(measured: Iterable[MeasuredScan]) -> str:
     )
 
 
-def _scan_of(volumes: MapVolumes, participant: Facts, result: ScanResult) -> Scan:
-    """Return a `Scan`: volumes of a label map, data of the participant, and grades of the ledger.
+def _scan_of(volumes: MapVolumes, result: ScanResult) -> MeasuredScan:
+    """Return a scan of the report, with volumes, data of its participant, and grades of the ledger.
 
-    `participant` is the row of the participants table, and `result` the row of the run ledger. The
-    intracranial volume in the ledger takes precedence over that in the participants table.
+    `result` is the row of the run ledger. Its intracranial volume takes precedence over that in the
+    participants table.
     """
     file = volumes.file
+    participant = file.facts
     uncertainty = {
         structure: variation
         for structure, variation in result.volume_cv.items()
@@ -464,7 +435,8 @@ def _scan_of(volumes: MapVolumes, participant: Facts, result: ScanResult) -> Sca
     intracranial_mm3 = result.intracranial_mm3
     if intracranial_mm3 is None:
         intracranial_mm3 = participant.intracranial_mm3
-    return Scan(
+    return MeasuredScan(
+        file=file,
         subject=file.participant,
         session=file.table_session,
         volumes_mm3=volumes.volumes_mm3 or {},
@@ -497,10 +469,10 @@ def _changes(
     """
     courses = []
     left_out = {
-        absolute(each.file.result): each.scan.structures_left_out
-        for each in group.measured
+        absolute(scan.file.result): scan.structures_left_out
+        for scan in group.scans
         # Measures such as thickness are from before a correction.
-        if not each.scan.left_out and not (section and each.file.corrects is not None)
+        if not scan.left_out and not (section and scan.file.corrects is not None)
     }
     for folder, participants in longitudinal.items():
         counting = {
@@ -595,19 +567,17 @@ def _write_page(
     pictures = cohort_pictures(
         cohort,
         group.scans,
-        [each.file for each in group.measured],
         known.scheme,
         settings.images,
         settings.trust_affine,
     )
-    remarks = known.matched.notes + known.matched.remarks
     page = cohort_page(
         cohort,
         drawings,
         pictures,
         facts,
         failures=group.failures,
-        remarks=[(known.table.name, line) for line in remarks],
+        remarks=[(known.table.name, line) for line in known.remarks],
         sections=sections,
         changes=changes,
     )

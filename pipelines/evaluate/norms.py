@@ -179,7 +179,7 @@ def _participants(
     )
     tables = [frame]
     for name in FURTHER:
-        scans = further_scans(name, measured.uncorrected, settings.excluded)
+        scans = further_scans(name, measured.with_measures, settings.excluded)
         further = further_cohort(name, scans)
         if further is not None:
             tables.append(further.frame[further.frame["metric"] == name])

@@ -8,20 +8,19 @@ correction.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 
 from trinat.pipelines.evaluate.settings import CohortSettings
 from trinat.pipelines.report.cohort import Cohort, Scan, Section, cohort_of
-from trinat.pipelines.study.record import FURTHER, ScanResult, unit_of
+from trinat.pipelines.study.files import ScanFile
+from trinat.pipelines.study.record import FURTHER, unit_of
 from trinat.segmentation.errors import EvaluationError
 from trinat.segmentation.labels import HEMISPHERES, Side
 from trinat.segmentation.labels.label import Label
 from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.metrics.norms import Norms
 
-# A label map's row in the run ledger, with its measures, and its scan.
-Pair = tuple[ScanResult, Scan]
 _PARCELS = "parcels"
 _NAMES = (_PARCELS, *FURTHER)
 SECTION_TABLES = tuple(
@@ -39,8 +38,15 @@ _OTHER_SIDE = {"lh": "rh", "rh": "lh"}
 _SIDE_OF: dict[str, Side] = {short: side for side, short in HEMISPHERES.items()}
 
 
+@dataclass(frozen=True)
+class MeasuredScan(Scan):
+    """Scan of a report whose label map, `file`, was measured."""
+
+    file: ScanFile = field(kw_only=True)
+
+
 def sections_of(
-    pairs: Sequence[Pair],
+    scans: Sequence[MeasuredScan],
     settings: CohortSettings,
     norms: Norms | None,
     *,
@@ -48,25 +54,23 @@ def sections_of(
 ) -> list[Section]:
     """Return the sections of the report page for parcels, thickness, callosum and lesions.
 
-    A section is returned only if at least one scan has its measures. `pairs` has a tuple for each
-    label map: its row in the run ledger (`ScanResult`, with the measures) and its `Scan`
-    (participant and volumes). `norms` are normative values by age and sex, with which the measures
-    are compared; None for no comparison. The section of parcels is returned only if `parcels` is
-    True.
+    A section is returned only if at least one scan has its measures. `norms` are normative values
+    by age and sex, with which the measures are compared; None for no comparison. The section of
+    parcels is returned only if `parcels` is True.
     """
     sections = []
     if parcels:
-        scans = _with_parcels(pairs, settings.excluded)
         numbers = {
             name: parcel.freesurfer
-            for result, _ in pairs
-            for name, parcel in result.parcels.items()
+            for scan in scans
+            for name, parcel in scan.file.entry.result.parcels.items()
         }
-        cohort = _cohort_of_parcels(scans, numbers, settings.covariates)
+        of_parcels = _with_parcels(scans, settings.excluded)
+        cohort = _cohort_of_parcels(of_parcels, numbers, settings.covariates)
         sections += _section(_PARCELS, "Parcels of the cortex", cohort)
     for name, further in FURTHER.items():
-        scans = further_scans(name, pairs, settings.excluded)
-        cohort = further_cohort(name, scans, norms, settings.covariates)
+        of_output = further_scans(name, scans, settings.excluded)
+        cohort = further_cohort(name, of_output, norms, settings.covariates)
         sections += _section(name, further.title, cohort)
     return sections
 
@@ -139,16 +143,17 @@ def _columns_in(scans: Iterable[Scan]) -> list[str]:
 
 
 def further_scans(
-    name: str, pairs: Iterable[Pair], excluded: Collection[str]
+    name: str, scans: Iterable[MeasuredScan], excluded: Collection[str]
 ) -> list[Scan]:
     """Return a copy of each scan with the measures of one output in place of its volumes.
 
-    `name` is the output: thickness, callosum or lesions. `pairs` has the ledger row and the scan of
-    each label map; scans without this output are dropped. If the quality grade of the output is in
-    `excluded`, its measures are left out, and `structures_left_out` has the reason.
+    `name` is the output: thickness, callosum or lesions. Scans without this output are dropped. If
+    the quality grade of the output is in `excluded`, its measures are left out, and
+    `structures_left_out` has the reason.
     """
-    scans = []
-    for result, scan in pairs:
+    found: list[Scan] = []
+    for scan in scans:
+        result = scan.file.entry.result
         further = result.further().get(name)
         if further is None:
             continue
@@ -156,7 +161,7 @@ def further_scans(
         if further.grade in excluded:
             reasons = "; ".join(further.reasons)
             why[name] = f"rejected by {QUALITY_CONTROL[further.grade]}: {reasons}"
-        scans.append(
+        found.append(
             replace(
                 scan,
                 volumes_mm3=result.counted_columns(name, excluded),
@@ -165,18 +170,20 @@ def further_scans(
                 structure_grades={name: further.grade},
             )
         )
-    return scans
+    return found
 
 
-def _with_parcels(pairs: Iterable[Pair], excluded: Collection[str]) -> list[Scan]:
+def _with_parcels(
+    scans: Iterable[MeasuredScan], excluded: Collection[str]
+) -> list[Scan]:
     """Return a copy of each scan with the volumes of parcels in place of those of structures.
 
-    `pairs` has the ledger row and the scan of each label map; scans without parcels are dropped. A
-    parcel whose quality grade is in `excluded` is left out, and `structures_left_out` has the
-    reason.
+    Scans without parcels are dropped. A parcel whose quality grade is in `excluded` is left out,
+    and `structures_left_out` has the reason.
     """
-    scans = []
-    for result, scan in pairs:
+    found: list[Scan] = []
+    for scan in scans:
+        result = scan.file.entry.result
         if not result.parcels:
             continue
         left_out = result.structures_left_out(excluded)
@@ -189,7 +196,7 @@ def _with_parcels(pairs: Iterable[Pair], excluded: Collection[str]) -> list[Scan
                 why[name] = f"rejected by {QUALITY_CONTROL[left_out[name]]}"
             else:
                 volumes_mm3[name] = parcel.mm3
-        scans.append(
+        found.append(
             replace(
                 scan,
                 volumes_mm3=volumes_mm3,
@@ -198,7 +205,7 @@ def _with_parcels(pairs: Iterable[Pair], excluded: Collection[str]) -> list[Scan
                 structure_grades=grades,
             )
         )
-    return scans
+    return found
 
 
 def _scheme_of(numbers: Mapping[str, int]) -> LabelScheme:

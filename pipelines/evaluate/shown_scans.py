@@ -12,7 +12,7 @@ import pandas as pd
 from trinat.pipelines.evaluate.measuring import AlignedPair, Done, read_pair, scan_of
 from trinat.pipelines.evaluate.settings import EvaluationSettings
 from trinat.pipelines.study.files import ScanFile, find_images
-from trinat.pipelines.study.pairing import pair_files
+from trinat.pipelines.study.pairing import partners_of
 from trinat.segmentation.errors import TrinatError, some
 from trinat.segmentation.io.orientation import TrustAffine
 from trinat.segmentation.io.volume import Volume
@@ -20,7 +20,8 @@ from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.metrics.common_grid import on_grid_of
 
 if TYPE_CHECKING:
-    from trinat.pipelines.report.cohort import Cohort, Scan
+    from trinat.pipelines.evaluate.sections import MeasuredScan
+    from trinat.pipelines.report.cohort import Cohort
     from trinat.pipelines.report.evaluation import WorstScan
 
 _MOST_PICTURES = 12
@@ -50,9 +51,8 @@ def lowest_scans(
         task = result.task
         tasks[tuple(scan_of(task).values())] = task
         truths[task.pair.truth.name] = task.pair.truth
-    pairing = pair_files(truths.values(), images)
-    image_of = {pair.truth.name: pair.prediction for pair in pairing.pairs}
-    missing = len(pairing.truths_alone)
+    image_of = partners_of(truths.values(), images)
+    missing = len(truths) - len(image_of)
     notices = []
     if images and missing:
         notices.append(
@@ -63,7 +63,7 @@ def lowest_scans(
         task = tasks[row["subject"], row["session"], row["model"]]
         pair = read_pair(task)
         image = None
-        file = image_of.get(task.pair.truth.name)
+        file = image_of.get(task.pair.truth.path)
         if file is not None:
             try:
                 scan = Volume.read(
@@ -128,8 +128,7 @@ def _worst_scan(
 
 def cohort_pictures(
     cohort: Cohort,
-    scans: Sequence[Scan],
-    files: Sequence[ScanFile],
+    scans: Sequence[MeasuredScan],
     scheme: LabelScheme,
     images: Path | None,
     trust_affine: TrustAffine | None,
@@ -137,15 +136,14 @@ def cohort_pictures(
     """Return a picture of each of the most unusual scans: its title, a text and the PNG file.
 
     The text has the reason why the scan is left out, or its notes or grade. `scans` are all scans
-    of the report, including those that are left out, and `files` their label maps in the same
-    order. The picture is the one that `trinat predict` wrote, or else a new one if the folder
-    `images` has the scan. Scans without either are missing.
+    of the report, including those that are left out. The picture is the one that `trinat predict`
+    wrote, or else a new one if the folder `images` has the scan. Scans without either are missing.
     """
     image_of = {}
     if images is not None:
+        files = [scan.file for scan in scans]
         found = find_images(images, [file.path for file in files])
-        pairing = pair_files(files, found)
-        image_of = {pair.truth.name: pair.prediction.path for pair in pairing.pairs}
+        image_of = partners_of(files, found)
 
     # Sorted by grade, then by the largest z-score. Scans that are left out have no z-score, because
     # they are not compared with the group.
@@ -161,16 +159,16 @@ def cohort_pictures(
     )
     pictures = []
     for number in most_unusual[:_MOST_PICTURES]:
-        file = files[number]
         scan = scans[number]
+        file = scan.file
         # `trinat predict` writes a picture next to each label map.
         stem, ending, _ = file.path.name.rpartition("_dseg")
         of_prediction = file.path.with_name(f"{stem}_qc.png")
         png = None
         if ending and of_prediction.is_file():
             png = of_prediction.read_bytes()
-        elif file.name in image_of:
-            png = _mosaic(image_of[file.name], file.path, scheme, trust_affine)
+        elif file.path in image_of:
+            png = _mosaic(image_of[file.path].path, file.path, scheme, trust_affine)
         if png:
             text = scan.left_out or scan.notes or scan.grade
             pictures.append((scan.name, text, png))

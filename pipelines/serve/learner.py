@@ -247,10 +247,6 @@ class _GivenScans(Study):
     def scans(self) -> list[ScanFile]:
         return list(self.given)
 
-    def image(self, scan: ScanFile) -> Path | None:
-        path = Path(scan.entry.scan)
-        return path if path.is_file() else None
-
 
 @dataclass(frozen=True)
 class _Answer:

@@ -30,6 +30,7 @@ from trinat.pipelines.study.corrections import (
 from trinat.pipelines.study.discovery import absolute, is_result, stem_ends, walk
 from trinat.pipelines.study.entry import Entry
 from trinat.pipelines.study.naming import LAYERS, Product
+from trinat.pipelines.study.participants import Facts
 from trinat.segmentation.data.identity import (
     Identity,
     Named,
@@ -73,6 +74,8 @@ _NOT_IDENTITY = ("space", "desc", "label", "res", "den", "seg", "atlas")
 _AGAIN = "put it back, or run `trinat prepare` again with its new place"
 # Entry of files that no ledger lists.
 NO_ENTRY = Entry("", "done")
+# Facts about a participant without a row in the participants table.
+_NO_FACTS = Facts()
 
 
 @dataclass(frozen=True)
@@ -117,6 +120,7 @@ class ScanFile:
     folder: Path = Path()
     case: str = ""
     is_missing: bool = False  # without a label map
+    facts: Facts = _NO_FACTS  # about the participant, if a participants table was read
     unfit: str = ""  # reason not to use the label map, after `Study.checked`
 
     @property

@@ -138,6 +138,17 @@ def pair_files(
     return matching.result()
 
 
+def partners_of(
+    files: Iterable[ScanFile], others: Iterable[ScanFile]
+) -> dict[Path, ScanFile]:
+    """Return the one of `others` that belongs to the scan of each file, by the path of the file.
+
+    Files without a partner are omitted.
+    """
+    pairs = pair_files(files, others).pairs
+    return {pair.truth.path: pair.prediction for pair in pairs}
+
+
 def _name(file: ScanFile) -> str:
     return file.name
 

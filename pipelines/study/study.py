@@ -7,7 +7,7 @@ Ledgers are read once. No voxel is read, except for corrections by `Study.checke
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
@@ -31,7 +31,7 @@ from trinat.pipelines.study.ledger import (
     with_folds,
 )
 from trinat.pipelines.study.naming import Product
-from trinat.pipelines.study.pairing import pair_files
+from trinat.pipelines.study.pairing import partners_of
 from trinat.pipelines.study.record import measured_in
 from trinat.segmentation.data.sources.base import natural_order
 from trinat.segmentation.errors import ConfigError, InputError, IntegrityError
@@ -205,35 +205,40 @@ class Study:
 
         In a study with `images`, it is searched for in that folder.
         """
-        if self.images is None:
-            path = scan.folder / scan.entry.scan
-        elif scan.entry.input:
+        path = scan.folder / scan.entry.scan
+        if self.images is not None:
             path = self.images / scan.entry.input
-        else:
-            # For a label map of another origin, no ledger has the path of the scan.
-            return self._images.get(scan.case)
         if path.is_file():
             return path
-        return self._images.get(scan.case)
+        return self._images.get(scan.path)
 
     def other(self, scan: ScanFile) -> Path | None:
         """Return the label map of the same scan in `against`; None if there is none."""
-        return self._others.get(scan.case)
+        return self._others.get(scan.path)
 
     @cached_property
-    def _images(self) -> Mapping[str, Path]:
-        """Paths of the scans in the folder `images`, by the name of the scan in the list."""
+    def _images(self) -> dict[Path, Path]:
+        """Paths of the scans in the folder `images`, by the path of their label map."""
         if self.images is None:
             return {}
         label_maps = [scan.path for scan in self.scans if not scan.is_missing]
-        return _files_of_scans(self.scans, find_images(self.images, label_maps))
+        return self._partners(find_images(self.images, label_maps))
 
     @cached_property
-    def _others(self) -> Mapping[str, Path]:
-        """Paths of the label maps in the folder `against`, by the name of the scan in the list."""
+    def _others(self) -> dict[Path, Path]:
+        """Paths of the label maps in the folder `against`, by the path of the scan's own."""
         if self.against is None:
             return {}
-        return _files_of_scans(self.scans, find_files(self.against))
+        return self._partners(find_files(self.against))
+
+    def _partners(self, files: Sequence[ScanFile]) -> dict[Path, Path]:
+        """Return the file of another folder that belongs to each scan, by path of its label map.
+
+        It is found by the rules by which `trinat evaluate` pairs predictions with true label maps.
+        """
+        label_maps = [scan for scan in self.scans if not scan.is_missing]
+        partners = partners_of(label_maps, files)
+        return {path: partner.path for path, partner in partners.items()}
 
     def _scans_of_ledgers(self) -> list[ScanFile]:
         """Return the scans in the ledgers, except skipped ones."""
@@ -296,19 +301,6 @@ def _why_outdated(entry: Entry | None, name: str, digest: str, folder: Path) -> 
     if now is not None and now != entry.input_sha256:
         return "is an old result: its scan was changed since; run trinat predict again"
     return ""
-
-
-def _files_of_scans(
-    scans: Sequence[ScanFile], files: Sequence[ScanFile]
-) -> dict[str, Path]:
-    """Return the file that belongs to each scan of a study, by the name of the scan in the study.
-
-    `files` are the label maps or images of another folder. A file belongs to a scan if its name and
-    folders match those of the scan's label map, by the rules by which `trinat evaluate` pairs
-    predictions with true label maps. Scans without a file are omitted.
-    """
-    pairs = pair_files([scan for scan in scans if not scan.is_missing], files).pairs
-    return {pair.truth.case: pair.prediction.path for pair in pairs}
 
 
 def digest(path: Path | None) -> str:
