@@ -304,7 +304,7 @@ def _read_known(settings: CohortSettings) -> Known:
     twice = two_maps_of_a_scan(files)
     if twice:
         _log.warning("%s: each map counts as a scan", twice)
-    remarks = matched.notes + matched.remarks
+    remarks = matched.table.notes + matched.remarks
     return Known(study, scheme, norms, ratings, files, table, remarks)
 
 

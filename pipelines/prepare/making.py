@@ -254,14 +254,11 @@ def _with_age_sex_family(
     is_given = table == config.participants
     matched = match_participants(table, names, strict=config.strict, is_given=is_given)
     # A scan without a row gets the facts of another scan of the participant.
-    of_participant = {
-        participant: facts for (_, participant), facts in matched.facts.items()
-    }
+    row_of = {participant: row for (_, participant), row in matched.rows.items()}
     subjects = []
     for name, subject in zip(names, found, strict=True):
-        facts = matched.facts.get(name) or of_participant.get(
-            subject.participant, Facts()
-        )
+        row = matched.rows.get(name) or row_of.get(subject.participant)
+        facts = Facts() if row is None else matched.table.facts[row]
         age = subject.age if facts.age is None else facts.age
         family = facts.family or subject.family
         sex = facts.sex or subject.sex

@@ -150,9 +150,12 @@ class QueueStudy(ViewedStudy):
         labels = self.queue.file(submission, Product.LABELS)
         outputs = []
         if submission.state == "done":
-            outputs = [labels, self.queue.file(submission, Product.BRAIN_MASK)]
+            outputs.append(labels)
             if submission.result.parcels:
                 outputs.append(self.queue.file(submission, Product.PARCELS))
+            mask = self.queue.file(submission, Product.BRAIN_MASK)
+            if mask.is_file():
+                outputs.append(mask)
         # The page treats states that no ledger has, such as queued, as grades.
         state: Any = submission.state
         entry = Entry(

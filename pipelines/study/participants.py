@@ -40,23 +40,22 @@ Named = tuple[str, str]
 class Matched:
     """Result of matching scans to the rows of a participants table.
 
-    Keys of `rows` and `facts` are pairs of the scan's name and its participant's name. `rows` has
-    the name of the row that belongs to the scan; `facts` has age, sex and so on from that row.
-    Scans without a row are in neither. `participants` is the number of participants of all scans;
-    `absent` names the participants without a row. `notes` say how values of the table were read.
-    `doubts` are warnings: about cells that were not understood, followed by ambiguous names.
+    `rows` has the name of the row of `table` that belongs to a scan, by the name of the scan and
+    the name of its participant. Scans without a row are not in it. `participants` is the number of
+    participants of all scans; `absent` names the participants without a row. `doubts` are warnings:
+    about cells that were not understood, followed by ambiguous names.
     """
 
+    table: ParticipantsTable
     rows: Mapping[Named, str]
-    facts: Mapping[Named, Facts]
     participants: int
     absent: tuple[str, ...]
-    notes: tuple[str, ...]
     doubts: tuple[str, ...]
 
     def of(self, scan: str, participant: str) -> Facts:
         """Return age, sex and so on of a scan's participant; all unknown if it has no row."""
-        return self.facts.get((scan, participant), Facts())
+        row = self.rows.get((scan, participant))
+        return Facts() if row is None else self.table.facts[row]
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -125,10 +124,7 @@ class ParticipantsTable:
                 for participant in participants
                 if participant not in present
             )
-        facts = {names: self.facts[row] for names, row in rows.items()}
-        return Matched(
-            rows, facts, len(participants), absent, self.notes, (*self.doubts, *doubts)
-        )
+        return Matched(self, rows, len(participants), absent, (*self.doubts, *doubts))
 
     def _match_loosely(
         self, scans: Iterable[Named], rows: dict[Named, str]

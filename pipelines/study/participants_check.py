@@ -61,19 +61,16 @@ def report_table(
         _log.log(level, "%s: %s", table.name, line)
 
 
-def refuse_strangers(
-    table: Path, participants_table: ParticipantsTable, matched: Matched
-) -> None:
+def _refuse_strangers(table: Path, matched: Matched) -> None:
     """Raise DatasetError if none of the scans has a row in the participants table.
 
-    `table` is the path of the table, for the message, and `participants_table` its content.
-    `matched` has the row of each scan.
+    `table` is the path of the table, for the message. `matched` has the row of each scan.
     """
     if matched.rows or not matched.participants:
         return
     remedy = "it has no rows"
-    if participants_table.facts:
-        named = ", ".join(list(participants_table.facts)[:3])
+    if matched.table.facts:
+        named = ", ".join(list(matched.table.facts)[:3])
         absent = ", ".join(matched.absent[:3])
         remedy = f"it has {named} ..., and scans are of {absent} ..."
     raise DatasetError(
@@ -83,14 +80,12 @@ def refuse_strangers(
     )
 
 
-def refuse_merged_participants(
-    table: Path, participants_table: ParticipantsTable, matched: Matched
-) -> None:
+def _refuse_merged_participants(table: Path, matched: Matched) -> None:
     """Raise DatasetError if scans of one participant match rows of different participants.
 
-    `table` is the path of the table, for the message, and `participants_table` its content.
-    `matched` has the row of each scan. Rows of several sessions of a participant (OAS2_0001_MR1,
-    OAS2_0001_MR2) are rows of one participant, unless they differ in sex.
+    `table` is the path of the table, for the message. `matched` has the row of each scan. Rows of
+    several sessions of a participant (OAS2_0001_MR1, OAS2_0001_MR2) are rows of one participant,
+    unless they differ in sex.
     """
     rows_of: dict[str, dict[str, None]] = defaultdict(dict)
     for (_, participant), row in matched.rows.items():
@@ -99,7 +94,7 @@ def refuse_merged_participants(
         participants = {
             scan.participant for scan in identify([NamedScan(row) for row in rows])
         }
-        sexes = {participants_table.facts[row].sex for row in rows} - {None}
+        sexes = {matched.table.facts[row].sex for row in rows} - {None}
         if len(participants) == 1 and len(sexes) < 2:
             continue
         named = " and ".join(list(rows)[:2])
@@ -127,9 +122,9 @@ def match_participants(
     participants_table = read_given(table) if is_given else read_participants(table)
     matched = participants_table.match(names)
     if is_given:
-        refuse_strangers(table, participants_table, matched)
-    refuse_merged_participants(table, participants_table, matched)
-    report_table(table, matched.notes, matched.remarks, strict=strict)
+        _refuse_strangers(table, matched)
+    _refuse_merged_participants(table, matched)
+    report_table(table, participants_table.notes, matched.remarks, strict=strict)
     return matched
 
 
@@ -160,8 +155,8 @@ def describe_table(
         matched = participants_table.match(
             (file.name, file.participant) for file in files
         )
-        refuse_strangers(table, participants_table, matched)
-        refuse_merged_participants(table, participants_table, matched)
+        _refuse_strangers(table, matched)
+        _refuse_merged_participants(table, matched)
         yield "\t".join(("scan", "participant", "session", "row", *_COLUMNS))
         for file in files:
             row = matched.rows.get((file.name, file.participant), "")
