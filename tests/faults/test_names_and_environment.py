@@ -92,11 +92,10 @@ def test_a_comparison_without_a_folder_that_cannot_be_read_is_refused(
 
 @pytest.mark.slow
 @pytest.mark.important
-@pytest.mark.parametrize("streams", ["2>&-", ">&-", "<&- >&- 2>&-"])
-def test_closed_streams_change_nothing(tmp_path: Path, streams: str) -> None:
+def test_closed_streams_change_nothing(tmp_path: Path) -> None:
     scans = write_scans(tmp_path / "in", "a.nii.gz")
     command = f'"{sys.executable}" -m trinat predict in --out out --json --no-pictures --threads 1'
-    line = f'{command} --model "{random_model()}" {streams}'
+    line = f'{command} --model "{random_model()}" <&- >&- 2>&-'
     assert subprocess.run(line, shell=True, cwd=tmp_path).returncode == Exit.OK
     assert read_entries([tmp_path / "out/run.jsonl"])["a"].status == "done"
     assert [path.name for path in scans.iterdir()] == ["a.nii.gz"]

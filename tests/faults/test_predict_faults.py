@@ -168,8 +168,10 @@ def test_scans_of_a_worker_that_was_ended_with_the_run_have_not_failed() -> None
 
 @pytest.mark.slow
 @pytest.mark.important
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize(("grace_s", "times"), [(1.0, 1), (600.0, 2)])
+@pytest.mark.parametrize(
+    ("number", "grace_s", "times"),
+    [(signal.SIGTERM, 1.0, 1), (signal.SIGINT, 600.0, 2)],
+)
 def test_a_signal_and_its_grace_or_a_second_one_end_a_run_whose_worker_is_stuck(
     number: signal.Signals,
     grace_s: float,

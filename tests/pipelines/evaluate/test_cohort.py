@@ -12,14 +12,13 @@ import pandas as pd
 import pytest
 from helpers.miniatures import without_orientation
 from helpers.refusals import refusal
-from helpers.studies import write_study
+from helpers.studies import add_result, write_study
 
 from trinat.pipelines.common.exits import Exit
 from trinat.pipelines.evaluate.cohort import report_cohort
 from trinat.pipelines.evaluate.settings import CohortSettings
 from trinat.pipelines.study.entry import Entry
 from trinat.pipelines.study.ledger import Ledger, read_entries
-from trinat.pipelines.study.record import ScanResult
 from trinat.segmentation.errors import DatasetError, EvaluationError
 from trinat.segmentation.io.files import sha256_of
 from trinat.segmentation.io.volume import Volume
@@ -48,29 +47,20 @@ def labels(n: int) -> np.ndarray:
 @pytest.fixture(scope="module")
 def predictions(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("predictions")
-    entries = []
     for n in range(1, SCANS + 1):
         name = f"sub-{n:02d}/anat/sub-{n:02d}_space-orig_desc-trinat_dseg.nii.gz"
         (root / name).parent.mkdir(parents=True)
         Volume(labels(n), AFFINE).write(root / name, labels=True)
-        result = {
-            "grade": "reject" if n == SCANS else "pass",
-            "reasons": ["left is larger"] if n == SCANS else [],
-            "notes": [],
-            "volume_cv": {"Left-Hippocampus": 0.01 * n, "Brain-Stem": None},
-        }
-        entries.append(
-            Entry(
-                f"sub-{n:02d}",
-                "done",
-                outputs={name: "0"},
-                result=ScanResult(**result),
-            )
+        add_result(
+            root,
+            f"sub-{n:02d}",
+            name,
+            grade="reject" if n == SCANS else "pass",
+            reasons=["left is larger"] if n == SCANS else [],
+            volume_cv={"Left-Hippocampus": 0.01 * n, "Brain-Stem": None},
         )
-    entries.append(Entry("sub-10", "failed", reason="FormatError: not a head"))
     with Ledger(root / "run.jsonl") as ledger:
-        for entry in entries:
-            ledger.add(entry)
+        ledger.add(Entry("sub-10", "failed", reason="FormatError: not a head"))
     with (root / "participants.tsv").open("w") as file:
         file.write("participant_id\tsex\tage\tsite\n")
         for n in range(1, SCANS + 1):
@@ -81,24 +71,15 @@ def predictions(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_scans_count_where_any_of_their_structures_does(tmp_path: Path) -> None:
-    entries = [Entry("sub-5", "failed", reason="FormatError: not a head")]
+    with Ledger(tmp_path / "run.jsonl") as ledger:
+        ledger.add(Entry("sub-5", "failed", reason="FormatError: not a head"))
     for n in range(1, 5):
         name = f"sub-{n}_dseg.nii.gz"
         Volume(labels(1), AFFINE).write(tmp_path / name, labels=True)
         result = {"grade": "reject" if n == 4 else "pass", "reasons": ["cut"]}
         if n == 1:
             result["structure_grades"] = {"Left-Hippocampus": "reject"}
-        entries.append(
-            Entry(
-                f"sub-{n}",
-                "done",
-                outputs={name: "0"},
-                result=ScanResult(**result),
-            )
-        )
-    with Ledger(tmp_path / "run.jsonl") as ledger:
-        for entry in entries:
-            ledger.add(entry)
+        add_result(tmp_path, f"sub-{n}", name, **result)
     people = "".join(f"sub-{n}\t{sex}\n" for n, sex in enumerate("FFMM", start=1))
     (tmp_path / "participants.tsv").write_text("participant_id\tsex\n" + people)
     report_cohort(CohortSettings(tmp_path, tmp_path / "out", jobs=1))
@@ -113,16 +94,8 @@ def test_what_the_ledgers_of_folds_say_is_in_the_report(tmp_path: Path) -> None:
         name, place = f"sub-{n}_dseg.nii.gz", tmp_path / f"found/fold-{n}"
         place.mkdir(parents=True)
         Volume(labels(1), AFFINE).write(place / name, labels=True)
-        result = {"grade": "look", "reasons": [f"reason {n}"]}
+        add_result(place, "same", name, grade="look", reasons=[f"reason {n}"])
         with Ledger(place / "run.jsonl") as ledger:
-            ledger.add(
-                Entry(
-                    "same",
-                    "done",
-                    outputs={name: "0"},
-                    result=ScanResult(**result),
-                )
-            )
             ledger.add(Entry(f"bad {n}", "failed", reason=f"failure {n}"))
     assert (
         report_cohort(CohortSettings(tmp_path / "found", tmp_path / "out", jobs=1))
@@ -256,21 +229,15 @@ def test_nothing_readable_is_an_error(tmp_path: Path) -> None:
 
 def write_graded(folder: Path, grades: list[str]) -> None:
     """Write a scan for each grade, s1 and on; those that pass have 128 mm³ of left hippocampus."""
-    with Ledger(folder / "run.jsonl") as ledger:
-        for n, grade in enumerate(grades, start=1):
-            name = f"s{n}_dseg.nii.gz"
-            scan = labels(3 if grade == "pass" else SCANS)
-            Volume(scan, AFFINE).write(folder / name, labels=True)
-            result = {"grade": grade, "reasons": [f"reason {n}"]}
-            result["measures_mm3"] = {"EstimatedTotalIntraCranialVol": 1e6 * n}
-            ledger.add(
-                Entry(
-                    f"s{n}",
-                    "done",
-                    outputs={name: "0"},
-                    result=ScanResult(**result),
-                )
-            )
+    for n, grade in enumerate(grades, start=1):
+        name = f"s{n}_dseg.nii.gz"
+        scan = labels(3 if grade == "pass" else SCANS)
+        Volume(scan, AFFINE).write(folder / name, labels=True)
+        measures = {"EstimatedTotalIntraCranialVol": 1e6 * n}
+        reasons = [f"reason {n}"]
+        add_result(
+            folder, f"s{n}", name, grade=grade, reasons=reasons, measures_mm3=measures
+        )
 
 
 @pytest.mark.parametrize(
@@ -325,16 +292,8 @@ def test_a_rejected_structure_is_in_no_number_of_the_group(tmp_path: Path) -> No
     write_graded(tmp_path, ["pass", "pass"])
     name = "s3_dseg.nii.gz"
     Volume(labels(SCANS), AFFINE).write(tmp_path / name, labels=True)
-    result = {"grade": "look", "structure_grades": {"Left-Hippocampus": "reject"}}
-    with Ledger(tmp_path / "run-3.jsonl") as ledger:
-        ledger.add(
-            Entry(
-                "s3",
-                "done",
-                outputs={name: "0"},
-                result=ScanResult(**result),
-            )
-        )
+    grades = {"Left-Hippocampus": "reject"}
+    add_result(tmp_path, "s3", name, grade="look", structure_grades=grades)
     report_cohort(CohortSettings(tmp_path, tmp_path / "out", jobs=1))
     table = pd.read_csv(tmp_path / "out/volumes.csv")
     assert set(rows(table, "Left-Hippocampus")["value"].dropna()) == {128}
@@ -375,16 +334,7 @@ def test_pictures_of_the_run_are_shown_worst_first(
         Volume(labels(n), AFFINE).write(tmp_path / "in" / name, labels=True)
         Image.new("L", (8, 8), n).save(anat / f"{stem}_qc.png")
         grade = "reject" if n == SCANS else "pass"
-        with Ledger(tmp_path / "in" / f"run-{n}.jsonl") as ledger:
-            result = {"grade": grade, "reasons": [], "notes": []}
-            ledger.add(
-                Entry(
-                    f"sub-{n:02d}",
-                    "done",
-                    outputs={name: "0"},
-                    result=ScanResult(**result),
-                )
-            )
+        add_result(tmp_path / "in", f"sub-{n:02d}", name, grade=grade)
     report_cohort(CohortSettings(tmp_path / "in", tmp_path / "out", jobs=1))
     page = (tmp_path / "out" / "report.html").read_text()
     titles = re.findall(r'class="shot"><h3>(.*?)</h3>', page)
@@ -394,21 +344,13 @@ def test_pictures_of_the_run_are_shown_worst_first(
 def test_what_the_model_does_not_know_has_no_volume(tmp_path: Path) -> None:
     """Without a ledger, 0 mm3 are taken from the map; with one, the volume is unknown."""
     Volume(labels(1), AFFINE).write(tmp_path / "a_dseg.nii.gz", labels=True)
-    known = {"volumes_mm3": {"Left-Hippocampus": 1.0, "Left-Thalamus": 0.0}}
-    for entries, expected in (
-        ([], {"CSF", "Left-Thalamus"}),
-        ([known], {"Left-Thalamus"}),
+    known = {"Left-Hippocampus": 1.0, "Left-Thalamus": 0.0}
+    for has_ledger, expected in (
+        (False, {"CSF", "Left-Thalamus"}),
+        (True, {"Left-Thalamus"}),
     ):
-        with Ledger(tmp_path / "run.jsonl") as ledger:
-            for result in entries:
-                ledger.add(
-                    Entry(
-                        "a",
-                        "done",
-                        outputs={"a_dseg.nii.gz": "0"},
-                        result=ScanResult(**result),
-                    )
-                )
+        if has_ledger:
+            add_result(tmp_path, "a", "a_dseg.nii.gz", volumes_mm3=known)
         assert (
             report_cohort(CohortSettings(tmp_path, tmp_path / "report", jobs=1))
             == Exit.OK

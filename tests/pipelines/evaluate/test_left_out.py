@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers.ellipsoids import brain, read_metrics, write
+from helpers.studies import add_result
 
 from trinat.pipelines.common.exits import Exit
 from trinat.pipelines.evaluate.evaluation import (
@@ -16,9 +17,6 @@ from trinat.pipelines.evaluate.evaluation import (
     evaluate_predictions,
     named_models,
 )
-from trinat.pipelines.study.entry import Entry
-from trinat.pipelines.study.ledger import Ledger
-from trinat.pipelines.study.record import ScanResult
 from trinat.segmentation.errors import ConfigError
 from trinat.segmentation.labels.scheme import load_scheme
 from trinat.segmentation.metrics.pair import evaluate as measure
@@ -39,14 +37,8 @@ def test_what_a_model_cannot_predict_is_listed_apart(
         settings = replace(settings, not_predicted=("CSF",))
     else:
         known = [name for name in load_scheme("quicknat33").names[1:] if name != "CSF"]
-        with Ledger(tmp_path / "pred/run.jsonl") as ledger:
-            ledger.add(
-                Entry(
-                    "sub-01",
-                    "done",
-                    result=ScanResult(volumes_mm3=dict.fromkeys(known, 1.0)),
-                )
-            )
+        volumes = dict.fromkeys(known, 1.0)
+        add_result(tmp_path / "pred", "sub-01", volumes_mm3=volumes)
     assert evaluate_predictions(settings) == Exit.OK
     metrics = read_metrics(tmp_path / "out/metrics.csv")
     csf = metrics[
@@ -72,8 +64,7 @@ def test_csf_of_a_model_that_finds_all_fluid_is_not_compared_with_a_region(
     write(tmp_path / "pred/sub-01.nii.gz", brain((1, 0, 0)))
     names = load_scheme("quicknat33").names[1:]
     found = {"volumes_mm3": dict.fromkeys(names, 1.0), "csf": "intracranial"}
-    with Ledger(tmp_path / "pred/run.jsonl") as ledger:
-        ledger.add(Entry("sub-01", "done", result=ScanResult(**found)))
+    add_result(tmp_path / "pred", "sub-01", **found)
     models = {"fast": tmp_path / "pred"}
     settings = EvaluationSettings(tmp_path / "truth", models, tmp_path / "out", jobs=1)
     assert evaluate_predictions(settings) == Exit.OK
@@ -120,14 +111,8 @@ def test_coarser_schemes_are_measured_as_in_python(tmp_path: Path) -> None:
     write(tmp_path / "truth/sub-01.nii.gz", truth)
     write(tmp_path / "pred/sub-01.nii.gz", prediction)
     known = [name for name in load_scheme("quicknat33").names[1:] if name != "CSF"]
-    with Ledger(tmp_path / "pred/run.jsonl") as ledger:
-        ledger.add(
-            Entry(
-                "sub-01",
-                "done",
-                result=ScanResult(volumes_mm3=dict.fromkeys(known, 1.0)),
-            )
-        )
+    volumes = dict.fromkeys(known, 1.0)
+    add_result(tmp_path / "pred", "sub-01", volumes_mm3=volumes)
     models = {"fast": tmp_path / "pred"}
     settings = EvaluationSettings(
         tmp_path / "truth", models, tmp_path / "out", labels="tissue4", jobs=1

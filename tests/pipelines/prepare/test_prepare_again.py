@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
@@ -21,7 +20,6 @@ from helpers.refusals import refusal
 from trinat.pipelines.prepare.making import prepare_store
 from trinat.pipelines.prepare.options import PrepareConfig
 from trinat.segmentation.data.dataset import open_slices
-from trinat.segmentation.data.splits import read_split
 from trinat.segmentation.data.splitting import split_store
 from trinat.segmentation.data.store import Store
 from trinat.segmentation.errors import DatasetError, IntegrityError
@@ -166,22 +164,6 @@ def test_repeat_sessions_stay_on_one_side_of_a_split(tmp_path: Path) -> None:
     prepare("oasis1", tmp_path / "in", tmp_path / "out", views=("axial",))
     with refusal(DatasetError, path):
         open_slices(tmp_path / "out", path, "train", View.AXIAL)
-
-
-def test_training_refuses_a_split_that_shares_a_participant(tmp_path: Path) -> None:
-    for session in ("MR1", "MR2"):
-        freesurfer_subject(tmp_path / "in", f"OAS1_0001_{session}")
-    freesurfer_subject(tmp_path / "in", "OAS1_0002_MR1")
-    _, store = prepare("oasis1", tmp_path / "in", tmp_path / "out", views=("axial",))
-    ((path, split),) = split_store(tmp_path / "out", ratios=(1, 1, 0))
-    shared = {
-        "train": ["OAS1_0001_MR1", "OAS1_0002_MR1"],
-        "validation": ["OAS1_0001_MR2"],
-    }
-    path.write_text(json.dumps({**split.model_dump(), **shared}))
-    with pytest.raises(DatasetError, match="OAS1_0001 is in train and validation"):
-        open_slices(tmp_path / "out", path, "train", View.AXIAL)
-    assert read_split(path).store == store.fingerprint
 
 
 def test_files_without_a_checksum_are_refused_on_request(tmp_path: Path) -> None:

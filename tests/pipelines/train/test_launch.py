@@ -30,7 +30,6 @@ from trinat.segmentation.models.checkpoint import load_model
 from trinat.segmentation.space.views import View
 from trinat.segmentation.training.state import State, read_latest
 
-CLI = (sys.executable, "-m", "trinat")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 # Variables of torchrun or the user must not reach the processes that are started here.
@@ -287,16 +286,6 @@ def test_torchrun_on_two_machines_gives_the_bits_of_two_processes_on_one(
         _, words = machine.communicate(timeout=500)
         assert machine.returncode == 0, words
     assert_same_weights(tmp_path / "run", undisturbed)
-
-
-def test_an_unknown_view_is_refused(recipe: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="'oblique' is no view"):
-        launch(
-            tmp_path / "run",
-            read_recipe(str(recipe)),
-            lambda: nullcontext(SILENT),
-            TrainSettings(view="oblique"),
-        )
 
 
 def test_whom_torchrun_started_starts_no_others(

@@ -197,10 +197,8 @@ def test_a_run_leaves_a_model_curves_and_its_settings(tmp_path: Path) -> None:
     assert model.info.not_predicted == ("CSF",)
     # 8 steps together, then 2 for each view, of 4 slices.
     assert model.info.training.slices_seen == 48
-    jobs = ["each/coronal", "each/sagittal", "together/coronal-sagittal"]
-    assert [job.name for job in summarise(run)] == jobs
-    for job in jobs:
+    steps = {"each/coronal": 2, "each/sagittal": 2, "together/coronal-sagittal": 8}
+    assert {job.name: job.steps for job in summarise(run)} == steps
+    for job in steps:
         page = (run / job / "run.html").read_text()
         assert "Validation at step" in page
-    with (run / jobs[2] / "metrics.csv").open() as file:
-        assert list(csv.DictReader(file))[-1]["step"] == "8"

@@ -68,21 +68,6 @@ def test_a_damaged_best_state_is_said_and_the_last_one_taken(
     assert torch.equal(weights[name], state.average[f"trunk.{name}"])
 
 
-def test_views_trained_one_after_another_make_one_model(tmp_path: Path) -> None:
-    recipe, run = tiny_recipe(tmp_path), tmp_path / "run"
-    train(recipe, run, SILENT, views=[View.CORONAL])
-    assert set(load_model(run / "model").networks) == {View.CORONAL}
-    train(recipe, run, SILENT, views=[View.SAGITTAL], resume=True)
-    assert set(load_model(run / "model").networks) == {View.CORONAL, View.SAGITTAL}
-
-
-def test_a_second_run_in_the_same_place_is_refused(tmp_path: Path) -> None:
-    recipe = tiny_recipe(tmp_path)
-    train(recipe, tmp_path / "run", SILENT)
-    with pytest.raises(TrainingError, match="--resume"):
-        train(recipe, tmp_path / "run", SILENT)
-
-
 def test_resuming_with_other_settings_is_refused_by_name(tmp_path: Path) -> None:
     train(tiny_recipe(tmp_path), tmp_path / "run", SILENT)
     with pytest.raises(TrainingError, match=r"stages|batch"):

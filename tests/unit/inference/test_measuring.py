@@ -58,10 +58,3 @@ def test_where_it_is_not_known_there_is_a_note_and_a_mask_all_the_same() -> None
     assert measured.mm3["EstimatedTotalIntraCranialVol"] is None
     assert measured.note.startswith("no intracranial volume: the model does not find")
     assert found.brain.data.sum() == 12**3
-
-
-def test_a_stripped_scan_has_none() -> None:
-    found = head(skull=0.0)
-    measured = measure(found, Evidence.of(found))
-    assert measured.mm3["EstimatedTotalIntraCranialVol"] is None
-    assert measured.note == "no intracranial volume: the scan shows no skull"

@@ -12,7 +12,6 @@ from scipy import ndimage
 
 from trinat.pipelines.models.fit_limits import cut, inverted, middle
 from trinat.segmentation.grid import Grid
-from trinat.segmentation.inference.checks.evidence import Evidence
 from trinat.segmentation.inference.prediction import Prediction
 from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.inference.quality import (
@@ -21,7 +20,6 @@ from trinat.segmentation.inference.quality import (
     Limits,
     grade,
     limits_of,
-    tissue_contrast,
 )
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import Label, LabelScheme
@@ -117,35 +115,6 @@ def test_many_rejected_structures_reject_the_scan() -> None:
         "reject",
         ("views disagree on cortex, stem",),
     )
-
-
-def test_contrast_is_white_matter_over_cortex() -> None:
-    assert tissue_contrast(Evidence.of(by_hand())) == pytest.approx(1.2 / 0.8)
-    labels = np.where(BLOCKS == 2, 1, BLOCKS)
-    assert tissue_contrast(Evidence.of(by_hand(labels=labels))) is None
-
-
-@pytest.mark.parametrize(("cortex", "name"), [(1.15, "look"), (1.4, "reject")])
-def test_cortex_as_bright_as_white_matter_is_no_t1(cortex: float, name: str) -> None:
-    found = by_hand([0.9] * 3, brightness=np.array([0, 1.2, cortex, 1], np.float32))
-    verdict = grade(found, HAND)
-    assert verdict.name == name
-    assert "not T1-weighted?" in verdict.reasons[0]
-
-
-def test_symmetry_is_of_tissue_whatever_the_ventricles_are() -> None:
-    scheme = LabelScheme(
-        "sides",
-        (
-            label(0, "background", "background"),
-            replace(label(1, "left white", "white-matter"), side="left"),
-            replace(label(2, "right white", "white-matter"), side="right"),
-            replace(label(3, "left ventricle", "ventricles"), side="left"),
-        ),
-    )
-    # 144 mm³ of tissue on each side; with its ventricle the left side has 288.
-    found = replace(by_hand(), scheme=scheme)
-    assert not any("one side" in reason for reason in grade(found, HAND).reasons)
 
 
 def test_a_models_own_limits_come_before_the_general_ones() -> None:

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import nibabel as nib
 import numpy as np
-from helpers.odd_scans import VOXELS
-from oracle.fuzz import odd_scan
 
 from trinat.segmentation.io.volume import Volume, write_maps
 
@@ -33,16 +31,6 @@ def test_the_same_maps_give_the_same_bytes(tmp_path: Path) -> None:
     for name in ("a", "b"):
         write_maps(tmp_path / f"{name}.nii.gz", iter(MAPS), 2)
     assert (tmp_path / "a.nii.gz").read_bytes() == (tmp_path / "b.nii.gz").read_bytes()
-
-
-def test_maps_come_back_as_values_from_0_to_1(tmp_path: Path) -> None:
-    shares = np.linspace(0, 1, VOXELS.size, dtype=np.float32).reshape(VOXELS.shape)
-    both = [Volume(part, odd_scan().affine) for part in (shares, 1 - shares)]
-    write_maps(tmp_path / "maps.nii.gz", both, 2)
-    image = nib.load(tmp_path / "maps.nii.gz")
-    np.testing.assert_allclose(image.affine, odd_scan().affine, atol=1e-4)
-    for number, part in enumerate(both):
-        np.testing.assert_allclose(image.dataobj[..., number], part.data, atol=1e-4)
 
 
 def test_maps_stay_within_0_and_1_and_hold_no_time(tmp_path: Path) -> None:

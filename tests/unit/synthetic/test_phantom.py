@@ -155,20 +155,6 @@ def test_the_head_stays_where_it_is_when_the_grid_turns() -> None:
     np.testing.assert_allclose(ratio, 1, atol=0.05)
 
 
-def test_the_affine_survives_a_file(tmp_path: Path) -> None:
-    image, labels = phantom(
-        3, spacing_mm=(3.1, 3.3, 3.7), orientation="AIL", oblique_deg=17
-    )
-    labels.write(tmp_path / "sub-01_dseg.nii.gz", labels=True)
-    image.write(tmp_path / "sub-01_T1w.nii.gz")
-    back = Volume.read(tmp_path / "sub-01_dseg.nii.gz", labels=True)
-    np.testing.assert_array_equal(back.data, labels.data)
-    np.testing.assert_array_equal(back.affine, labels.affine)
-    np.testing.assert_array_equal(
-        Volume.read(tmp_path / "sub-01_T1w.nii.gz").data, image.data
-    )
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -365,19 +351,3 @@ def test_swapped_sides_show_in_the_volumes() -> None:
     for seed in range(6):
         volumes = volumes_ml(medium(seed)[1])
         assert volumes[left] > 1.2 * volumes[right]
-
-
-@pytest.mark.parametrize("subject", ["sub-01", "sub-02", "sub-03", "sub-04", "sub-06"])
-def test_left_is_on_the_left_in_freesurfers_own_maps(
-    dev_data: Path, subject: str
-) -> None:
-    labels = Volume.read(
-        dev_data / "freesurfer" / subject / "mri" / "aseg.mgz", labels=True
-    )
-    left, right = (
-        np.argwhere(labels.data == number).mean(axis=0) for number in (17, 53)
-    )
-    x_left, x_right = nib.affines.apply_affine(labels.affine, np.array([left, right]))[
-        :, 0
-    ]
-    assert x_left < x_right - 20

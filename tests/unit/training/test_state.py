@@ -100,11 +100,6 @@ def test_a_stage_more_is_named_and_its_settings_are_cut_short() -> None:
     ]
 
 
-def test_another_run_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(TrainingError, match=r"batch: 4 -> 8"):
-        check_identity({"batch": 4}, {"batch": 8}, tmp_path)
-
-
 def test_a_store_may_lie_elsewhere_and_has_the_settings_that_it_had(
     tmp_path: Path,
 ) -> None:
