@@ -119,7 +119,8 @@ def test_weights_then_odds_then_limits(
     )
     before = (lame / "model.yaml").read_bytes()
     out = tmp_path / "fitted"
-    settings = FitSettings(str(lame), data / "scans", data / "truth", out, device="cpu")
+    scan, truth = data / "scans/sub-02_T1w.nii.gz", data / "truth/sub-02_dseg.nii.gz"
+    settings = FitSettings(str(lame), scan, truth, out, device="cpu")
     found = fit(settings)
     assert found.exit is Exit.OK
     assert (lame / "model.yaml").read_bytes() == before
