@@ -32,10 +32,11 @@ from trinat.pipelines.evaluate.sections import (
 from trinat.pipelines.evaluate.settings import CohortSettings
 from trinat.pipelines.evaluate.shown_scans import cohort_pictures
 from trinat.pipelines.jobs.lock import claimed, keep_only, refuse_foreign
+from trinat.pipelines.jobs.progress import BatchProgress, no_progress
 from trinat.pipelines.predict.changes import courses_in, participants_in
-from trinat.pipelines.report.changes import Changes, compare_changes
+from trinat.pipelines.report.changes import Course, compare_changes
 from trinat.pipelines.report.cohort import (
-    Cohort,
+    VOLUMES,
     Section,
     cohort_of,
     participants_of,
@@ -73,14 +74,10 @@ from trinat.segmentation.metrics.norms import Norms
 _log = logging.getLogger(__name__)
 
 _TABLES = (
-    "volumes.csv",
     *SECTION_TABLES,
     "left_out.csv",
     "adjustment.csv",
     "harmonisation.csv",
-    "effects.csv",
-    "trends.csv",
-    "change_effects.csv",
     "raters.csv",
 )
 _OUTPUTS = (*_TABLES, "figures", "report.html")
@@ -139,9 +136,7 @@ class MeasuredGroup:
 def report_cohort(
     settings: CohortSettings,
     *,
-    progress: Callable[[MapVolumes, int, int], object] = lambda result, done, total: (
-        None
-    ),
+    progress: BatchProgress = no_progress,
 ) -> Exit:
     """Measure all label maps of a group, and write the tables and the page of `trinat report`.
 
@@ -176,21 +171,26 @@ def report_cohort(
         folder: participants_in(entries, folder)
         for folder, entries in study.folders.items()
     }
-    changes = _changes(group, longitudinal, cohort, settings)
-    sections = [
-        replace(
-            section,
-            changes=_changes(group, longitudinal, cohort, settings, section.name),
-        )
-        for section in sections_of(
+    facts_of_participants = participants_of(cohort.frame, "volume")
+    sections = []
+    for section in (
+        Section.of_volumes(cohort),
+        *sections_of(
             group.with_measures,
             settings,
             known.norms,
             parcels=not known.scheme.has_parcels,
-        )
-    ]
+        ),
+    ):
+        courses = _courses(group, longitudinal, settings.excluded, section.name)
+        changes = None
+        if courses:
+            changes = compare_changes(
+                courses, facts_of_participants, settings.covariates
+            )
+        sections.append(replace(section, changes=changes))
     with claimed(settings.out, _OUTPUTS, within=["figures"]):
-        written = _write_tables(settings.out, cohort, sections, changes)
+        written = _write_tables(settings.out, sections)
         facts = provenance(started, settings.command, known.scheme.name)
         facts["predictions"] = str(settings.predictions)
         if len(study.models) > 1:
@@ -209,14 +209,14 @@ def report_cohort(
         taught = taught_by_models(study.entries)
         if taught:
             facts["training"] = " ".join(taught)
-        _write_page(settings, group, cohort, facts, sections, changes)
+        _write_page(settings, group, facts, sections)
         keep_only(settings.out, _TABLES, written)
     return batch_exit(done=len(group.scans), failed=len(group.failures))
 
 
 def measure_group(
     settings: CohortSettings,
-    progress: Callable[[MapVolumes, int, int], object],
+    progress: BatchProgress,
     check: Callable[[pd.DataFrame, Path], None],
 ) -> MeasuredGroup:
     """Measure the volumes in all label maps; log each scan that fails or is left out, and why.
@@ -234,11 +234,18 @@ def measure_group(
         _log.info("%s", corrected)
     checked = study.checked(found)
     fit = [file for file in checked if not file.unfit]
-    check(_facts_of(fit, settings.excluded), known.table)
+    unmeasured = [_scan_of(file, settings.excluded) for file in fit]
+    facts = [
+        (scan.subject, scan.age, scan.sex, scan.site, scan.group)
+        for scan in unmeasured
+        if not scan.left_out
+    ]
+    frame = pd.DataFrame(facts, columns=["subject", "age", "sex", "site", "group"])
+    check(frame.astype({"age": float}), known.table)
     volumes = measure_volumes(
         fit, settings.labels, settings.trust_affine, settings.jobs, progress
     )
-    scans, in_part = _make_scans(volumes, known, settings.excluded)
+    scans, in_part = _with_volumes(unmeasured, volumes, known, settings.excluded)
 
     # Label maps that are unfit or could not be read, and scans without a label map.
     failures = [
@@ -308,33 +315,61 @@ def _read_known(settings: CohortSettings) -> Known:
     return Known(study, scheme, norms, ratings, files, table, remarks)
 
 
-def _facts_of(files: Iterable[ScanFile], excluded: Collection[str]) -> pd.DataFrame:
-    """Return a table of the participants' data with a row for each scan that will be measured.
+def _scan_of(file: ScanFile, excluded: Collection[str]) -> MeasuredScan:
+    """Return the scan of a label map before its volumes are measured.
 
-    The columns are subject, age, sex, site and group. `files` are the label maps. Scans whose
-    quality grade in the run ledger is in `excluded` get no row, unless they were corrected by hand.
+    It has the data of the participant and the grades of the run ledger. A scan whose quality grade
+    is in `excluded` has the reason in `left_out`. The intracranial volume in the ledger takes
+    precedence over that in the participants table.
     """
-    rows = []
-    for file in files:
-        if file.corrects is None and file.entry.result.why_left_out(excluded):
-            continue
-        facts = file.facts
-        sex = facts.sex or ""
-        rows.append((file.participant, facts.age, sex, facts.site, facts.group))
-    frame = pd.DataFrame(rows, columns=["subject", "age", "sex", "site", "group"])
-    return frame.astype({"age": float})
+    result = _result_of(file)
+    participant = file.facts
+    uncertainty = {
+        structure: variation
+        for structure, variation in result.volume_cv.items()
+        if variation is not None
+    }
+    intracranial_mm3 = result.intracranial_mm3
+    if intracranial_mm3 is None:
+        intracranial_mm3 = participant.intracranial_mm3
+    return MeasuredScan(
+        file=file,
+        subject=file.participant,
+        session=file.table_session,
+        volumes_mm3={},
+        sex=participant.sex or "",
+        age=participant.age,
+        site=participant.site,
+        grade=result.grade,
+        notes="; ".join(result.remarks),
+        structure_grades=result.structure_grades,
+        uncertainty=uncertainty or None,
+        group=participant.group,
+        intracranial_mm3=intracranial_mm3,
+        left_out=result.why_left_out(excluded),
+    )
 
 
-def _make_scans(
+def _result_of(file: ScanFile) -> ScanResult:
+    """Return the row of a label map in the run ledger; without grades if it was corrected by hand.
+
+    The grades in the ledger are for the prediction, before a rater corrected it.
+    """
+    result = file.entry.result
+    return result if file.corrects is None else result.corrected()
+
+
+def _with_volumes(
+    scans: Iterable[MeasuredScan],
     measured: Iterable[MapVolumes],
     known: Known,
     excluded: Collection[str],
 ) -> tuple[list[MeasuredScan], set[tuple[str, str]]]:
-    """Make a scan of each measured label map, with the reasons for what is left out of it.
+    """Add the measured volumes to the scans, with the reasons for what is left out of them.
 
-    `known` has the tables that the user named. Structures that raters rejected, whose quality grade
-    is in `excluded`, or that the model does not predict, get no volume. A scan that is rejected as
-    a whole has the reason in `left_out`. Label maps that could not be measured are dropped.
+    `scans` and `measured` have an item for each label map. `known` has the tables that the user
+    named. Structures that raters rejected, whose quality grade is in `excluded`, or that the model
+    does not predict, get no volume. Label maps that could not be measured are dropped.
 
     The second result has the structures that raters rejected but that are included in a volume, as
     a part of another structure: each is (SHA-256 of the label map, name of the structure).
@@ -344,15 +379,11 @@ def _make_scans(
     rated = rejected_structures(known.ratings)
     chosen = []
     in_part = set()
-    for volumes in measured:
+    for scan, volumes in zip(scans, measured, strict=True):
         if volumes.failure:
             continue
-        file = volumes.file
         rejected_here = rejected.get(volumes.sha256, {})
-        judged = file.entry.result
-        if file.corrects is not None:
-            # The grades in the ledger are for the prediction, before a rater corrected it.
-            judged = judged.corrected()
+        judged = _result_of(scan.file)
         names = measured_in(scheme, judged.volumes_mm3, judged.parcels)
         made = made_by(names, rated, scheme)
         graded = {
@@ -360,10 +391,9 @@ def _make_scans(
             for name, grade in judged.structures_left_out(excluded).items()
         }
         structures = made.left_out(scheme, {**graded, **rejected_here})
-        scan = _scan_of(volumes, judged)
         volumes_mm3 = {
             structure: volume_mm3
-            for structure, volume_mm3 in scan.volumes_mm3.items()
+            for structure, volume_mm3 in volumes.volumes_mm3.items()
             if structure not in structures
         }
         # Structures that the model does not predict are not listed for each scan.
@@ -372,16 +402,16 @@ def _make_scans(
             for structure, why in structures.items()
             if why != NOT_PREDICTED
         }
-        why_scan = judged.why_left_out(excluded)
+        why_scan = scan.left_out
         if "" in rejected_here:
             why_scan = f"rejected by {rejected_here['']}"
-        scan = replace(
+        with_volumes = replace(
             scan,
             volumes_mm3=volumes_mm3,
             left_out=why_scan,
             structures_left_out=why_structures,
         )
-        chosen.append(scan)
+        chosen.append(with_volumes)
         if "" not in rejected_here:
             for structure in made.rejected_but_measured(scheme, rejected_here):
                 in_part.add((volumes.sha256, structure))
@@ -417,63 +447,26 @@ def _two_kinds_of_heads(scans: Iterable[MeasuredScan]) -> str:
     )
 
 
-def _scan_of(volumes: MapVolumes, result: ScanResult) -> MeasuredScan:
-    """Return a scan of the report, with volumes, data of its participant, and grades of the ledger.
-
-    `result` is the row of the run ledger. Its intracranial volume takes precedence over that in the
-    participants table.
-    """
-    file = volumes.file
-    participant = file.facts
-    uncertainty = {
-        structure: variation
-        for structure, variation in result.volume_cv.items()
-        if variation is not None
-    }
-    # The ledger's measurement of this scan takes precedence over the participant's row in the
-    # table.
-    intracranial_mm3 = result.intracranial_mm3
-    if intracranial_mm3 is None:
-        intracranial_mm3 = participant.intracranial_mm3
-    return MeasuredScan(
-        file=file,
-        subject=file.participant,
-        session=file.table_session,
-        volumes_mm3=volumes.volumes_mm3 or {},
-        sex=participant.sex or "",
-        age=participant.age,
-        site=participant.site,
-        grade=result.grade,
-        notes="; ".join(result.remarks),
-        structure_grades=result.structure_grades,
-        uncertainty=uncertainty or None,
-        group=participant.group,
-        intracranial_mm3=intracranial_mm3,
-    )
-
-
-def _changes(
+def _courses(
     group: MeasuredGroup,
     longitudinal: Mapping[Path, Mapping[str, Sequence[Entry]]],
-    cohort: Cohort,
-    settings: CohortSettings,
-    section: str = "",
-) -> Changes | None:
-    """Compare longitudinal changes between groups of participants, by a linear model.
+    excluded: Collection[str],
+    section: str,
+) -> list[Course]:
+    """Return the values over time of the measures in a section, without what the report leaves out.
 
     `longitudinal` has the participants that were segmented longitudinally, in each output folder,
-    as `participants_in` returns them. The changes are those of volumes, or of the measures of one
-    further output if `section` names it (thickness, callosum or lesions). Scans and structures that
-    the report leaves out are also left out here. Returns None if no participant was segmented
-    longitudinally, or if this output has no changes.
+    as `participants_in` returns them. `section` is the name of the section, such as volumes or
+    thickness.
     """
-    courses = []
+    output = "" if section == VOLUMES else section
     left_out = {
         absolute(scan.file.result): scan.structures_left_out
         for scan in group.scans
         # Measures such as thickness are from before a correction.
-        if not scan.left_out and not (section and scan.file.corrects is not None)
+        if not scan.left_out and not (output and scan.file.corrects is not None)
     }
+    courses = []
     for folder, participants in longitudinal.items():
         counting = {
             entry.case: left_out[absolute(folder / name)]
@@ -481,29 +474,22 @@ def _changes(
             for name in entry.outputs
             if absolute(folder / name) in left_out
         }
-        courses += courses_in(participants, settings.excluded, counting, section)
-    if not courses:
-        return None
-    facts = participants_of(cohort.frame, "volume")
-    return compare_changes(courses, facts, settings.covariates)
+        courses += courses_in(participants, excluded, output, counting)
+    return courses
 
 
-def _write_tables(
-    out: Path, cohort: Cohort, sections: Sequence[Section], changes: Changes | None
-) -> list[str]:
+def _write_tables(out: Path, sections: Sequence[Section]) -> list[str]:
     """Write volumes.csv and the other tables of the report that are not empty to the folder `out`.
 
-    `cohort` has the tables of volumes, `sections` those of further outputs, and `changes` the
-    comparison of longitudinal changes; None if there is none. Returns the names of the files.
+    Returns the names of the files.
     """
-    write_table(out / "volumes.csv", cohort.frame.drop(columns="scan"))
+    cohort = sections[0].cohort
     # A row for each scan that is left out, and for each structure left out of another scan.
     left_out = [
         (scan.subject, scan.session, "", scan.grade, scan.left_out)
         for scan in cohort.left_out
     ]
-    of_sections = [scan for section in sections for scan in section.cohort.scans]
-    for scan in (*cohort.scans, *of_sections):
+    for scan in chain.from_iterable(section.cohort.scans for section in sections):
         left_out += [
             (
                 scan.subject,
@@ -515,70 +501,48 @@ def _write_tables(
             for structure, why in scan.structures_left_out.items()
         ]
     columns = ["subject", "session", "structure", "grade", "reason"]
-    tables = {
-        "left_out.csv": pd.DataFrame(left_out, columns=columns),
-    }
-    if cohort.model is not None:
-        tables["effects.csv"] = cohort.model.effects
-        tables["trends.csv"] = cohort.model.slopes
-    if changes is not None and changes.model is not None:
-        tables["change_effects.csv"] = changes.model.effects
-    if cohort.adjustment is not None:
+    tables = {}
+    for section in sections:
+        tables.update(section.tables)
+    if left_out:
+        tables["left_out.csv"] = pd.DataFrame(left_out, columns=columns)
+    if cohort.adjustment is not None and len(cohort.adjustment.coefficients):
         coefficients = cohort.adjustment.coefficients
         tables["adjustment.csv"] = coefficients.reset_index(names="structure")
     if cohort.harmonisation is not None:
         tables["harmonisation.csv"] = cohort.harmonisation.effects
-    for section in sections:
-        frame = section.cohort.frame.drop(columns="scan")
-        if section.cohort.metric != "volume":
-            frame = frame.drop(columns="fs_id")
-        tables[f"{section.name}.csv"] = frame
-        if section.model is not None:
-            tables[f"{section.name}_effects.csv"] = section.model.effects
-            tables[f"{section.name}_trends.csv"] = section.model.slopes
-        if section.changes is not None and section.changes.model is not None:
-            tables[f"{section.name}_change_effects.csv"] = section.changes.model.effects
-    written = ["volumes.csv"]
     for name, table in tables.items():
-        if not table.empty:
-            write_table(out / name, table)
-            written.append(name)
-    return written
+        write_table(out / name, table)
+    return list(tables)
 
 
 def _write_page(
     settings: CohortSettings,
     group: MeasuredGroup,
-    cohort: Cohort,
     facts: Mapping[str, str],
     sections: Sequence[Section],
-    changes: Changes | None,
 ) -> None:
     """Write report.html and its figures to the output folder of the `settings`.
 
     `facts` maps titles to texts for the section on provenance, such as the command and the date.
-    `cohort` has the tables of volumes, `sections` those of further outputs, and `changes` the
-    comparison of longitudinal changes; None if there is none.
     """
     known = group.known
-    drawings = cohort_drawings(cohort, sections, changes)
+    drawings = cohort_drawings(sections)
     for drawing in drawings:
         drawing.save(settings.out / "figures")
     pictures = cohort_pictures(
-        cohort,
+        sections[0].cohort,
         group.scans,
         known.scheme,
         settings.images,
         settings.trust_affine,
     )
     page = cohort_page(
-        cohort,
+        sections,
         drawings,
         pictures,
         facts,
         failures=group.failures,
         remarks=[(known.table.name, line) for line in known.remarks],
-        sections=sections,
-        changes=changes,
     )
     write_whole(settings.out / "report.html", page)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import TYPE_CHECKING
@@ -22,6 +22,7 @@ from trinat.pipelines.evaluate.settings import EvaluationSettings
 from trinat.pipelines.evaluate.shown_scans import lowest_scans
 from trinat.pipelines.jobs.lock import claimed, keep_only, refuse_foreign
 from trinat.pipelines.jobs.process import cpu_count
+from trinat.pipelines.jobs.progress import BatchProgress, no_progress
 from trinat.pipelines.report.evaluation import printed
 from trinat.pipelines.report.measurements import metrics_frame, write_table
 from trinat.pipelines.report.page import provenance
@@ -66,7 +67,7 @@ _LIBRARIES = ("numpy", "scipy", "nibabel")
 def evaluate_predictions(
     settings: EvaluationSettings,
     *,
-    progress: Callable[[Done, int, int], object] = lambda result, done, total: None,
+    progress: BatchProgress = no_progress,
 ) -> Exit:
     """Compare all predictions with their manual labels, and write the tables and the report.
 

@@ -5,7 +5,7 @@ Each measurement is independent: an error is recorded in its result and does not
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from trinat.pipelines.jobs.pool import run_isolated
 from trinat.pipelines.jobs.process import cpu_count
+from trinat.pipelines.jobs.progress import BatchProgress, no_progress
 from trinat.pipelines.study.corrections import Correction, structures_beside
 from trinat.pipelines.study.files import NO_ENTRY, ScanFile, refuse_changed
 from trinat.pipelines.study.pairing import Pair
@@ -101,7 +102,7 @@ class AlignedPair:
 def measure_all(
     tasks: Sequence[Task],
     jobs: int,
-    finished: Callable[[Done, int, int], object] = lambda done, so_far, total: None,
+    finished: BatchProgress = no_progress,
 ) -> list[Done]:
     """Measure pairs of label maps in worker processes; return the outcomes in the order of `tasks`.
 
@@ -258,13 +259,13 @@ def rated_sha256(file: ScanFile, sha256: str) -> str:
 class MapVolumes:
     """Volumes of the structures in one label map, or the reason why they could not be measured.
 
-    `volumes_mm3` maps each structure of the label scheme to its volume in mm³; it is None if the
-    label map could not be measured, and then `failure` has the reason. `sha256` is the hash by
+    `volumes_mm3` maps each structure of the label scheme to its volume in mm³; it is empty if
+    the label map could not be measured, and then `failure` has the reason. `sha256` is the hash by
     which ratings identify the label map; "" if it could not be read.
     """
 
     file: ScanFile
-    volumes_mm3: Mapping[str, float] | None
+    volumes_mm3: Mapping[str, float]
     failure: str = ""
     sha256: str = ""
 
@@ -292,7 +293,7 @@ def measure_volumes(
     scheme: str,
     trust_affine: TrustAffine | None,
     jobs: int | None,
-    finished: Callable[[MapVolumes, int, int], object],
+    finished: BatchProgress,
 ) -> list[MapVolumes]:
     """Measure the volumes of the structures in label maps; return them in the order of `files`.
 
@@ -309,7 +310,7 @@ def measure_volumes(
         _measure_map,
         tasks,
         jobs or cpu_count(),
-        killed=lambda task: MapVolumes(task.file, None, f"{KILLED}: use fewer --jobs"),
+        killed=lambda task: MapVolumes(task.file, {}, f"{KILLED}: use fewer --jobs"),
         finished=finished,
         torch_threads=None,
     )
@@ -334,7 +335,7 @@ def _measure_map(task: _MapTask) -> MapVolumes:
             labels = Correction(file.path, file.corrects, None).read()
         classes = as_classes(labels, file, scheme, None)
     except (TrinatError, OSError) as error:
-        return MapVolumes(file, None, str(error))
+        return MapVolumes(file, {}, str(error))
     voxels = np.bincount(classes.ravel(), minlength=len(scheme))
     volumes_mm3 = {}
     for label in scheme.labels[1:]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,9 +23,9 @@ from scipy import interpolate, optimize
 from trinat.pipelines.common.exits import Exit, batch_exit
 from trinat.pipelines.common.text import count
 from trinat.pipelines.evaluate.cohort import MeasuredGroup, measure_group
-from trinat.pipelines.evaluate.measuring import MapVolumes
-from trinat.pipelines.evaluate.sections import further_cohort, further_scans
+from trinat.pipelines.evaluate.sections import cohort_of_output
 from trinat.pipelines.evaluate.settings import CohortSettings
+from trinat.pipelines.jobs.progress import BatchProgress
 from trinat.pipelines.report.cohort import cohort_of
 from trinat.pipelines.study.record import FURTHER, unit_of
 from trinat.segmentation.errors import ConfigError, EvaluationError, OutputError
@@ -64,7 +64,7 @@ def make_norms(
     settings: CohortSettings,
     out: Path,
     group: str | None,
-    progress: Callable[[MapVolumes, int, int], object],
+    progress: BatchProgress,
 ) -> Exit:
     """Measure the label maps of healthy controls and write centile curves by age and sex to `out`.
 
@@ -179,8 +179,7 @@ def _participants(
     )
     tables = [frame]
     for name in FURTHER:
-        scans = further_scans(name, measured.with_measures, settings.excluded)
-        further = further_cohort(name, scans)
+        further = cohort_of_output(name, measured.with_measures, settings.excluded)
         if further is not None:
             tables.append(further.frame[further.frame["metric"] == name])
     volumes = pd.concat(tables).pivot_table(

@@ -12,7 +12,14 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 
 from trinat.pipelines.evaluate.settings import CohortSettings
-from trinat.pipelines.report.cohort import Cohort, Scan, Section, cohort_of
+from trinat.pipelines.report.cohort import (
+    VOLUMES,
+    Cohort,
+    Scan,
+    Section,
+    cohort_of,
+    section_files,
+)
 from trinat.pipelines.study.files import ScanFile
 from trinat.pipelines.study.record import FURTHER, unit_of
 from trinat.segmentation.errors import EvaluationError
@@ -22,11 +29,8 @@ from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.metrics.norms import Norms
 
 _PARCELS = "parcels"
-_NAMES = (_PARCELS, *FURTHER)
 SECTION_TABLES = tuple(
-    f"{name}{kind}.csv"
-    for name in _NAMES
-    for kind in ("", "_effects", "_trends", "_change_effects")
+    chain.from_iterable(map(section_files, (VOLUMES, _PARCELS, *FURTHER)))
 )
 # Words for the rater, by grade, in the reason for leaving out a scan or structure of this grade.
 QUALITY_CONTROL = {
@@ -59,60 +63,68 @@ def sections_of(
     parcels is returned only if `parcels` is True.
     """
     sections = []
+    titles = {name: output.title for name, output in FURTHER.items()}
     if parcels:
-        numbers = {
-            name: parcel.freesurfer
-            for scan in scans
-            for name, parcel in scan.file.entry.result.parcels.items()
-        }
-        of_parcels = _with_parcels(scans, settings.excluded)
-        cohort = _cohort_of_parcels(of_parcels, numbers, settings.covariates)
-        sections += _section(_PARCELS, "Parcels of the cortex", cohort)
-    for name, further in FURTHER.items():
-        of_output = further_scans(name, scans, settings.excluded)
-        cohort = further_cohort(name, of_output, norms, settings.covariates)
-        sections += _section(name, further.title, cohort)
+        titles = {_PARCELS: "Parcels of the cortex", **titles}
+    for name, title in titles.items():
+        cohort = cohort_of_output(
+            name, scans, settings.excluded, norms, settings.covariates
+        )
+        if cohort is not None:
+            sections.append(_section(name, title, cohort))
     return sections
 
 
-def _section(name: str, title: str, cohort: Cohort | None) -> list[Section]:
-    """Return the report section of one output, in a list; an empty list if `cohort` is None.
+def _section(name: str, title: str, cohort: Cohort) -> Section:
+    """Return the report section of one output, with the linear model of its tables.
 
-    The section has the tables in `cohort` and the linear model that is fitted to them. If the model
-    cannot be fitted, the section has the reason as a notice.
+    If the model cannot be fitted, the section has the reason as a notice.
     """
-    if cohort is None:
-        return []
     try:
         model = cohort.model
     except EvaluationError as error:
         # An error ends the section only, because the whole group has enough participants for these
         # terms.
-        return [Section(name, title, cohort, notices=(str(error),))]
+        return Section(name, title, cohort, notices=(str(error),))
     notices = () if model is None else model.notices
-    return [Section(name, title, cohort, model, notices)]
+    return Section(name, title, cohort, model, notices)
 
 
-def further_cohort(
+def cohort_of_output(
     name: str,
-    scans: Sequence[Scan],
+    scans: Iterable[MeasuredScan],
+    excluded: Collection[str],
     norms: Norms | None = None,
     covariates: Collection[str] | None = None,
 ) -> Cohort | None:
-    """Return the tables of the report for one further output: thickness, callosum or lesions.
+    """Return the tables of the report for parcels, thickness, callosum or lesions.
 
-    `name` is the output. `scans` come from `further_scans`: their `volumes_mm3` hold the measures
-    of this output instead of volumes. `norms` are normative values by age and sex to compare with;
-    None for no comparison. `covariates` are the terms that the user named for the linear model;
-    None for an automatic choice. Returns None if no scan has a value.
+    `name` is the output. Measures whose quality grade is in `excluded` are left out. `norms` are
+    normative values by age and sex to compare with; None for no comparison. `covariates` are the
+    terms that the user named for the linear model; None for an automatic choice. Returns None if no
+    scan has a value.
     """
-    columns = _columns_in(scans)
+    found = []
+    numbers: dict[str, int] = {}
+    for scan in scans:
+        if name == _PARCELS:
+            with_measures = _with_parcels(scan, excluded)
+        else:
+            with_measures = _with_further(name, scan, excluded)
+        if with_measures is not None:
+            found.append(with_measures)
+        for parcel_name, parcel in scan.file.entry.result.parcels.items():
+            numbers[parcel_name] = parcel.freesurfer
+    columns = dict.fromkeys(chain.from_iterable(scan.volumes_mm3 for scan in found))
     if not columns:
         return None
-    numbers = {column: place for place, column in enumerate(columns, start=1)}
+    if name == _PARCELS:
+        by_number = dict(sorted(numbers.items(), key=lambda item: item[1]))
+        return cohort_of(found, _scheme_of(by_number), covariates=covariates)
+    places = {column: place for place, column in enumerate(columns, start=1)}
     return cohort_of(
-        scans,
-        _scheme_of(numbers),
+        found,
+        _scheme_of(places),
         norms=norms,
         covariates=covariates,
         metric=name,
@@ -120,92 +132,59 @@ def further_cohort(
     )
 
 
-def _cohort_of_parcels(
-    scans: Sequence[Scan],
-    numbers: Mapping[str, int],
-    covariates: Collection[str] | None,
-) -> Cohort | None:
-    """Return the tables of the report for the volumes of parcels; None if no scan has any.
+def _with_further(
+    name: str, scan: MeasuredScan, excluded: Collection[str]
+) -> Scan | None:
+    """Return a copy of a scan with the measures of one output in place of its volumes.
 
-    `scans` come from `_with_parcels`: their `volumes_mm3` hold the volumes of parcels only.
-    `numbers` maps the name of each parcel to its FreeSurfer number. `covariates` are the terms that
-    the user named for the linear model; None for an automatic choice.
+    None if the scan does not have this output. If the quality grade of the output is in `excluded`,
+    its measures are left out, and `structures_left_out` has the reason.
     """
-    if not _columns_in(scans):
+    result = scan.file.entry.result
+    further = result.further().get(name)
+    if further is None:
         return None
-    by_number = dict(sorted(numbers.items(), key=lambda item: item[1]))
-    return cohort_of(scans, _scheme_of(by_number), covariates=covariates)
+    why = {}
+    if further.grade in excluded:
+        reasons = "; ".join(further.reasons)
+        why[name] = f"rejected by {QUALITY_CONTROL[further.grade]}: {reasons}"
+    return replace(
+        scan,
+        volumes_mm3=result.counted_columns(name, excluded),
+        uncertainty=None,
+        structures_left_out=why,
+        structure_grades={name: further.grade},
+    )
 
 
-def _columns_in(scans: Iterable[Scan]) -> list[str]:
-    """Return the names of all structures or measures in `volumes_mm3` of the scans, each once."""
-    return list(dict.fromkeys(chain.from_iterable(scan.volumes_mm3 for scan in scans)))
+def _with_parcels(scan: MeasuredScan, excluded: Collection[str]) -> Scan | None:
+    """Return a copy of a scan with the volumes of its parcels in place of those of structures.
 
-
-def further_scans(
-    name: str, scans: Iterable[MeasuredScan], excluded: Collection[str]
-) -> list[Scan]:
-    """Return a copy of each scan with the measures of one output in place of its volumes.
-
-    `name` is the output: thickness, callosum or lesions. Scans without this output are dropped. If
-    the quality grade of the output is in `excluded`, its measures are left out, and
+    None if the scan has no parcels. A parcel whose quality grade is in `excluded` is left out, and
     `structures_left_out` has the reason.
     """
-    found: list[Scan] = []
-    for scan in scans:
-        result = scan.file.entry.result
-        further = result.further().get(name)
-        if further is None:
-            continue
-        why = {}
-        if further.grade in excluded:
-            reasons = "; ".join(further.reasons)
-            why[name] = f"rejected by {QUALITY_CONTROL[further.grade]}: {reasons}"
-        found.append(
-            replace(
-                scan,
-                volumes_mm3=result.counted_columns(name, excluded),
-                uncertainty=None,
-                structures_left_out=why,
-                structure_grades={name: further.grade},
-            )
-        )
-    return found
-
-
-def _with_parcels(
-    scans: Iterable[MeasuredScan], excluded: Collection[str]
-) -> list[Scan]:
-    """Return a copy of each scan with the volumes of parcels in place of those of structures.
-
-    Scans without parcels are dropped. A parcel whose quality grade is in `excluded` is left out,
-    and `structures_left_out` has the reason.
-    """
-    found: list[Scan] = []
-    for scan in scans:
-        result = scan.file.entry.result
-        if not result.parcels:
-            continue
-        left_out = result.structures_left_out(excluded)
-        volumes_mm3 = {}
-        why = {}
-        grades = {}
-        for name, parcel in result.parcels.items():
-            grades[name] = parcel.grade or ""
-            if name in left_out:
-                why[name] = f"rejected by {QUALITY_CONTROL[left_out[name]]}"
-            else:
-                volumes_mm3[name] = parcel.mm3
-        found.append(
-            replace(
-                scan,
-                volumes_mm3=volumes_mm3,
-                uncertainty=None,
-                structures_left_out=why,
-                structure_grades=grades,
-            )
-        )
-    return found
+    result = scan.file.entry.result
+    if not result.parcels:
+        return None
+    left_out = result.structures_left_out(excluded)
+    volumes_mm3 = {
+        name: parcel.mm3
+        for name, parcel in result.parcels.items()
+        if name not in left_out
+    }
+    why = {
+        name: f"rejected by {QUALITY_CONTROL[left_out[name]]}"
+        for name in result.parcels
+        if name in left_out
+    }
+    grades = {name: parcel.grade or "" for name, parcel in result.parcels.items()}
+    return replace(
+        scan,
+        volumes_mm3=volumes_mm3,
+        uncertainty=None,
+        structures_left_out=why,
+        structure_grades=grades,
+    )
 
 
 def _scheme_of(numbers: Mapping[str, int]) -> LabelScheme:

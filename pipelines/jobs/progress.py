@@ -252,13 +252,17 @@ class OfSubject(Protocol):
         """Reason of a failure; "" for a success."""
 
 
-@contextmanager
-def batch_progress(quiet: bool) -> Iterator[Callable[[OfSubject, int, int], None]]:
-    """Show how many subjects are done and how many have failed.
+# Callback after each subject of a batch: its outcome, the number of subjects done, and of all.
+BatchProgress = Callable[[OfSubject, int, int], object]
 
-    Yields a function to call after each subject: with its outcome, the number of subjects done, and
-    the total number.
-    """
+
+def no_progress(outcome: OfSubject, done: int, total: int) -> None:
+    """Show nothing."""
+
+
+@contextmanager
+def batch_progress(quiet: bool) -> Iterator[BatchProgress]:
+    """Yield a callback that shows how many subjects are done and how many have failed."""
     failed = 0
     with progress(quiet) as shown:
 

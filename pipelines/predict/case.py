@@ -16,12 +16,10 @@ from operator import attrgetter
 from natsort import natsorted
 
 from trinat.pipelines.predict.case_files import (
+    FURTHER_RESULTS,
     CaseFiles,
     by_name,
-    callosum_result,
     judge,
-    lesions_result,
-    thickness_result,
 )
 from trinat.pipelines.predict.case_in_progress import (
     CaseInProgress,
@@ -199,24 +197,13 @@ class CaseWorker:
                 if found.parcel_map is not None:
                     parcels = measure_parcels(found, self._parcel_limits.agreement)
                     result.parcels = by_name(parcels)
-                if self.settings.output.thickness:
-                    with stage("thickness"):
-                        result.thickness = thickness_result(found)
-                if self.settings.output.callosum:
-                    result.callosum = callosum_result(found.callosum)
-                    result.measures_mm3 = {
-                        **result.measures_mm3,
-                        **result.callosum.volumes_mm3,
-                        "CorpusCallosum": result.callosum.total_mm3,
-                    }
-                if self.settings.output.lesions:
-                    with stage("lesions"):
-                        result.lesions = lesions_result(found.lesions)
-                    result.measures_mm3 = {
-                        **result.measures_mm3,
-                        "White-matter-lesions": result.lesions.mm3,
-                    }
-                for name, further in result.further().items():
+                for name, measure_further in FURTHER_RESULTS.items():
+                    if not getattr(self.settings.output, name):
+                        continue
+                    with stage(name):
+                        further = measure_further(found)
+                    setattr(result, name, further)
+                    result.measures_mm3 |= further.measures_mm3()
                     result.notes += [f"{name}: {reason}" for reason in further.reasons]
             # Use a unique name: a worker that was given up for dead may still be writing.
             staging = self.settings.staging / secrets.token_hex(8)
@@ -230,10 +217,10 @@ class CaseWorker:
                     self.settings,
                     model,
                     sources=scan.together or (scan.case,),
+                    digest=scan.digest,
+                    result=result,
                 )
-                outputs = files.write_all(
-                    scan.digest, result, label_table=not self._has_label_table
-                )
+                outputs = files.write_all(label_table=not self._has_label_table)
                 self._has_label_table = True
         result.picture = files.picture
         if scan.longitudinal is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property, partial
 from importlib.metadata import version
@@ -21,20 +21,12 @@ from trinat.pipelines.predict.settings import (
 )
 from trinat.pipelines.predict.tables import write_label_table
 from trinat.pipelines.report.case_view import view_result
-from trinat.pipelines.report.page import short_name
 from trinat.pipelines.report.scan_page import scan_page
 from trinat.pipelines.study.cases import Case
-from trinat.pipelines.study.naming import (
-    CALLOSUM_TABLE,
-    LABEL_TABLE,
-    PARCEL_TABLE,
-    PLAIN_CALLOSUM_TABLE,
-    PLAIN_LABEL_TABLE,
-    PLAIN_PARCEL_TABLE,
-    Product,
-)
+from trinat.pipelines.study.naming import LABEL_TABLES, Product
 from trinat.pipelines.study.record import (
     CallosumResult,
+    FurtherResult,
     LesionResult,
     LesionsResult,
     ParcelResult,
@@ -129,7 +121,7 @@ def judge(
     return result, measured
 
 
-def thickness_result(found: Prediction) -> ThicknessResult:
+def _thickness_result(found: Prediction) -> ThicknessResult:
     """Return cortical thickness of parcels and hemispheres, with its grade, for the ledger."""
     grade, reasons = grade_thickness(Evidence.of(found))
     sheets = _sheet_results(found.cortex_thickness)
@@ -201,7 +193,7 @@ def callosum_result(found: Callosum) -> CallosumResult:
     )
 
 
-def lesions_result(found: Lesions) -> LesionsResult:
+def _lesions_result(found: Lesions) -> LesionsResult:
     """Return grade, and volume, region and position of each lesion, for the ledger, rounded."""
     rows = []
     for lesion in found.lesions:
@@ -218,6 +210,14 @@ def lesions_result(found: Lesions) -> LesionsResult:
             )
         )
     return LesionsResult(grade=found.grade, reasons=list(found.reasons), lesions=rows)
+
+
+# The function that measures each further output.
+FURTHER_RESULTS: Mapping[str, Callable[[Prediction], FurtherResult]] = {
+    "thickness": _thickness_result,
+    "callosum": lambda found: callosum_result(found.callosum),
+    "lesions": lambda found: _lesions_result(found.lesions),
+}
 
 
 def _bids_uri(case: Case) -> str:
@@ -238,7 +238,7 @@ class CaseFiles:
     `found` is the segmentation of the scan, `volumes` are the measures of the whole brain, such as
     the intracranial volume, and `model` is the name of the model. `sources` are the cases whose
     scans the segmentation was computed from: several, if the scans of a participant were segmented
-    together.
+    together. `digest` is the SHA-256 of the scan, and `result` has its numbers for the ledger.
     """
 
     staging: Path
@@ -248,6 +248,8 @@ class CaseFiles:
     settings: RunSettings
     model: str
     sources: Sequence[Case]
+    digest: str
+    result: ScanResult
 
     @cached_property
     def names(self) -> CaseNames:
@@ -277,10 +279,11 @@ class CaseFiles:
             origin["Sources"] = [_bids_uri(case) for case in self.sources]
         origin["Model"] = self.model
         origin["ModelSHA256"] = self.settings.model_sha256
-        if self.settings.parcels_sha256:
-            origin["ParcelsModelSHA256"] = self.settings.parcels_sha256
-        if self.settings.lesions_sha256:
-            origin["LesionsNetworkSHA256"] = self.settings.lesions_sha256
+        further = self.settings.further_models
+        if "parcels" in further:
+            origin["ParcelsModelSHA256"] = further["parcels"]
+        if "lesions" in further:
+            origin["LesionsNetworkSHA256"] = further["lesions"]
         origin["TrinatVersion"] = version("trinat")
         return origin
 
@@ -288,33 +291,21 @@ class CaseFiles:
         """Return True if a kind of output file is written for this scan."""
         return self._output.wants(product)
 
-    def write_all(
-        self, digest: str, result: ScanResult, *, label_table: bool
-    ) -> dict[str, str]:
+    def write_all(self, *, label_table: bool) -> dict[str, str]:
         """Write all output files that are wanted; return the SHA-256 of each by its path.
 
-        Paths are relative to `staging`. `digest` is the SHA-256 of the scan, `result` has its
-        numbers for the ledger. With `label_table`, the tables that explain the numbers of label
-        maps are written, too.
+        Paths are relative to `staging`. With `label_table`, the tables that explain the numbers of
+        label maps are written, too.
         """
         self.names.path(Product.LABELS).parent.mkdir(parents=True)
         writers: dict[Product, Callable[[], None]] = {
             Product.LABELS: self._write_labels,
             Product.STATS: self._write_stats,
-            Product.PARCELS: self._write_parcels,
-            Product.CALLOSUM: self._write_callosum,
-            Product.LESIONS: self._write_lesions,
-            Product.LESION_LIST: partial(self._write_lesion_list, result),
+            Product.LESION_LIST: self._write_lesion_list,
             Product.PARCEL_STATS: self._write_parcel_stats,
-            Product.BRAIN_MASK: partial(self._write_brain_mask, Product.BRAIN_MASK),
-            Product.ENTROPY: self._write_entropy,
             Product.PROBABILITIES: self._write_probabilities,
-            Product.FMRIPREP_MASK: partial(
-                self._write_brain_mask, Product.FMRIPREP_MASK
-            ),
-            Product.DICOM_SEG: partial(self._write_dicom_seg, digest),
-            Product.PAGE: partial(self._write_page, digest, result),
-            Product.THICKNESS: self._write_thickness,
+            Product.DICOM_SEG: self._write_dicom_seg,
+            Product.PAGE: self._write_page,
             Product.LEFT_CORTEX_STATS: partial(
                 self._write_cortex_stats, Product.LEFT_CORTEX_STATS, "left"
             ),
@@ -323,13 +314,11 @@ class CaseFiles:
             ),
             Product.PICTURE: self._write_picture,
         }
-        for product in (Product.TISSUES, Product.FMRIPREP_TISSUES):
-            writers[product] = partial(self._write_tissue_labels, product)
         for product in _TISSUE_MAPS:
             writers[product] = partial(self._write_tissue_map, product)
         for product in Product:
             if self.wants(product):
-                writers[product]()
+                writers.get(product, partial(self._write_volume, product))()
         outputs = {}
         for path in sorted(self.staging.rglob("*")):
             if path.is_file():
@@ -338,19 +327,27 @@ class CaseFiles:
         if self.picture:
             _write_slices(self.staging / slices_of(self.case.id), self.found)
         if label_table:
-            by_index = self.settings.output.format == "index"
-            table = LABEL_TABLE if self.settings.bids else PLAIN_LABEL_TABLE
-            scheme = self.found.scheme
-            write_label_table(self.staging / table, scheme, by_index=by_index)
-            if self.found.parcel_map is not None:
-                table = PARCEL_TABLE if self.settings.bids else PLAIN_PARCEL_TABLE
-                scheme = self.found.parcel_map.parcellation.whole
-                write_label_table(self.staging / table, scheme, by_index=by_index)
-            if self.wants(Product.CALLOSUM):
-                table = CALLOSUM_TABLE if self.settings.bids else PLAIN_CALLOSUM_TABLE
-                scheme = load_scheme("callosum")
-                write_label_table(self.staging / table, scheme, by_index=False)
+            self._write_label_tables()
         return outputs
+
+    def _write_label_tables(self) -> None:
+        """Write the tables that explain the numbers of the label maps that are written."""
+        by_index = self.settings.output.format == "index"
+        for product, plain, in_bids in LABEL_TABLES.values():
+            if not self.wants(product):
+                continue
+            scheme = self.found.scheme
+            if product is Product.PARCELS:
+                assert self.found.parcel_map is not None
+                scheme = self.found.parcel_map.parcellation.whole
+            elif product is Product.CALLOSUM:
+                scheme = load_scheme("callosum")
+            write_label_table(
+                self.staging / (in_bids if self.settings.bids else plain),
+                scheme,
+                # The map of the callosum always has FreeSurfer's numbers.
+                by_index=by_index and product is not Product.CALLOSUM,
+            )
 
     def _write_sidecar(self, product: Product, **facts: str) -> None:
         """Write the JSON sidecar of an output file, in a BIDS dataset only.
@@ -360,6 +357,41 @@ class CaseFiles:
         if self.settings.bids:
             content = {**facts, **self._provenance}
             _write_json(self.names.path(product, ".json"), content)
+
+    def _volume_of(self, product: Product) -> Volume:
+        """Return the map of an output that consists of one volume."""
+        found = self.found
+        match product:
+            case Product.PARCELS:
+                is_aseg = self._output.format == "aseg"
+                return found.parcel_labels if is_aseg else found.parcel_indices
+            case Product.CALLOSUM:
+                return found.callosum.labels
+            case Product.LESIONS:
+                return found.lesions.mask
+            case Product.BRAIN_MASK | Product.FMRIPREP_MASK:
+                return replace(found.brain, data=found.brain.data.astype(np.uint8))
+            case Product.TISSUES | Product.FMRIPREP_TISSUES:
+                return self._tissues.labels
+            case Product.THICKNESS:
+                return found.thickness_map
+            case Product.ENTROPY:
+                return found.entropy
+        raise NotImplementedError(f"no function writes {product.name}")
+
+    def _write_volume(self, product: Product) -> None:
+        """Write an output that consists of one volume, with a JSON sidecar if it may have one.
+
+        Masks and label maps are written with their label intent.
+        """
+        volume = _in_axes_of(product, self._volume_of(product))
+        is_mask = product.suffix == "mask"
+        path = self.names.path(product)
+        volume.write(path, labels=is_mask or product.suffix == "dseg")
+        if ".json" in product.further:
+            type_of_mask = "Lesion" if product is Product.LESIONS else "Brain"
+            facts = {"Type": type_of_mask} if is_mask else {}
+            self._write_sidecar(product, **facts)
 
     def _write_labels(self) -> None:
         """Write the label map, with a JSON sidecar in a BIDS dataset."""
@@ -381,30 +413,11 @@ class CaseFiles:
         )
         write_whole(self.names.path(Product.STATS), table)
 
-    def _write_parcels(self) -> None:
-        """Write the label map with parcels in place of the cortex."""
-        labels = self.found.parcel_indices
-        if self._output.format == "aseg":
-            labels = self.found.parcel_labels
-        labels.write(self.names.path(Product.PARCELS), labels=True)
-        self._write_sidecar(Product.PARCELS)
-
-    def _write_callosum(self) -> None:
-        """Write the map of the corpus callosum, always in FreeSurfer's numbers."""
-        path = self.names.path(Product.CALLOSUM)
-        self.found.callosum.labels.write(path, labels=True)
-        self._write_sidecar(Product.CALLOSUM)
-
-    def _write_lesions(self) -> None:
-        """Write the map of lesions: 0 and 1."""
-        path = self.names.path(Product.LESIONS)
-        self.found.lesions.mask.write(path, labels=True)
-        self._write_sidecar(Product.LESIONS, Type="Lesion")
-
-    def _write_lesion_list(self, result: ScanResult) -> None:
+    def _write_lesion_list(self) -> None:
         """Write the list of lesions, a row for each, the largest first."""
-        assert result.lesions is not None
-        rows = [list(lesion.model_dump().values()) for lesion in result.lesions.lesions]
+        assert self.result.lesions is not None
+        lesions = self.result.lesions.lesions
+        rows = [list(lesion.model_dump().values()) for lesion in lesions]
         path = self.names.path(Product.LESION_LIST)
         write_tsv(path, tuple(LesionResult.model_fields), rows)
 
@@ -423,10 +436,6 @@ class CaseFiles:
         )
         write_whole(self.names.path(Product.PARCEL_STATS), table)
 
-    def _write_thickness(self) -> None:
-        """Write the thickness map of the cortex, in mm, with 0 elsewhere."""
-        self.found.thickness_map.write(self.names.path(Product.THICKNESS))
-
     def _write_cortex_stats(self, product: Product, side: Side) -> None:
         """Write lh.aparc.stats or rh.aparc.stats, the measures of a side's parcels."""
         table = format_cortex_stats(
@@ -434,26 +443,10 @@ class CaseFiles:
         )
         write_whole(self.names.path(product), table)
 
-    def _write_brain_mask(self, product: Product) -> None:
-        """Write the mask of what lies inside the skull: 1 inside, 0 elsewhere.
-
-        In a BIDS dataset it has a JSON sidecar.
-        """
-        mask = self.found.brain
-        numbers = replace(mask, data=mask.data.astype(np.uint8))
-        _in_axes_of(product, numbers).write(self.names.path(product), labels=True)
-        self._write_sidecar(product, Type="Brain")
-
     @cached_property
     def _tissues(self) -> Tissues:
         """Maps of grey matter, white matter and CSF, which all tissue files are written from."""
         return self.found.tissues()
-
-    def _write_tissue_labels(self, product: Product) -> None:
-        """Write a label map with the most probable tissue of each voxel."""
-        labels = self._tissues.labels
-        _in_axes_of(product, labels).write(self.names.path(product), labels=True)
-        self._write_sidecar(product)
 
     def _write_tissue_map(self, product: Product) -> None:
         """Write the probability map of one tissue."""
@@ -462,10 +455,6 @@ class CaseFiles:
         )
         write_maps(self.names.path(product), [found], 1)
         self._write_sidecar(product)
-
-    def _write_entropy(self) -> None:
-        """Write a map of the entropy of each voxel's class probabilities."""
-        self.found.entropy.write(self.names.path(Product.ENTROPY))
 
     def _write_probabilities(self) -> None:
         """Write the probability maps as one 4D file, background first, with a JSON sidecar.
@@ -484,11 +473,8 @@ class CaseFiles:
         content["LabelMap"] = [label.abbreviation for label in labels]
         _write_json(self.names.path(Product.PROBABILITIES, ".json"), content)
 
-    def _write_dicom_seg(self, digest: str) -> None:
-        """Write a DICOM SEG that refers to the series of the scan.
-
-        `digest` is the SHA-256 of the scan.
-        """
+    def _write_dicom_seg(self) -> None:
+        """Write a DICOM SEG that refers to the series of the scan."""
         from trinat.segmentation.labels.dicom_seg import write_seg
 
         write_seg(
@@ -497,24 +483,24 @@ class CaseFiles:
             self.found.scheme,
             self.case.path,
             self.case.series,
-            digest=digest,
+            digest=self.digest,
             model=self.model,
             left_out=self.found.not_predicted,
         )
 
-    def _write_page(self, digest: str, result: ScanResult) -> None:
-        """Write the page of a single scan; `digest` is the SHA-256 of the scan."""
+    def _write_page(self) -> None:
+        """Write the page of a single scan."""
         facts = {
             "trinat": version("trinat"),
             "date": datetime.now(UTC).date().isoformat(),
             "model": f"{self.model} (SHA-256 {self.settings.model_sha256})",
-            "scan": f"{self.case.stem} (SHA-256 {digest})",
+            "scan": f"{self.case.stem} (SHA-256 {self.digest})",
         }
         # The folders too: scans of several participants may have one name.
         named = self.case.named
         page = scan_page(
             self.found,
-            result,
+            self.result,
             facts,
             title="/".join((*named.folders, named.name)),
             norms=self._output.reference,
@@ -557,16 +543,9 @@ def _write_slices(path: Path, found: Prediction) -> None:
         agreement = np.where(voxels > 0, agreement, np.inf)
         # Skip background.
         focus = 1 + int(np.argmin(agreement[1:]))
-    content = asdict(view_result(found.image, found.working, focus=focus))
-    del content["truth"]
-    del content["not_compared"]
-    del content["still_png"]
-    content["palette"] = {
-        "colors": [label.color for label in labels],
-        "names": [short_name(label.name) for label in labels],
-    }
+    slices = view_result(found.image, found.working, found.scheme, focus=focus)
     path.parent.mkdir()
-    _write_json(path, content)
+    write_whole(path, slices.model_dump_json(exclude_defaults=True))
 
 
 def format_aseg_stats(

@@ -5,66 +5,44 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from natsort import natsorted
 
 from trinat.pipelines.predict.settings import CHANGES, changes_table
 from trinat.pipelines.report.changes import (
-    Change,
     Course,
     change_of,
     changes_page,
     retest_of,
 )
 from trinat.pipelines.study.entry import Entry
-from trinat.pipelines.study.ledger import Ledger
 from trinat.pipelines.study.record import EXCLUDED_GRADES, FURTHER, TimePoint
 from trinat.segmentation.io.files import sha256_of, write_tsv, write_whole
 from trinat.segmentation.models.zoo import MODEL_FILE, shipped_models
 
 # Joint segmentation: the hash of the model, and pairs of each scan's case and SHA-256.
 _Segmentation = tuple[str, frozenset[Any]]
+# In the tables of thickness, callosum and lesions, units are part of the name of a measure.
+_COLUMNS = {
+    "": (
+        "participant",
+        "group",
+        "structure",
+        "scans",
+        "years",
+        "first_mm3",
+        "last_mm3",
+    ),
+    **dict.fromkeys(
+        FURTHER,
+        ("participant", "group", "measure", "scans", "years", "first", "last"),
+    ),
+}
 _OF_CHANGE = (
     *("change_percent", "percent_per_year", "low", "high"),
     *("noise", "beyond_noise"),
 )
-_COLUMNS = (
-    "participant",
-    "group",
-    "structure",
-    "scans",
-    "years",
-    "first_mm3",
-    "last_mm3",
-    *_OF_CHANGE,
-)
-# In the tables of thickness, callosum and lesions, units are part of the name of a measure.
-_FURTHER_COLUMNS = (
-    *("participant", "group", "measure", "scans", "years", "first", "last"),
-    *_OF_CHANGE,
-)
-
-
-def renew_changes(
-    ledger: Ledger,
-    folder: Path,
-    entries: Iterable[Entry],
-    excluded: Collection[str],
-    results: Path,
-) -> None:
-    """Write tables and page of changes over time into `folder`; remove those of an earlier run.
-
-    The ledger moves the files into place later. `entries` are the ledger entries of all scans. No
-    change is computed from scans and structures whose grade is in `excluded`. Paths of scans are
-    relative to the folder `results`. Files of an earlier run that are not written again are removed
-    from the output folder, because their results are gone.
-    """
-    written = write_changes(folder, entries, excluded, results)
-    for name in CHANGES:
-        if name not in written:
-            ledger.remove(name)
 
 
 def write_changes(
@@ -72,99 +50,56 @@ def write_changes(
     entries: Iterable[Entry],
     excluded: Collection[str] = EXCLUDED_GRADES,
     results: Path | None = None,
-) -> tuple[str, ...]:
+) -> None:
     """Write the tables and the page of all participants with two or more scans into `folder`.
 
     `entries` are the ledger entries of all scans. Scans and structures whose grade is in `excluded`
     appear as time points, but no change is computed from them. Paths of scans are relative to
-    `results`, by default to `folder`. Returns the names of the files; nothing is written if there
-    are no such participants.
+    `results`, by default to `folder`. Nothing is written if there are no such participants.
     """
     participants = participants_in(entries, folder if results is None else results)
     if not participants:
-        return ()
+        return
     changes, time_points, page, *_ = CHANGES
     _write_time_points(folder / time_points, participants, excluded)
-    courses = []
     left_out = []
-    for name in natsorted(participants):
-        courses += _courses(participants[name], excluded)
-        left_out += _left_out(participants[name], excluded)
-    rows = [_table_row(course, digits=1) for course in courses]
-    write_tsv(folder / changes, _COLUMNS, rows)
-    written = [changes, time_points, page]
-    further = {}
-    for output in FURTHER:
-        of_output = []
-        for name in natsorted(participants):
-            of_output += further_courses(output, participants[name], excluded)
-        if of_output:
-            table = changes_table(output)
-            rows = [_table_row(course, digits=3) for course in of_output]
-            write_tsv(folder / table, _FURTHER_COLUMNS, rows)
-            written.append(table)
-            further[output] = of_output
-    write_whole(folder / page, changes_page(courses, left_out, further))
-    return tuple(written)
-
-
-def further_courses(
-    name: str, scans: Sequence[Entry], excluded: Collection[str]
-) -> list[Course]:
-    """Return the values over time of each measure of one output, for one participant.
-
-    `name` is the output: thickness, callosum or lesions. `scans` are the ledger entries of the
-    participant's scans. Scans and structures whose grade is in `excluded` are left out. A measure
-    with fewer than two values is omitted.
-    """
-    first = _time_point(scans[0])
-    retest = _retest_of(scans[0])
-    whole = {case for case, structure, _ in _left_out(scans, excluded) if not structure}
-    counted = {
-        entry.case: entry.result.counted_columns(name, excluded)
-        for entry in scans
-        if entry.case not in whole
-    }
-    courses = []
-    for column in dict.fromkeys(chain.from_iterable(counted.values())):
-        values = {}
-        for case, columns in counted.items():
-            if column in columns:
-                values[case] = columns[column]
-        of_column = _sort_by_time(entry for entry in scans if entry.case in values)
-        course = _course(
-            first,
-            column,
-            of_column,
-            [values[entry.case] for entry in of_column],
-            retest.get(column),
-        )
-        if course is not None:
-            courses.append(course)
-    return courses
+    for scans in participants.values():
+        left_out += _left_out(scans, excluded)
+    courses = {}
+    for output, columns in _COLUMNS.items():
+        of_output = courses_in(participants, excluded, output)
+        # Volumes have a table even if no participant has two usable scans.
+        if of_output or not output:
+            courses[output] = of_output
+            table = changes_table(output) if output else changes
+            digits = 3 if output else 1
+            rows = [_table_row(course, digits) for course in of_output]
+            write_tsv(folder / table, (*columns, *_OF_CHANGE), rows)
+    write_whole(folder / page, changes_page(courses, left_out))
 
 
 def courses_in(
     participants: Mapping[str, Sequence[Entry]],
     excluded: Collection[str],
-    counting: Mapping[str, Collection[str]],
     output: str = "",
+    counting: Mapping[str, Collection[str]] | None = None,
 ) -> list[Course]:
     """Return the volumes over time of each structure, for all participants with two or more scans.
 
     With the name of another `output`, such as thickness, return its measures over time.
 
     `participants` are those of `participants_in`. Scans and structures whose grade is in `excluded`
-    are left out. So are cases that are not keys of `counting`; its values are the names of
-    structures to leave out of a case.
+    are left out. If `counting` is given, so are cases that are not its keys; its values are the
+    names of structures to leave out of a case.
     """
     courses = []
-    for name in natsorted(participants):
-        taken = [entry for entry in participants[name] if entry.case in counting]
-        if taken and output:
-            courses += further_courses(output, taken, excluded)
-        elif taken:
-            courses += _courses(taken, excluded, counting)
+    for scans in participants.values():
+        if counting is None:
+            courses += _courses(scans, excluded, output, {})
+            continue
+        taken = [entry for entry in scans if entry.case in counting]
+        if taken:
+            courses += _courses(taken, excluded, output, counting)
     return courses
 
 
@@ -211,10 +146,10 @@ def _why_unfit(entry: Entry, first_with: dict[str, str]) -> str:
 def participants_in(entries: Iterable[Entry], results: Path) -> dict[str, list[Entry]]:
     """Return the ledger entries of each participant with two or more scans, in chronological order.
 
-    Keys are names of participants. Volumes of different segmentations are never compared: only the
-    scans of a participant's latest joint segmentation are returned. Segmentations that include a
-    scan that has since been removed or renamed are skipped. `results` is the folder that the paths
-    of scans are relative to.
+    Keys are names of participants, in natural order. Volumes of different segmentations are never
+    compared: only the scans of a participant's latest joint segmentation are returned.
+    Segmentations that include a scan that has since been removed or renamed are skipped. `results`
+    is the folder that the paths of scans are relative to.
     """
     known = {entry.case: entry for entry in entries}
     moved = _find_moved(known.values(), results)
@@ -226,7 +161,8 @@ def participants_in(entries: Iterable[Entry], results: Path) -> dict[str, list[E
             groups = found.setdefault(time_point.participant, {})
             groups.setdefault(_segmentation_of(entry), []).append(entry)
     ordered = {}
-    for participant, groups in found.items():
+    for participant in natsorted(found):
+        groups = found[participant]
         current = [
             group
             for segmentation, group in groups.items()
@@ -313,30 +249,49 @@ def _time_point(entry: Entry) -> TimePoint:
 def _courses(
     scans: Sequence[Entry],
     excluded: Collection[str],
-    left_out: Mapping[str, Collection[str]] = MappingProxyType({}),
+    output: str,
+    left_out: Mapping[str, Collection[str]],
 ) -> list[Course]:
-    """Return the volumes over time of each structure of one participant.
+    """Return the values over time of each measure of one output, for one participant.
 
-    `scans` are the ledger entries of the participant's scans. Scans and structures whose grade is
-    in `excluded` are left out, and so are the structures that `left_out` names for a case. A
-    structure with fewer than two usable scans is omitted.
+    `output` is thickness, callosum or lesions; "" stands for the volumes of structures. `scans` are
+    the ledger entries of the participant's scans. Scans and structures whose grade is in `excluded`
+    are left out, and so are the structures that `left_out` names for a case. A measure with fewer
+    than two values is omitted.
     """
     first = _time_point(scans[0])
     retest = _retest_of(scans[0])
     whole = {case for case, structure, _ in _left_out(scans, excluded) if not structure}
     taken = [entry for entry in scans if entry.case not in whole]
+    values = {}
+    for entry in taken:
+        if output:
+            values[entry.case] = entry.result.counted_columns(output, excluded)
+            continue
+        omitted = {
+            *entry.result.structures_left_out(excluded),
+            *left_out.get(entry.case, ()),
+        }
+        volumes_mm3 = _time_point(entry).volumes_mm3
+        values[entry.case] = {
+            name: mm3 for name, mm3 in volumes_mm3.items() if name not in omitted
+        }
+    # Structures keep their order, even if the first scan leaves some of them out.
+    names = {} if output else dict.fromkeys(first.volumes_mm3)
+    names.update(dict.fromkeys(chain.from_iterable(values.values())))
     courses = []
-    for name in first.volumes_mm3:
+    for name in names:
         # Sort again: if the scan without a time is left out, the times of all others may be known.
-        of_structure = _sort_by_time(
-            entry
-            for entry in taken
-            if name not in entry.result.structures_left_out(excluded)
-            and name not in left_out.get(entry.case, ())
+        with_value = _sort_by_time(
+            entry for entry in taken if name in values[entry.case]
         )
-        time_points = [_time_point(entry) for entry in of_structure]
-        volumes = [time_point.volumes_mm3.get(name, 0.0) for time_point in time_points]
-        course = _course(first, name, of_structure, volumes, retest.get(name))
+        course = _course(
+            first,
+            name,
+            with_value,
+            [values[entry.case][name] for entry in with_value],
+            retest.get(name),
+        )
         if course is not None:
             courses.append(course)
     return courses
@@ -396,8 +351,7 @@ def _table_row(course: Course, digits: int) -> list[Any]:
 
     `digits` is the number of decimals of the first and the last value.
     """
-    change: Change = course.change
-    beyond = change.is_beyond_noise
+    change = course.change
     words = {True: "yes", False: "no", None: None}
     return [
         course.participant,
@@ -412,7 +366,7 @@ def _table_row(course: Course, digits: int) -> list[Any]:
         _rounded(change.low, 3),
         _rounded(change.high, 3),
         _rounded(change.noise, 3),
-        words[beyond],
+        words[change.is_beyond_noise],
     ]
 
 
@@ -435,9 +389,9 @@ def _write_time_points(
         for entry in scans:
             names.update(dict.fromkeys(_time_point(entry).volumes_mm3))
     rows = []
-    for participant in natsorted(participants):
-        left_out_here = _left_out(participants[participant], excluded)
-        for entry in participants[participant]:
+    for participant, scans in participants.items():
+        left_out_here = _left_out(scans, excluded)
+        for entry in scans:
             time_point = _time_point(entry)
             volumes = [time_point.volumes_mm3.get(name) for name in names]
             year = _rounded(time_point.year, 4)

@@ -19,7 +19,7 @@ from natsort import natsorted
 
 from trinat.pipelines.jobs.lock import refuse_held, run_lock
 from trinat.pipelines.jobs.process import stop_on_signal
-from trinat.pipelines.predict.changes import renew_changes
+from trinat.pipelines.predict.changes import write_changes
 from trinat.pipelines.predict.engine import Engine, local_engine
 from trinat.pipelines.predict.recorder import Outcome, Recorder
 from trinat.pipelines.predict.settings import (
@@ -45,12 +45,7 @@ from trinat.pipelines.study.ledger import (
     ledgers_in,
 )
 from trinat.pipelines.study.naming import (
-    CALLOSUM_TABLE,
-    LABEL_TABLE,
-    PARCEL_TABLE,
-    PLAIN_CALLOSUM_TABLE,
-    PLAIN_LABEL_TABLE,
-    PLAIN_PARCEL_TABLE,
+    LABEL_TABLES,
     T1W,
     WORK,
 )
@@ -69,7 +64,7 @@ _log = logging.getLogger(__name__)
 
 _BIDS_FILES = (
     *("dataset_description.json", "README.md", ".bidsignore"),
-    *(LABEL_TABLE, PARCEL_TABLE, CALLOSUM_TABLE),
+    *(in_bids for _, _, in_bids in LABEL_TABLES.values()),
 )
 # Minimum time between two updates of growing tables.
 _LEAST_PAUSE_S = 10.0
@@ -308,7 +303,7 @@ def _open_ledger(
     if settings.bids:
         own_files += _BIDS_FILES
     else:
-        own_files += [PLAIN_LABEL_TABLE, PLAIN_PARCEL_TABLE, PLAIN_CALLOSUM_TABLE]
+        own_files += [plain for _, plain, _ in LABEL_TABLES.values()]
     needed = None
     if request.part:
         # A part of the work makes no tables, so it needs only the entries of its own cases.
@@ -443,10 +438,10 @@ def _renew_tables(
     folder; no change is computed from scans whose grade is in `excluded`.
     """
     write_tables(folder, entries, out)
-    for name in TABLES:
+    write_changes(folder, entries, excluded, out)
+    for name in (*TABLES, *CHANGES):
         if not (folder / name).exists():
             ledger.remove(name)
-    renew_changes(ledger, folder, entries, excluded, out)
 
 
 def merge(

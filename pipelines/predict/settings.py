@@ -94,17 +94,6 @@ def split_views(text: str) -> tuple[str, ...]:
     return tuple(view for view in _VIEWS if view in chosen)
 
 
-# Settings that have been in the hash of a result from the start. Do not add new settings here.
-_IN_EVERY_DIGEST = frozenset(
-    (
-        *("views", "precision", "mirror", "samples", "clean", "longitudinal"),
-        *("format", "mgz", "stats", "picture", "brain_mask", "entropy"),
-        *("probabilities", "dicom_seg", "page", "reference"),
-        *("fill_nonfinite", "trust_affine"),
-    )
-)
-
-
 @dataclass(frozen=True)
 class OutputSettings:
     """Settings that affect the results: after any change, every case of a folder is done again.
@@ -275,22 +264,6 @@ class OutputSettings:
             return True
         return bool(getattr(self, product.setting))
 
-    def digest(self) -> str:
-        """Return a hash of trinat's version and the settings.
-
-        Settings that were added later enter the hash only if they differ from their default, so
-        that results from before a setting remain valid.
-        """
-        usual = asdict(OutputSettings())
-        content = {
-            name: value
-            for name, value in asdict(self).items()
-            if name in _IN_EVERY_DIGEST or value != usual[name]
-        }
-        content["version"] = version("trinat")
-        text = json.dumps(content, sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()
-
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerOptions:
@@ -332,9 +305,8 @@ class RunSettings(WorkerOptions):
     - Outputs are first written to `staging`, which is on the disk of `out` and emptied at start and
       end.
     - With `bids`, names of files follow BIDS.
-    - `parcels_sha256` is the hash of the model that divides the cortex into parcels, if parcels are
-      requested; `stripper_sha256` that of the model that strips whole heads, if the model has one;
-      `lesions_sha256` that of the network for lesions, if these are requested. Else they are "".
+    - `further_models` has the hashes of the further models that results depend on: `parcels`, which
+      divides the cortex, `stripper`, which strips whole heads, and `lesions`.
     """
 
     out: Path
@@ -342,9 +314,7 @@ class RunSettings(WorkerOptions):
     model_sha256: str
     staging: Path
     bids: bool = False
-    parcels_sha256: str = ""
-    stripper_sha256: str = ""
-    lesions_sha256: str = ""
+    further_models: Mapping[str, str] = field(default_factory=dict)
 
     def digest(self, case: Work) -> str:
         """Return a hash of everything that results of a case depend on, except scan and model.
@@ -352,19 +322,13 @@ class RunSettings(WorkerOptions):
         These are trinat's version, the output settings, further models, and the age and sex of the
         participant if volumes are compared with norms.
         """
-        further: list[Any] = []
-        if self.parcels_sha256:
-            further.append(self.parcels_sha256)
-        if self.stripper_sha256:
-            further.append(self.stripper_sha256)
-        if self.lesions_sha256:
-            further.append(self.lesions_sha256)
-        if case.facts is not None:
-            further.append(asdict(case.facts))
-        digest = self.output.digest()
-        if not further:
-            return digest
-        text = json.dumps([digest, *further], sort_keys=True)
+        content = [
+            version("trinat"),
+            asdict(self.output),
+            self.further_models,
+            None if case.facts is None else asdict(case.facts),
+        ]
+        text = json.dumps(content, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -616,27 +580,15 @@ class PredictRequest(WorkerOptions):
         if self.threads is None and self.engine is None:
             options["threads"] = max(1, cpu_count() // len(self.worker_devices))
         digest = sha256_of(model / MODEL_FILE)
-        of_parcels = ""
+        further = {}
         if self.output.parcels:
-            of_parcels = sha256_of(find_parcels_folder(model) / MODEL_FILE)
-        of_stripper = ""
+            further["parcels"] = sha256_of(find_parcels_folder(model) / MODEL_FILE)
         stripper = stripper_of(model)
         if stripper is not None:
-            of_stripper = sha256_of(stripper / MODEL_FILE)
-        of_lesions = ""
+            further["stripper"] = sha256_of(stripper / MODEL_FILE)
         if self.output.lesions:
-            of_lesions = sha256_of(find_lesions_file(model))
-        return RunSettings(
-            self.out,
-            model,
-            digest,
-            staging,
-            bids,
-            of_parcels,
-            of_stripper,
-            of_lesions,
-            **options,
-        )
+            further["lesions"] = sha256_of(find_lesions_file(model))
+        return RunSettings(self.out, model, digest, staging, bids, further, **options)
 
     @property
     def limit_s(self) -> float:

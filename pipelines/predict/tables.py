@@ -20,24 +20,24 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from natsort import natsorted
-from pydantic import BaseModel, Field
 
 from trinat.pipelines.common.text import count
 from trinat.pipelines.predict.settings import BIDSIGNORE, slices_of
+from trinat.pipelines.report.case_view import CaseView
 from trinat.pipelines.report.page import (
     UNDEFINED,
     Cell,
     Column,
-    Columns,
+    NamedColumns,
     Table,
     number,
+    record_table,
     render,
     short_name,
-    table,
 )
 from trinat.pipelines.study.entry import Entry, most_doubtful, taught_by_models
 from trinat.pipelines.study.naming import Product
-from trinat.pipelines.study.record import FURTHER, GRADES, ParcelResult, ScanResult
+from trinat.pipelines.study.record import FURTHER, GRADES, ScanResult
 from trinat.segmentation.io.files import write_tsv, write_whole
 
 if TYPE_CHECKING:
@@ -61,6 +61,8 @@ _BIDS_LABELS = {
     "cerebellum": 11,
 }
 _BIDS_CASE = re.compile(r"(?P<sub>sub-[^/]+)/(?:(?P<ses>ses-[^/]+)/)?anat/[^/]+")
+# Values of a scan by column, in groups: scans may differ in their columns, which stay grouped.
+_Row = Sequence[Mapping[str, Any]]
 _SCAN_GONE = "its scan is no longer where it was read"
 _README = """\
 # Structures of the brain, segmented by trinat {version}
@@ -74,22 +76,6 @@ _README = """\
 Grades: *pass*, *look* (check the picture first), *reject* (do not use the result).
 For research, not for diagnosis.
 """
-
-
-class _Slices(BaseModel):
-    """Slices of one scan and its labels for the page of the run, as a worker has written them.
-
-    `gray` and `prediction` are pictures as data URIs, with the slices tiled in a number of
-    `columns`. `shape` is the grid of the slices, `start` the voxel to show first.
-    """
-
-    shape: tuple[int, int, int]
-    columns: int
-    gray: str = Field(pattern="^data:image/")
-    prediction: str = Field(pattern="^data:image/")
-    start: tuple[int, int, int]
-    palette: dict[str, list[Any]]
-    truth: None = None
 
 
 def write_tables(
@@ -126,12 +112,14 @@ def write_measures(out: Path, entries: Iterable[Entry]) -> None:
     """
     measured = [entry for entry in _in_order(entries) if entry.status == "done"]
     write_volumes(out / "volumes.tsv", measured)
-    _write_quality(out / "qc.tsv", measured)
+    rows = [(entry, _quality_columns(entry.result)) for entry in measured]
+    _write_rows(out / "qc.tsv", rows, _quality_columns(ScanResult()))
     if any(entry.result.parcels for entry in measured):
         write_parcels(out / "parcels.tsv", measured)
     for name in FURTHER:
         if any(name in entry.result.further() for entry in measured):
-            write_further(out / f"{name}.tsv", name, measured)
+            rows = [(entry, _further_columns(entry.result, name)) for entry in measured]
+            _write_rows(out / f"{name}.tsv", rows)
 
 
 def _write_summary(path: Path, entries: Sequence[Entry], folder: Path) -> None:
@@ -154,102 +142,82 @@ def _write_summary(path: Path, entries: Sequence[Entry], folder: Path) -> None:
 
 
 def write_volumes(path: Path, entries: Sequence[Entry]) -> None:
-    """Write volumes.tsv, with a row for each scan in the order of `entries`, its ledger entries.
+    """Write volumes.tsv, with a row for each scan in the order of `entries`, its ledger entries."""
+    rows = [(entry, _volume_columns(entry.result)) for entry in entries]
+    _write_rows(path, rows, _volume_columns(ScanResult()))
 
-    Columns: case (in BIDS after participant_id and session_id), the volume of the brain
-    (total_brain_mm3), the other measures of the whole head (NAME_mm3), each structure's volume
-    (NAME_mm3), and each structure's share of the brain (NAME_share). Cells for structures or
-    measures that a scan does not have are empty (n/a).
+
+def _volume_columns(result: ScanResult) -> _Row:
+    """Return the row of a scan in volumes.tsv.
+
+    It has the volume of the brain (total_brain_mm3), the other measures of the whole head
+    (NAME_mm3), each structure's volume (NAME_mm3), and its share of the brain (NAME_share).
     """
-    measures = _unique_keys(entry.result.measures_mm3 for entry in entries)
-    names = _unique_keys(entry.result.volumes_mm3 for entry in entries)
-    key_names, keys = _key_columns(entries)
-    rows = []
-    for key, entry in zip(keys, entries, strict=True):
-        volumes = entry.result.volumes_mm3
-        total = entry.result.total_brain_mm3
-        measured = entry.result.measures_mm3
-        row: list[Any] = [*key, total]
-        row += [measured.get(name) for name in measures]
-        row += [volumes.get(name) for name in names]
-        for name in names:
-            # The share is unknown if the volume or the total is unknown.
-            share = None
-            if name in volumes and total:
-                share = round(volumes[name] / total, 6)
-            row.append(share)
-        rows.append(row)
-    columns = [f"{name}_mm3" for name in (*measures, *names)]
-    columns += [f"{name}_share" for name in names]
-    write_tsv(path, (*key_names, "total_brain_mm3", *columns), rows)
+    total = result.total_brain_mm3
+    measures = {f"{name}_mm3": mm3 for name, mm3 in result.measures_mm3.items()}
+    volumes = {f"{name}_mm3": mm3 for name, mm3 in result.volumes_mm3.items()}
+    shares = {
+        f"{name}_share": round(mm3 / total, 6) if total else None
+        for name, mm3 in result.volumes_mm3.items()
+    }
+    return {"total_brain_mm3": total}, measures, volumes, shares
 
 
-def _write_quality(path: Path, entries: Sequence[Entry]) -> None:
-    """Write qc.tsv, with a row for each scan: grades, and the measures that they are based on.
+def _quality_columns(result: ScanResult) -> _Row:
+    """Return the row of a scan in qc.tsv: grades, and the measures that they are based on.
 
-    Columns: case (in BIDS after participant_id and session_id), grade, mean_agreement,
-    tissue_contrast, total_brain_mm3, reasons, notes, the grade of each structure (NAME), and each
-    measure of each structure (NAME_MEASURE).
+    It has grade, mean_agreement, tissue_contrast, total_brain_mm3, reasons, notes, the grade of
+    each structure (NAME), and each measure of each structure (NAME_MEASURE).
     """
-    names = _unique_keys(entry.result.structure_grades for entry in entries)
-    # Used as an ordered set of the measures of structures.
-    measures: dict[tuple[str, str], None] = {}
-    for entry in entries:
-        for measure, by_structure in entry.result.structure_measures().items():
-            for name in by_structure:
-                measures[measure, name] = None
-    key_names, keys = _key_columns(entries)
-    rows = []
-    for key, entry in zip(keys, entries, strict=True):
-        result = entry.result
-        row: list[Any] = [*key, *result.quality_columns().values()]
-        row += [entry.why, "; ".join(result.notes)]
-        row += [result.structure_grades.get(name) for name in names]
-        measured = result.structure_measures()
-        row += [measured[measure].get(name) for measure, name in measures]
-        rows.append(row)
-    facts = ScanResult().quality_columns()
-    columns = [f"{name}_{measure}" for measure, name in measures]
-    header = (*key_names, *facts, "reasons", "notes", *names, *columns)
-    write_tsv(path, header, rows)
+    texts = {"reasons": "; ".join(result.reasons), "notes": "; ".join(result.notes)}
+    measures = {
+        f"{name}_{measure}": value
+        for measure, by_structure in result.structure_measures().items()
+        for name, value in by_structure.items()
+    }
+    return {**result.quality_columns(), **texts}, result.structure_grades, measures
 
 
-def write_parcels(path: Path, entries: Sequence[Entry]) -> None:
+def write_parcels(path: Path, entries: Iterable[Entry]) -> None:
     """Write parcels.tsv, with a row for each scan and parcel; scans without parcels have no rows.
 
     Columns: case (in BIDS after participant_id and session_id), parcel, and the fields of
     `ParcelResult`: freesurfer, side, lobe, mm3, share, asymmetry, agreement, grade.
     """
-    key_names, keys = _key_columns(entries)
-    rows = []
-    for key, entry in zip(keys, entries, strict=True):
-        for name, parcel in entry.result.parcels.items():
-            rows.append((*key, name, *parcel.cells()))
-    write_tsv(path, (*key_names, "parcel", *ParcelResult.model_fields), rows)
-
-
-def write_further(path: Path, name: str, entries: Sequence[Entry]) -> None:
-    """Write the table of one optional output, such as `lesions`, with a row for each scan.
-
-    `name` is thickness, callosum or lesions. Columns: case (in BIDS after participant_id and
-    session_id), grade, reasons, and the measures of the output. Scans without this output have
-    empty cells.
-    """
-    key_names, keys = _key_columns(entries)
-    found = []
+    rows: list[tuple[Entry, _Row]] = []
     for entry in entries:
-        result = entry.result.further().get(name)
-        found.append({} if result is None else result.row())
-    columns = _unique_keys(found)
-    rows = []
-    for key, values in zip(keys, found, strict=True):
-        rows.append((*key, *(values.get(column) for column in columns)))
-    write_tsv(path, (*key_names, *columns), rows)
+        for name, parcel in entry.result.parcels.items():
+            rows.append((entry, [{"parcel": name, **parcel.model_dump()}]))
+    _write_rows(path, rows)
 
 
-def _unique_keys(mappings: Iterable[Iterable[str]]) -> list[str]:
-    """Return the unique keys of mappings, in the order of their first appearance."""
-    return list(dict.fromkeys(chain.from_iterable(mappings)))
+def _further_columns(result: ScanResult, name: str) -> _Row:
+    """Return the row of a scan in the table of one optional output, such as lesions.
+
+    It has the grade of the output, reasons and measures; it is empty for a scan without it.
+    """
+    found = result.further().get(name)
+    return [{} if found is None else found.row()]
+
+
+def _write_rows(
+    path: Path, rows: Sequence[tuple[Entry, _Row]], header: _Row = ()
+) -> None:
+    """Write a table with a row for each pair of a ledger entry and the values of its scan.
+
+    Columns: case (in BIDS after participant_id and session_id), then those of the values. Cells
+    that a scan does not have are empty (n/a). `header` has the columns of a table without rows.
+    """
+    key_names, keys = _key_columns([entry for entry, _ in rows])
+    groups = zip(*([row for _, row in rows] or [header]), strict=True)
+    columns = [list(dict.fromkeys(chain.from_iterable(group))) for group in groups]
+    cells = []
+    for key, (_, row) in zip(keys, rows, strict=True):
+        of_row: list[Any] = list(key)
+        for names, values in zip(columns, row, strict=True):
+            of_row += [values.get(name) for name in names]
+        cells.append(of_row)
+    write_tsv(path, (*key_names, *chain.from_iterable(columns)), cells)
 
 
 def _key_columns(entries: Sequence[Entry]) -> tuple[list[str], list[list[str | None]]]:
@@ -310,24 +278,28 @@ def _scan_table(ranked: Iterable[Entry]) -> Table:
 
     `ranked` are ledger entries. On the page, sorting the column of grades restores this order.
     """
-    rows: list[list[Any]] = []
+    columns: NamedColumns = {
+        "scan": "Scan",
+        "grade": "Grade",
+        "brain": Column("Brain (ml)", 0),
+        "intracranial": Column(
+            "Intracranial (ml)", 0, "Volume inside the skull, where it is known"
+        ),
+        "why": "Why",
+    }
+    rows = []
     for rank, entry in enumerate(ranked):
-        grade = entry.grade
-        graded = Cell(grade, rank, kind=grade)
-        # None for a scan without a result.
-        brain = _to_ml(entry.result.total_brain_mm3)
-        intracranial = _to_ml(entry.result.intracranial_mm3)
         page = Product.PAGE.among(entry.outputs)
-        name = Cell(entry.case, link=quote(page) if page else "")
-        rows.append([name, graded, brain, intracranial, entry.why])
-    titles: Columns = [
-        "Scan",
-        "Grade",
-        Column("Brain (ml)", 0),
-        Column("Intracranial (ml)", 0, "Volume inside the skull, where it is known"),
-        "Why",
-    ]
-    return table("scan-table", "The most doubtful first", titles, rows)
+        row = {
+            "scan": Cell(entry.case, link=quote(page) if page else ""),
+            "grade": Cell(entry.grade, rank, kind=entry.grade),
+            # None for a scan without a result.
+            "brain": _to_ml(entry.result.total_brain_mm3),
+            "intracranial": _to_ml(entry.result.intracranial_mm3),
+            "why": entry.why,
+        }
+        rows.append(row)
+    return record_table("scan-table", "The most doubtful first", columns, rows)
 
 
 def _to_ml(mm3: float | None) -> float | None:
@@ -366,7 +338,7 @@ def _case_variables(
     result = entry.result
     try:
         file = results / slices_of(entry.case)
-        slices = _Slices.model_validate_json(file.read_bytes())
+        slices = CaseView.model_validate_json(file.read_bytes())
     except (OSError, ValueError):
         # The file is missing or damaged.
         slices = None
@@ -376,7 +348,6 @@ def _case_variables(
         "still": quote(result.picture),
         "alt": f"Three views of {entry.case} with its labels",
         "view": slices,
-        "palette": None if slices is None else slices.palette,
         "table": _structure_table(entry, volumes),
     }
 
@@ -387,42 +358,39 @@ def _structure_table(entry: Entry, volumes: Mapping[str, Sequence[float]]) -> Ta
     The most doubtful structure is the first. `volumes` has the sorted volumes in mm³ of each
     structure in all scans of the run: the table has the rank of this scan's volume among them.
     """
-    result = entry.result
-    counted = result.counted_volumes()
-    rows: list[list[Any]] = []
-    for name, volume_mm3 in result.volumes_mm3.items():
-        grade = result.structure_grades.get(name, "")
-        urgency = GRADES.index(grade) if grade in GRADES else UNDEFINED
-        agreement = result.agreement.get(name)
-        rows.append(
-            [
-                Cell(short_name(name), len(rows)),
-                # Sorting starts with the most urgent.
-                Cell(grade, urgency, kind=grade),
-                volume_mm3,
-                _place_in_batch(
-                    volume_mm3, volumes.get(name, ()), is_one=name in counted
-                ),
-                agreement,
-                result.doubt_about(name),
-            ]
-        )
-    # The sort is stable: within a grade, structures keep the order of the scheme.
-    urgency_of = {grade: place for place, grade in enumerate(GRADES)}
-    rows.sort(key=lambda row: urgency_of.get(row[1].text, len(GRADES)))
     place_hint = (
         "From the smallest of those that are not rejected; the bar has the middle half"
     )
-    columns: Columns = [
-        "Structure",
-        "Grade",
-        Column("Volume (mm³)", 0),
-        Column("Place in this batch", hint=place_hint),
-        Column("Agreement", 2, "Mean Dice between views"),
-        "Why",
-    ]
+    columns: NamedColumns = {
+        "structure": "Structure",
+        "grade": "Grade",
+        "volume": Column("Volume (mm³)", 0),
+        "place": Column("Place in this batch", hint=place_hint),
+        "agreement": Column("Agreement", 2, "Mean Dice between views"),
+        "why": "Why",
+    }
+    result = entry.result
+    counted = result.counted_volumes()
+    rows: list[dict[str, Any]] = []
+    for number_of_row, (name, volume_mm3) in enumerate(result.volumes_mm3.items()):
+        grade = result.structure_grades.get(name, "")
+        urgency = GRADES.index(grade) if grade in GRADES else UNDEFINED
+        batch = volumes.get(name, ())
+        row = {
+            "structure": Cell(short_name(name), number_of_row),
+            # Sorting starts with the most urgent.
+            "grade": Cell(grade, urgency, kind=grade),
+            "volume": volume_mm3,
+            "place": _place_in_batch(volume_mm3, batch, is_one=name in counted),
+            "agreement": result.agreement.get(name),
+            "why": result.doubt_about(name),
+        }
+        rows.append(row)
+    # The sort is stable: within a grade, structures keep the order of the scheme.
+    urgency_of = {grade: place for place, grade in enumerate(GRADES)}
+    rows.sort(key=lambda row: urgency_of.get(row["grade"].text, len(GRADES)))
     table_id = f"case-{slices_of(entry.case)}"
-    return table(table_id, f"Structures of {entry.case}", columns, rows)
+    return record_table(table_id, f"Structures of {entry.case}", columns, rows)
 
 
 def _place_in_batch(

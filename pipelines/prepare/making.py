@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import shutil
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +24,7 @@ from trinat.pipelines.common.exits import Exit, batch_exit
 from trinat.pipelines.common.text import count
 from trinat.pipelines.jobs.lock import claimed
 from trinat.pipelines.jobs.pool import run_isolated
+from trinat.pipelines.jobs.progress import BatchProgress, no_progress
 from trinat.pipelines.prepare.labelling import add_csf_of_model, label_with_model
 from trinat.pipelines.prepare.options import PrepareConfig
 from trinat.pipelines.prepare.subject_job import (
@@ -59,9 +60,6 @@ from trinat.segmentation.labels import Csf
 from trinat.segmentation.labels.folding import load_folding
 from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
 from trinat.segmentation.space.views import View
-
-# Called with the outcome of a subject, the number of subjects done, and the number of all subjects.
-Finished = Callable[[Outcome, int, int], None]
 
 _log = logging.getLogger(__name__)
 
@@ -106,7 +104,7 @@ def prepare_store(
     out: Path,
     *,
     jobs: int = 1,
-    finished: Finished = lambda outcome, done, total: None,
+    finished: BatchProgress = no_progress,
 ) -> Summary:
     """Write the slices of all subjects of a dataset to the store `out`, unless they are up to date.
 

@@ -7,13 +7,14 @@ head is 250 kB as WebP and a label map 60 kB as PNG; a general viewer brings 2.3
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel, Field
 from scipy import ndimage
 
+from trinat.pipelines.report.page import short_name
 from trinat.segmentation.grid import Shape, to_shape
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import LabelScheme
@@ -36,31 +37,42 @@ _STEP_MM = 1.0
 _MAX_EXTENT = 320
 
 
-@dataclass(frozen=True)
-class CaseView:
-    """Data of the slice viewer on a page, for one scan.
+class Palette(BaseModel):
+    """Colours and names of the classes in the slice viewer, by class index."""
+
+    colors: list[tuple[int, int, int]]
+    names: list[str]
+
+    @classmethod
+    def of(cls, scheme: LabelScheme) -> Palette:
+        """Return the palette of a label scheme."""
+        return cls(
+            colors=[label.color for label in scheme.labels],
+            names=[short_name(label.name) for label in scheme.labels],
+        )
+
+
+class CaseView(BaseModel):
+    """Data of the slice viewer on a page, for one scan; also as JSON, until the page is written.
 
     - `gray` (the scan), `prediction` and `truth` (class indices) are pictures as data URIs: the
       axial slices, tiled in a number of `columns`. `truth` is "" if there is none.
     - `shape` is the number of voxels along the axes, (X, Y, Z), and `start` the voxel to show
       first.
-    - `still_png` is a PNG file for print, empty if there is none.
+    - `still_png` is a PNG file for print, empty if there is none; the JSON does not have it.
     - Classes (indices) in `not_compared` are not shown as errors.
+    - `palette` has the colours and names of classes; None if the page has one for all scans.
     """
 
     shape: tuple[int, int, int]
     columns: int
-    gray: str
-    prediction: str
+    gray: str = Field(pattern="^data:image/")
+    prediction: str = Field(pattern="^data:image/")
     start: tuple[int, int, int]
-    truth: str = ""
-    still_png: bytes = b""
+    truth: str = Field(default="", pattern="^(data:image/|$)")
+    still_png: bytes = Field(default=b"", exclude=True)
     not_compared: tuple[int, ...] = ()
-
-    @property
-    def still(self) -> str:
-        """The PNG for print, as a data URI."""
-        return data_uri("png", self.still_png)
+    palette: Palette | None = None
 
 
 def view_case(
@@ -107,21 +119,21 @@ def view_case(
     start = _fullest_slices(errors, (true == focus) | (predicted == focus), focus)
     view = _encode_view(shades, predicted, start, quality=70, method=4)
     still = _draw_still(shades, true, predicted, errors, scheme, start)
-    return replace(
-        view,
-        truth=data_uri("png", encoded(_tile_slices(true, view.columns), "PNG")),
-        still_png=encoded(still, "PNG"),
-        not_compared=tuple(sorted(not_compared)),
-    )
+    view.truth = data_uri("png", encoded(_tile_slices(true, view.columns), "PNG"))
+    view.not_compared = tuple(sorted(not_compared))
+    view.still_png = encoded(still, "PNG")
+    return view
 
 
-def view_result(image: Volume, labels: Volume, *, focus: int = 0) -> CaseView:
+def view_result(
+    image: Volume, labels: Volume, scheme: LabelScheme, *, focus: int = 0
+) -> CaseView:
     """Return the slice viewer's data for a scan and its segmentation.
 
     `image` is the scan and `labels` its class indices, both on the 1 mm grid in RAS orientation
-    that the networks use. The slices shown first have most of class `focus`; if `focus` is 0 or the
-    class has no voxel, most of all classes together. Grey values more than 6 mm from the brain are
-    0, so that no face is shown.
+    that the networks use. `scheme` has the colours and names of the classes. The slices shown first
+    have most of class `focus`; if `focus` is 0 or the class has no voxel, most of all classes
+    together. Grey values more than 6 mm from the brain are 0, so that no face is shown.
     """
     box = box_around(labels.data > 0, _margins(labels))
     gray = image.data[box]
@@ -129,7 +141,9 @@ def view_result(image: Volume, labels: Volume, *, focus: int = 0) -> CaseView:
     shades = _grey_levels(gray, found)
     shades[far_from_brain(found > 0)] = 0
     start = _fullest_slices(found, found == focus, focus)
-    return _encode_view(shades, found, start, quality=45, method=0)
+    view = _encode_view(shades, found, start, quality=45, method=0)
+    view.palette = Palette.of(scheme)
+    return view
 
 
 def _encode_view(

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from itertools import chain
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,9 +31,11 @@ from trinat.pipelines.report.page import (
     Cell,
     Column,
     Columns,
+    NamedColumns,
     Table,
     interval,
     number,
+    record_table,
     render,
     short_name,
     shown_unit,
@@ -93,12 +94,17 @@ class Change:
 
         None if the noise is not known.
         """
-        if self.noise is None:
-            return None
-        value = self.percent_per_year
-        if value is None:
-            value = self.percent
-        return abs(value) > self.noise
+        return None if self.noise is None else abs(self.value) > self.noise
+
+    @property
+    def value(self) -> float:
+        """The change per year in per cent; without times, that from the first to the last scan."""
+        return self.percent if self.percent_per_year is None else self.percent_per_year
+
+    @property
+    def relative_to_noise(self) -> float:
+        """The absolute change divided by the noise; without known noise, the absolute change."""
+        return abs(self.value) / (self.noise or 1)
 
 
 def change_of(
@@ -297,20 +303,20 @@ def compare_changes(
 
 
 def changes_page(
-    courses: Sequence[Course],
+    by_output: Mapping[str, Sequence[Course]],
     left_out: Sequence[tuple[str, str, str]] = (),
-    further: Mapping[str, Sequence[Course]] = MappingProxyType({}),
 ) -> str:
     """Return the HTML page of longitudinal changes: warnings, a plot, and tables of all changes.
 
-    `courses` are the volumes of one structure of one participant over time, a `Course` for each.
-    `left_out` has a tuple for each scan or structure that is excluded from changes: the scan, the
-    structure ("" for the whole scan), and the reason. `further` maps the name of another output
-    (thickness, callosum or lesions) to the courses of its measures; each output has a section of
-    its own.
+    `by_output` maps "" to the volumes of one structure of one participant over time, a `Course` for
+    each, and the name of another output (thickness, callosum or lesions) to the courses of its
+    measures; each output has a section of its own. `left_out` has a tuple for each scan or
+    structure that is excluded from changes: the scan, the structure ("" for the whole scan), and
+    the reason.
     """
+    courses = by_output[""]
     participants = {course.participant for course in courses}
-    every = [*courses, *chain.from_iterable(further.values())]
+    every = list(chain.from_iterable(by_output.values()))
     beyond = [course for course in every if course.change.is_beyond_noise]
     structures = _structures_of(courses)
     cards = [
@@ -334,7 +340,8 @@ def changes_page(
                 "title": FURTHER[name].title,
                 **_section_variables(of_output, name),
             }
-            for name, of_output in further.items()
+            for name, of_output in by_output.items()
+            if name
         ],
         looked_at=len(every),
         left_out=table(
@@ -526,9 +533,7 @@ def _group_table(courses: Sequence[Course]) -> Table | None:
         of_structure = [one for one in courses if one.structure == structure]
         cells: list[Any] = [Cell(short_name(structure), place)]
         for group in groups:
-            values = [
-                _percent_change(one) for one in of_structure if one.group == group
-            ]
+            values = [one.change.value for one in of_structure if one.group == group]
             if not values:
                 cells.append(Cell(""))
                 continue
@@ -548,13 +553,6 @@ def _group_table(courses: Sequence[Course]) -> Table | None:
     return table("group-table", caption, columns, rows)
 
 
-def _percent_change(course: Course) -> float:
-    """Return the change per year in per cent; without times, the change from first to last scan."""
-    if course.change.percent_per_year is None:
-        return course.change.percent
-    return course.change.percent_per_year
-
-
 def _change_table(courses: Sequence[Course], output: str) -> Table:
     """Return the table of changes, a row for each structure of each participant.
 
@@ -562,38 +560,39 @@ def _change_table(courses: Sequence[Course], output: str) -> Table:
     has; without times there is no column of changes per year. `output` is the name of a further
     output, such as thickness; "" for volumes.
     """
-    ranked = sorted(courses, key=_relative_to_noise, reverse=True)
+    ranked = sorted(
+        courses, key=lambda course: course.change.relative_to_noise, reverse=True
+    )
     has_times = courses[0].has_times
-    columns: Columns = [
-        "Participant",
-        "Structure",
-        Column("Scans", 0),
-        Column("Change (%)", 2, "From the first to the last scan", sign=True),
-    ]
+    columns: NamedColumns = {
+        "participant": "Participant",
+        "structure": "Structure",
+        "scans": Column("Scans", 0),
+        "percent": Column(
+            "Change (%)", 2, "From the first to the last scan", sign=True
+        ),
+    }
     if has_times:
-        columns += [
-            Column("Years", 1),
-            Column("Change a year (% a year)", 2, sign=True),
-            "95 % interval (% a year)",
-        ]
+        columns["years"] = Column("Years", 1)
+        columns["percent_per_year"] = Column("Change a year (% a year)", 2, sign=True)
+        columns["interval"] = "95 % interval (% a year)"
     hint = "Without a real change, 95 of 100 participants are within this"
-    columns += [Column(f"Noise ({_unit(courses)})", 2, hint), "Beyond noise"]
+    columns["noise"] = Column(f"Noise ({_unit(courses)})", 2, hint)
+    columns["beyond"] = "Beyond noise"
     rows = []
     for course in ranked[:_MOST_ROWS]:
         change = course.change
         of_slope = Cell("")
         if change.low is not None and change.high is not None:
             of_slope = interval(change.low, change.high, 2)
-        beyond = {None: "", True: "yes", False: "no"}[change.is_beyond_noise]
-        row: list[Any] = [
-            course.participant,
-            short_name(course.structure),
-            change.scans,
-            change.percent,
-        ]
-        if has_times:
-            row += [change.years, change.percent_per_year, of_slope]
-        rows.append([*row, change.noise, beyond])
+        rows.append(
+            {
+                **vars(course),
+                **vars(change),
+                "interval": of_slope,
+                "beyond": {None: "", True: "yes", False: "no"}[change.is_beyond_noise],
+            }
+        )
     note = ""
     if len(ranked) > _MOST_ROWS:
         file = f"{output}_changes.tsv" if output else "changes.tsv"
@@ -603,7 +602,7 @@ def _change_table(courses: Sequence[Course], output: str) -> Table:
     if not has_times:
         identity = "undated-table"
         caption = "Participants without dates, sorted by change relative to noise"
-    return table(identity, caption, columns, rows, note=note)
+    return record_table(identity, caption, columns, rows, note=note)
 
 
 def _unit(courses: Sequence[Course]) -> str:
@@ -614,11 +613,3 @@ def _unit(courses: Sequence[Course]) -> str:
     if courses[0].has_times:
         return "% a year"
     return "%"
-
-
-def _relative_to_noise(course: Course) -> float:
-    """Return the absolute change divided by the noise; without known noise, the absolute change."""
-    value = abs(_percent_change(course))
-    if not course.change.noise:
-        return value
-    return value / course.change.noise

@@ -41,6 +41,8 @@ _Values = NDArray[np.float64]
 ADJUSTED = "adjusted_volume"
 # Metric of volumes, adjusted or not, without the effects of sites.
 HARMONISED = "harmonised_volume"
+# Name of the main section of a report.
+VOLUMES = "volumes"
 # Iglewicz and Hoaglin's limit for robust z-scores.
 OUTLIER_Z = 3.5
 # A robust spread of fewer values than this is not meaningful.
@@ -220,7 +222,7 @@ class Cohort:
 
 @dataclass(frozen=True)
 class Section:
-    """Section of the report page for parcels, thickness, callosum or lesions, like that of volumes.
+    """Section of the report for volumes, parcels, thickness, callosum or lesions.
 
     `name` is the stem of its table files, such as thickness for thickness.csv. `cohort` has the
     tables and `model` the comparison of groups; None if there is nothing to compare. `notices` are
@@ -234,6 +236,45 @@ class Section:
     model: GroupModel | None = None
     notices: tuple[str, ...] = ()
     changes: Changes | None = None
+
+    @classmethod
+    def of_volumes(cls, cohort: Cohort) -> Section:
+        """Return the main section, which has no warnings of its own: the page begins with them.
+
+        Raises EvaluationError if the model of the groups cannot be fitted.
+        """
+        return cls(VOLUMES, "Volumes", cohort, cohort.model)
+
+    @property
+    def prefix(self) -> str:
+        """Prefix of ids and figures of this section on the page; "" for volumes."""
+        return "" if self.name == VOLUMES else f"{self.name}-"
+
+    @property
+    def tables(self) -> dict[str, pd.DataFrame]:
+        """The tables that are not empty, by the name of their file."""
+        frame = self.cohort.frame.drop(columns="scan")
+        if self.cohort.metric != "volume":
+            frame = frame.drop(columns="fs_id")
+        tables = [frame, pd.DataFrame(), pd.DataFrame(), pd.DataFrame()]
+        if self.model is not None:
+            tables[1] = self.model.effects
+            tables[2] = self.model.slopes
+        if self.changes is not None and self.changes.model is not None:
+            tables[3] = self.changes.model.effects
+        files = zip(section_files(self.name), tables, strict=True)
+        return {name: table for name, table in files if not table.empty}
+
+
+def section_files(name: str) -> tuple[str, str, str, str]:
+    """Return the names of the tables of a section: values, effects, trends and changes."""
+    stem = "" if name == VOLUMES else f"{name}_"
+    return (
+        f"{name}.csv",
+        f"{stem}effects.csv",
+        f"{stem}trends.csv",
+        f"{stem}change_effects.csv",
+    )
 
 
 def cohort_of(

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from trinat.pipelines.common.text import count
-from trinat.pipelines.report.changes import Changes
 from trinat.pipelines.report.cohort import (
     ADJUSTED,
     HARMONISED,
     OUTLIER_Z,
+    VOLUMES,
     Cohort,
     Section,
     differing_participants,
@@ -36,8 +35,10 @@ from trinat.pipelines.report.page import (
     Cell,
     Column,
     Columns,
+    NamedColumns,
     Table,
     number,
+    record_table,
     render,
     short_name,
     table,
@@ -59,76 +60,68 @@ _MOST_SCANS = 500
 CHANGES = "changes"
 
 
-def cohort_drawings(
-    cohort: Cohort, sections: Sequence[Section] = (), changes: Changes | None = None
-) -> list[Drawing]:
+def cohort_drawings(sections: Sequence[Section]) -> list[Drawing]:
     """Return the figures of the page: effects of groups, participants, residuals, z-scores, sites.
 
-    Figures without data are left out. `sections` are those on parcels, thickness, callosum and
-    lesions of the same scans; the names of their figures start with the name of the section.
-    `changes` is the comparison of longitudinal changes; None if no participant was segmented
-    longitudinally.
+    Figures without data are left out. `sections` begin with that of volumes; the names of the
+    figures of the others start with the name of the section.
     """
     drawings = []
-    if cohort.model is not None:
-        drawings += forest_plots(cohort.model)
-    participants = participants_plot(cohort)
-    if participants is not None:
-        drawings.append(participants)
-    if cohort.model is not None:
-        residuals = residual_plot(cohort.model)
-        if residuals is not None:
-            drawings.append(residuals)
-    drawings += _change_plots(changes)
-    if cohort.is_tested:
-        drawings.append(z_score_plot(cohort.frame, cohort.structures, OUTLIER_Z))
-    if cohort.harmonisation is not None:
-        drawings.append(site_plot(cohort.harmonisation))
     for section in sections:
-        of_section = []
-        if section.model is not None:
-            of_section += forest_plots(section.model)
-        if section.cohort.is_tested:
-            measured = section.cohort
-            plot = z_score_plot(measured.frame, measured.structures, OUTLIER_Z)
-            of_section.append(plot)
-        of_section += _change_plots(section.changes)
-        for drawing in of_section:
-            drawings.append(replace(drawing, name=f"{section.name}-{drawing.name}"))
+        drawings += [
+            replace(drawing, name=f"{section.prefix}{drawing.name}")
+            for drawing in _section_drawings(section)
+        ]
     return drawings
 
 
-def _change_plots(changes: Changes | None) -> list[Drawing]:
-    """Return forest plots that compare longitudinal changes between groups, if there are any."""
-    if changes is None or changes.model is None:
-        return []
-    return forest_plots(changes.model, CHANGES)
+def _section_drawings(section: Section) -> list[Drawing]:
+    """Return the figures of a section; only volumes have all kinds of figures."""
+    cohort = section.cohort
+    drawings: list[Drawing | None] = []
+    if section.model is not None:
+        drawings += forest_plots(section.model)
+    if section.name == VOLUMES:
+        drawings.append(participants_plot(cohort))
+        if section.model is not None:
+            drawings.append(residual_plot(section.model))
+        if cohort.harmonisation is not None:
+            drawings.append(site_plot(cohort.harmonisation))
+    if section.changes is not None and section.changes.model is not None:
+        drawings += forest_plots(section.changes.model, CHANGES)
+    if cohort.is_tested:
+        drawings.append(z_score_plot(cohort.frame, cohort.structures, OUTLIER_Z))
+    return [drawing for drawing in drawings if drawing is not None]
 
 
 def cohort_page(
-    cohort: Cohort,
+    sections: Sequence[Section],
     drawings: Sequence[Drawing],
     pictures: Sequence[tuple[str, str, bytes]],
     provenance: Mapping[str, str],
     *,
     failures: Sequence[tuple[str, str]] = (),
     remarks: Sequence[tuple[str, str]] = (),
-    sections: Sequence[Section] = (),
-    changes: Changes | None = None,
 ) -> str:
     """Return the page of `trinat report` as HTML, one file with figures and pictures inside.
 
-    - `cohort` has the scans and the tables of their volumes.
+    - `sections` begin with that of volumes, followed by those of parcels, thickness, callosum and
+      lesions of the same scans.
     - `drawings` are the figures, from `cohort_drawings`.
     - `pictures` has a title, a text and a PNG file for each of the most unusual scans.
     - `provenance` is shown at the end: texts such as program version, date and command, by title.
     - `failures` has a name and a reason for each scan without volumes.
     - `remarks` has the name of the participants table and a remark on how it was read, in each
       item.
-    - `sections` are those on parcels, thickness, callosum and lesions of the same scans.
-    - `changes` is the comparison of longitudinal changes; None if no participant was segmented
-      longitudinally.
     """
+    volumes, *further = sections
+    cohort = volumes.cohort
+    methods = ""
+    if volumes.model is not None:
+        response = "The volumes"
+        if cohort.unit == "%":
+            response = "The volumes, in percent of the intracranial volume,"
+        methods = methods_text(volumes.model, response, len(cohort.left_out))
     participants = len({scan.subject for scan in cohort.scans})
     lead = (
         f"{count(len(cohort.scans), 'scan')} of {count(participants, 'participant')}, "
@@ -141,21 +134,15 @@ def cohort_page(
         lead=lead,
         notices=_notices(cohort, failures),
         cards=_cards(cohort, failures),
-        outliers=_outlier_table(cohort),
-        is_tested=cohort.is_tested,
-        plots=[drawing for drawing in drawings if drawing.name == Z_SCORES],
-        group_plots=[drawing for drawing in drawings if _is_of_groups(drawing.name)],
-        residual_plots=[drawing for drawing in drawings if drawing.name == RESIDUALS],
-        sections=[_section_variables(section, drawings) for section in sections],
-        site_plots=[drawing for drawing in drawings if drawing.name == SITES],
+        volumes=_section_variables(volumes, drawings),
+        methods=methods,
+        sections=[_section_variables(section, drawings) for section in further],
+        participant_plots=_plots(drawings, "participants"),
+        residual_plots=_plots(drawings, RESIDUALS),
+        site_plots=_plots(drawings, SITES),
         limit=OUTLIER_Z,
         has_norms="percentile" in cohort.frame,
-        volumes=_describe_metric(cohort, "volume"),
-        asymmetry=_describe_metric(cohort, "asymmetry_index"),
         groups=[found for found in by_facts if found is not None],
-        model=cohort.model,
-        **_model_variables(cohort),
-        changes=_change_variables(changes, drawings),
         adjustment=cohort.adjustment,
         adjusted=_describe_metric(cohort, ADJUSTED) if cohort.adjustment else None,
         coefficients=adjustment_table(cohort.adjustment),
@@ -182,58 +169,9 @@ def cohort_page(
     )
 
 
-def _is_of_groups(name: str) -> bool:
-    """Return True if a figure with this name belongs to the section that compares groups."""
-    return name == "participants" or name.partition("-")[0] == FOREST
-
-
-def _model_variables(cohort: Cohort) -> dict[str, Any]:
-    """Return the variables that the template cohort.html needs for the linear model of volumes.
-
-    They are `effects` (tables of differences), `slopes` (table of slopes over age, or None) and
-    `methods` (a text for the methods section of a paper).
-    """
-    model = cohort.model
-    if model is None:
-        return {"effects": [], "slopes": None, "methods": ""}
-    digits = DIGITS[cohort.unit]
-    response = "The volumes"
-    if cohort.unit == "%":
-        response = "The volumes, in percent of the intracranial volume,"
-    return {
-        "effects": effect_tables(model, cohort.unit, digits),
-        "slopes": slope_table(model, cohort.unit, digits + 1),
-        "methods": methods_text(model, response, len(cohort.left_out)),
-    }
-
-
-def _change_variables(
-    changes: Changes | None, drawings: Sequence[Drawing], section: str = ""
-) -> dict[str, object] | None:
-    """Return the variables that the template cohort.html needs for longitudinal changes.
-
-    They are notices, model, plots, tables and a text on methods; None without changes. `drawings`
-    are all figures of the page. `section` is the name of the section with these measures, followed
-    by "-"; "" for volumes.
-    """
-    if changes is None:
-        return None
-    tables: list[Table] = []
-    methods = ""
-    if changes.model is not None:
-        means = change_table(changes.model)
-        if means is not None:
-            tables.append(replace(means, id=f"{section}{means.id}"))
-        effects = effect_tables(changes.model, "% a year", 2)
-        tables += [replace(each, id=f"{section}change-{each.id}") for each in effects]
-        methods = change_methods_text(changes.model)
-    return {
-        "notices": changes.notices,
-        "model": changes.model,
-        "plots": [each for each in drawings if each.name.startswith(section + CHANGES)],
-        "tables": tables,
-        "methods": methods,
-    }
+def _plots(drawings: Sequence[Drawing], name: str) -> list[Drawing]:
+    """Return the figures whose names begin with `name`."""
+    return [drawing for drawing in drawings if drawing.name.startswith(name)]
 
 
 def _section_variables(
@@ -241,44 +179,67 @@ def _section_variables(
 ) -> dict[str, object]:
     """Return the variables that the template cohort.html needs for one section, by name.
 
-    The section is about parcels, thickness, callosum or lesions; its variables are those that
-    volumes have, too. `drawings` are all figures of the page.
+    `drawings` are all figures of the page.
     """
     cohort = section.cohort
-    tables = {
-        "outliers": _outlier_table(cohort),
-        "measured": _describe_metric(cohort, cohort.metric),
-        "asymmetry": _describe_metric(cohort, "asymmetry_index"),
-    }
+    prefix = section.prefix
     effects: list[Table] = []
+    slopes = None
     if section.model is not None:
         digits = DIGITS[cohort.unit]
         effects = effect_tables(section.model, cohort.unit, digits)
         slopes = slope_table(section.model, cohort.unit, digits + 1)
-        if slopes is not None:
-            effects.append(slopes)
-    shown: dict[str, object] = {
-        name: replace(each, id=f"{section.name}-{each.id}")
-        for name, each in tables.items()
+    return {
+        "name": section.name,
+        "title": section.title,
+        "notices": section.notices,
+        "model": section.model,
+        "scans": len(cohort.scans),
+        "is_tested": cohort.is_tested,
+        "effects": _with_prefix(prefix, effects),
+        "slopes": _with_prefix(prefix, [slopes]),
+        "outliers": _outlier_table(cohort, prefix),
+        "measured": _describe_metric(cohort, cohort.metric, prefix),
+        "asymmetry": _describe_metric(cohort, "asymmetry_index", prefix),
+        "changes": _change_variables(section, drawings),
+        "forest": _plots(drawings, prefix + FOREST),
+        "z_scores": _plots(drawings, prefix + Z_SCORES),
     }
-    shown["effects"] = [
-        replace(each, id=f"{section.name}-{each.id}") for each in effects
+
+
+def _with_prefix(prefix: str, tables: Iterable[Table | None]) -> list[Table]:
+    """Return the tables that exist, each with a prefix to its id, which is unique on the page."""
+    return [
+        replace(each, id=f"{prefix}{each.id}") for each in tables if each is not None
     ]
-    shown["name"] = section.name
-    shown["title"] = section.title
-    shown["notices"] = section.notices
-    shown["model"] = section.model
-    shown["scans"] = len(cohort.scans)
-    shown["is_tested"] = cohort.is_tested
-    is_of_section = f"{section.name}-"
-    shown["changes"] = _change_variables(section.changes, drawings, is_of_section)
-    shown["plots"] = [
-        each
-        for each in drawings
-        if each.name.startswith(is_of_section)
-        and not each.name.startswith(is_of_section + CHANGES)
-    ]
-    return shown
+
+
+def _change_variables(
+    section: Section, drawings: Sequence[Drawing]
+) -> dict[str, object] | None:
+    """Return the variables that the template cohort.html needs for longitudinal changes.
+
+    They are notices, model, plots, tables and a text on methods; None without changes. `drawings`
+    are all figures of the page.
+    """
+    if section.changes is None:
+        return None
+    model = section.changes.model
+    tables: list[Table] = []
+    methods = ""
+    if model is not None:
+        prefix = section.prefix
+        tables += _with_prefix(prefix, [change_table(model)])
+        effects = effect_tables(model, "% a year", 2)
+        tables += _with_prefix(f"{prefix}change-", effects)
+        methods = change_methods_text(model)
+    return {
+        "notices": section.changes.notices,
+        "model": model,
+        "plots": _plots(drawings, section.prefix + CHANGES),
+        "tables": tables,
+        "methods": methods,
+    }
 
 
 def _notices(cohort: Cohort, failures: Sequence[tuple[str, str]]) -> list[str]:
@@ -369,98 +330,91 @@ def _cards(
     return cards
 
 
-def _outlier_table(cohort: Cohort) -> Table:
+def _outlier_table(cohort: Cohort, prefix: str) -> Table:
     """Return the table of unusual volumes and asymmetries, the largest robust z-score first.
 
     These are the rows that `cohort.outliers` returns: outliers in the group, and volumes outside
-    the normative values.
+    the normative values. `prefix` is the prefix of its id.
     """
-    columns: Columns = [
-        "Scan",
-        "Structure",
-        "What",
-        Column("Value", 0),
-        Column(
+    columns: NamedColumns = {
+        "scan": "Scan",
+        "structure": "Structure",
+        "what": "What",
+        "value": Column("Value", 0),
+        "z": Column(
             "Robust z", 1, "Distance from the group's median in robust SDs", sign=True
         ),
-    ]
-    has_norms = "percentile" in cohort.frame
-    if has_norms:
-        columns.append("Percentile")
+    }
+    if "percentile" in cohort.frame:
+        columns["note"] = "Percentile"
     rows = []
     outliers = cohort.outliers()
     farthest_first = outliers.sort_values("z", key=lambda z: -z.abs())
     for row in farthest_first.to_dict("records"):
-        if row["metric"] == "volume":
-            what = "volume"
-            value = number(row["value"], 0, unit=" mm³")
-        elif row["metric"] == ADJUSTED:
-            what = "adjusted volume"
-            value = number(row["value"], DIGITS[cohort.unit], unit=f" {cohort.unit}")
-        elif row["metric"] == HARMONISED:
-            what = "harmonised volume"
-            value = number(row["value"], DIGITS[cohort.unit], unit=f" {cohort.unit}")
-        elif row["metric"] == "asymmetry_index":
+        unit = row["unit"].replace("mm3", "mm³")
+        digits = 2
+        what = row["metric"]
+        if what == "volume":
+            digits = 0
+        elif what in (ADJUSTED, HARMONISED):
+            digits = DIGITS[unit]
+            what = what.replace("_", " ")
+        elif what == "asymmetry_index":
+            digits = 1
             what = "asymmetry"
-            value = number(row["value"], 1, unit=" %")
-        else:
-            what = row["metric"]
-            value = number(row["value"], 2, unit=f" {row['unit']}")
-        scan = cohort.scans[row["scan"]]
-        structure = short_name(row["structure"])
-        cells = [scan.name, structure, what, value, row["z"]]
-        if has_norms:
-            cells.append(row["note"])
-        rows.append(cells)
-    return table("outlier-table", "Far from the group, or out of range", columns, rows)
+        cells = {
+            "scan": cohort.scans[row["scan"]].name,
+            "what": what,
+            "value": number(row["value"], digits, unit=f" {unit}"),
+        }
+        rows.append(row | cells)
+    caption = "Far from the group, or out of range"
+    return record_table(f"{prefix}outlier-table", caption, columns, rows)
 
 
-def _describe_metric(cohort: Cohort, metric: str) -> Table:
+def _describe_metric(cohort: Cohort, metric: str, prefix: str = "") -> Table:
     """Return the table of mean, median, SD and range of a metric over scans.
 
     It has a row for each structure. For the asymmetry index there is a row for each pair of left
-    and right. `metric` is one of the metrics in `cohort.frame`, such as volume.
+    and right. `metric` is one of the metrics in `cohort.frame`, such as volume. `prefix` is the
+    prefix of the id of the table.
     """
+    title = "Structure"
+    digits = DIGITS[cohort.unit]
+    is_signed = metric == "asymmetry_index"
     if metric == "volume":
         caption = "Volumes (mm³)"
-        title = "Structure"
         digits = 0
-        is_signed = False
     elif metric in (ADJUSTED, HARMONISED):
         kind = "Adjusted" if metric == ADJUSTED else "Harmonised"
         caption = f"{kind} volumes ({cohort.unit})"
-        title = "Structure"
-        digits = DIGITS[cohort.unit]
-        is_signed = False
     elif metric == "asymmetry_index":
         caption = "Asymmetry index (%): positive where left is larger"
         title = "Pair"
         digits = 2
-        is_signed = True
     else:
         caption = "Measured values"
         title = "Measure"
-        digits = DIGITS[cohort.unit]
-        is_signed = False
-    columns: Columns = [
-        title,
-        Column("Scans", 0),
-        Column("Mean", digits, sign=is_signed),
-        Column("Median", digits, sign=is_signed),
-        Column("SD", digits),
-        Column("Smallest", digits, sign=is_signed),
-        Column("Largest", digits, sign=is_signed),
-    ]
+    columns: NamedColumns = {
+        "structure": title,
+        "count": Column("Scans", 0),
+        "mean": Column("Mean", digits, sign=is_signed),
+        "median": Column("Median", digits, sign=is_signed),
+        "std": Column("SD", digits),
+        "min": Column("Smallest", digits, sign=is_signed),
+        "max": Column("Largest", digits, sign=is_signed),
+    }
     of_metric = cohort.frame[cohort.frame["metric"] == metric]
     known = of_metric.groupby("structure", sort=False)["value"]
     described = known.agg(["count", "mean", "median", "std", "min", "max"])
-    rows = []
-    for place, (structure, *numbers) in enumerate(described.itertuples(name=None)):
-        name = short_name(structure)
-        if metric == "asymmetry_index":
-            name = name.removeprefix("L ")
-        rows.append([Cell(name, place), *numbers])
-    return table(f"{metric}-table", caption, columns, rows)
+    rows = described.reset_index().to_dict("records")
+    if metric == "asymmetry_index":
+        for place, row in enumerate(rows):
+            # A pair has the name of its left structure.
+            name = short_name(row["structure"]).removeprefix("L ")
+            row["structure"] = Cell(name, place)
+    identity = f"{prefix}{metric}-table"
+    return record_table(identity, caption, columns, rows, in_order=True)
 
 
 def _group_table(cohort: Cohort, key: str) -> Table | None:
@@ -541,37 +495,27 @@ def _scan_table(cohort: Cohort) -> Table:
 
     The most unusual scan comes first; scans without z-scores come last.
     """
+    columns: NamedColumns = {
+        "name": "Scan",
+        "grade": "Grade",
+        "sex": "Sex",
+        "age": Column("Age", 0),
+        "site": "Site",
+        "largest": Column("Largest |z|", 1),
+        "notes": "Notes",
+    }
     largest = cohort.largest_z()
     order = np.argsort(-np.nan_to_num(largest), kind="stable")
-    rows = []
-    for place in order[:_MOST_SCANS]:
-        scan = cohort.scans[place]
-        rows.append(
-            [
-                scan.name,
-                scan.grade,
-                scan.sex,
-                scan.age,
-                scan.site,
-                largest[place],
-                scan.notes,
-            ]
-        )
+    rows = [
+        {"name": cohort.scans[place].name, "largest": largest[place]}
+        | vars(cohort.scans[place])
+        for place in order[:_MOST_SCANS]
+    ]
     note = ""
     if len(order) > _MOST_SCANS:
         note = f"The {_MOST_SCANS} farthest from the group; volumes.csv has all."
-    columns: Columns = [
-        "Scan",
-        "Grade",
-        "Sex",
-        Column("Age", 0),
-        "Site",
-        Column("Largest |z|", 1),
-        "Notes",
-    ]
-    return table(
-        "scan-table", "All scans, the most unusual first", columns, rows, note=note
-    )
+    caption = "All scans, the most unusual first"
+    return record_table("scan-table", caption, columns, rows, note=note)
 
 
 def _left_out_table(cohort: Cohort) -> Table:

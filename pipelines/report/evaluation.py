@@ -11,7 +11,7 @@ import pandas as pd
 
 from trinat.pipelines.common.text import count
 from trinat.pipelines.report import figures, measurements, summary, tables
-from trinat.pipelines.report.case_view import ERROR_COLORS, CaseView
+from trinat.pipelines.report.case_view import ERROR_COLORS, CaseView, Palette
 from trinat.pipelines.report.drawing import Drawing
 from trinat.pipelines.report.page import render, short_name
 from trinat.pipelines.report.summary import Evaluation
@@ -22,6 +22,7 @@ from trinat.segmentation.metrics.statistics import (
     FEWEST_PARTICIPANTS,
     fewest_participants_for,
 )
+from trinat.segmentation.rendering.pictures import data_uri
 
 
 @dataclass(frozen=True)
@@ -36,12 +37,11 @@ class WorstScan:
     text: str
     alt: str
     view: CaseView
-    palette: None = None  # shared by all scans
 
     @property
     def still(self) -> str:
         """The PNG for print, as a data URI."""
-        return self.view.still
+        return data_uri("png", self.view.still_png)
 
 
 def drawings(evaluation: Evaluation) -> dict[str, list[Drawing]]:
@@ -115,8 +115,7 @@ def evaluation_page(
         ]
     # Colours of classes and errors in the page's slice viewer.
     palette = {
-        "colors": [list(label.color) for label in scheme.labels],
-        "names": [short_name(label.name) for label in scheme.labels],
+        **Palette.of(scheme).model_dump(),
         "errors": ERROR_COLORS,
     }
     return render(

@@ -27,9 +27,11 @@ from trinat.pipelines.report.page import (
     Cell,
     Column,
     Columns,
+    NamedColumns,
     Table,
     interval,
     number,
+    record_table,
     short_name,
     table,
 )
@@ -121,41 +123,35 @@ def effect_tables(model: GroupModel, unit: str, digits: int) -> list[Table]:
     Columns are the difference between the two with its interval, Hedges' g, and p, from
     `model.effects`. `unit` is the unit of the differences, `digits` the number of their decimals.
     """
-    columns: Columns = [
-        "Structure",
-        Column("Participants", 0),
-        Column(
+    columns: NamedColumns = {
+        "structure": "Structure",
+        "participants": Column("Participants", 0),
+        "difference": Column(
             f"Difference ({unit})", digits, "Where the covariates are equal", sign=True
         ),
-        "95 % interval",
-        Column("Hedges' g", 2, "Difference in standard deviations", sign=True),
-        "95 % interval of g",
-        Column("p (Holm)", 3, "Corrected for the number of structures"),
-        Column("R²", 2, "Share of the variance that the whole model explains"),
-    ]
+        "interval": "95 % interval",
+        "g": Column("Hedges' g", 2, "Difference in standard deviations", sign=True),
+        "interval_of_g": "95 % interval of g",
+        "p_holm": Column("p (Holm)", 3, "Corrected for the number of structures"),
+        "r2": Column("R²", 2, "Share of the variance that the whole model explains"),
+    }
     if model.effects.empty:
         return []
     tables = []
     known = model.effects.dropna(subset="p")
     pairs = known.groupby(["fact", "first_group", "second_group"], sort=False)
-    for place, ((fact, first, second), rows) in enumerate(pairs):
-        cells = []
-        for order, row in enumerate(rows.to_dict("records")):
+    for place, ((fact, first, second), of_pair) in enumerate(pairs):
+        rows = []
+        for row in of_pair.to_dict("records"):
             participants = f"{row['first']} + {row['second']}"
-            cells.append(
-                [
-                    Cell(short_name(row["structure"]), order),
-                    Cell(participants, row["first"] + row["second"]),
-                    row["difference"],
-                    interval(row["low"], row["high"], digits),
-                    row["g"],
-                    interval(row["g_low"], row["g_high"], 2),
-                    row["p_holm"],
-                    row["r2"],
-                ]
-            )
-        freedom = rows["df"].median()
-        inflation = rows["vif"].max()
+            cells = {
+                "participants": Cell(participants, row["first"] + row["second"]),
+                "interval": interval(row["low"], row["high"], digits),
+                "interval_of_g": interval(row["g_low"], row["g_high"], 2),
+            }
+            rows.append(row | cells)
+        freedom = of_pair["df"].median()
+        inflation = of_pair["vif"].max()
         note = (
             f"{model.formula}. Degrees of freedom of t: {freedom:.1f} (median). Variance inflation "
             f"by the other terms: {inflation:.1f}."
@@ -163,7 +159,15 @@ def effect_tables(model: GroupModel, unit: str, digits: int) -> list[Table]:
         caption = f"{first} − {second}, by {fact}"
         identity = f"effect-table-{place}"
         tables.append(
-            table(identity, caption, columns, cells, kind="intervals", note=note)
+            record_table(
+                identity,
+                caption,
+                columns,
+                rows,
+                in_order=True,
+                kind="intervals",
+                note=note,
+            )
         )
     return tables
 
@@ -176,30 +180,32 @@ def slope_table(model: GroupModel, unit: str, digits: int) -> Table | None:
     """
     if model.slopes.empty:
         return None
-    columns: Columns = [
-        "Structure",
-        Column("Participants", 0),
-        Column(f"Slope ({unit} a year)", digits, sign=True),
-        "95 % interval",
-        Column("% a year", 2, "Slope in percent of the mean volume", sign=True),
-        Column("p (Holm)", 3, "Corrected for the number of structures"),
-    ]
+    columns: NamedColumns = {
+        "structure": "Structure",
+        "participants": Column("Participants", 0),
+        "slope": Column(f"Slope ({unit} a year)", digits, sign=True),
+        "interval": "95 % interval",
+        "share": Column(
+            "% a year", 2, "Slope in percent of the mean volume", sign=True
+        ),
+        "p_holm": Column("p (Holm)", 3, "Corrected for the number of structures"),
+    }
     rows = []
-    for place, row in enumerate(model.slopes.dropna(subset="p").to_dict("records")):
-        share = 100 * row["slope"] / row["mean"] if row["mean"] else np.nan
-        rows.append(
-            [
-                Cell(short_name(row["structure"]), place),
-                row["participants"],
-                row["slope"],
-                interval(row["low"], row["high"], digits),
-                share,
-                row["p_holm"],
-            ]
-        )
+    for row in model.slopes.dropna(subset="p").to_dict("records"):
+        cells = {
+            "interval": interval(row["low"], row["high"], digits),
+            "share": 100 * row["slope"] / row["mean"] if row["mean"] else np.nan,
+        }
+        rows.append(row | cells)
     caption = "Age: difference per year"
-    return table(
-        "trend-table", caption, columns, rows, kind="intervals", note=model.formula
+    return record_table(
+        "trend-table",
+        caption,
+        columns,
+        rows,
+        in_order=True,
+        kind="intervals",
+        note=model.formula,
     )
 
 

@@ -7,7 +7,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache, partial
@@ -89,6 +89,8 @@ class Column:
 
 # Columns of a table; a plain text is the title of a text column.
 Columns = list[Column | str]
+# Columns of a table of records, by the key of their values.
+NamedColumns = dict[str, Column | str]
 
 
 @dataclass(frozen=True)
@@ -141,6 +143,32 @@ def table(
         pairs = zip(known, row, strict=True)
         formatted.append([column.cell(value) for column, value in pairs])
     return Table(id, caption, known, formatted, note, kind)
+
+
+def record_table(
+    id: str,
+    caption: str,
+    columns: NamedColumns,
+    records: Iterable[Mapping[Any, Any]],
+    *,
+    in_order: bool = False,
+    note: str = "",
+    kind: str = "",
+) -> Table:
+    """Return a page table with a row for each record; `columns` maps its keys to the columns.
+
+    Keys that `columns` lacks are not shown. The key `structure` has the name of a structure, which
+    is shown by its short name; with `in_order`, structures sort by their present order instead of
+    by name. The other parameters are those of `table`.
+    """
+    rows = []
+    for place, record in enumerate(records):
+        values = {key: record[key] for key in columns}
+        name = values.get("structure")
+        if isinstance(name, str):
+            values["structure"] = Cell(short_name(name), place if in_order else None)
+        rows.append(list(values.values()))
+    return table(id, caption, list(columns.values()), rows, note=note, kind=kind)
 
 
 def number(

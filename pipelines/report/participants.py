@@ -21,14 +21,7 @@ from trinat.pipelines.report.drawing import (
     panels,
 )
 from trinat.pipelines.report.harmonised import Harmonisation
-from trinat.pipelines.report.page import (
-    Cell,
-    Column,
-    Columns,
-    Table,
-    short_name,
-    table,
-)
+from trinat.pipelines.report.page import Column, NamedColumns, Table, record_table
 
 # The name of the figure of sites.
 SITES = "sites"
@@ -49,77 +42,67 @@ def adjustment_table(adjustment: Adjustment | None) -> Table | None:
     """
     if adjustment is None or adjustment.coefficients.empty:
         return None
-    columns: Columns = [
-        "Structure",
-        Column("Scans", 0),
-        Column("Slope (mm³ per ml)", 3, "Per ml of intracranial volume", sign=True),
-        Column("Intercept (mm³)", 0, sign=True),
-        Column("R²", 2, "Share of the variance that the line explains"),
-    ]
-    rows = []
-    lines = adjustment.coefficients.to_dict("index")
-    for place, (structure, line) in enumerate(lines.items()):
-        name = Cell(short_name(str(structure)), place)
-        slope = 1000 * line["slope"]
-        rows.append([name, line["scans"], slope, line["intercept"], line["r2"]])
+    columns: NamedColumns = {
+        "structure": "Structure",
+        "scans": Column("Scans", 0),
+        "slope_of_ml": Column(
+            "Slope (mm³ per ml)", 3, "Per ml of intracranial volume", sign=True
+        ),
+        "intercept": Column("Intercept (mm³)", 0, sign=True),
+        "r2": Column("R²", 2, "Share of the variance that the line explains"),
+    }
+    lines = adjustment.coefficients.reset_index(names="structure")
+    lines["slope_of_ml"] = 1000 * lines["slope"]
+    rows = lines.to_dict("records")
     caption = "Coefficients: volume over intracranial volume"
-    return table("adjustment-table", caption, columns, rows)
+    return record_table("adjustment-table", caption, columns, rows, in_order=True)
 
 
 def site_tables(harmonisation: Harmonisation) -> list[Table]:
     """Return two tables of site effects before and after harmonisation: by site and structure."""
     effects = harmonisation.effects
-    sizes = effects[["percent_before", "percent_after"]].abs()
     effects = effects.assign(
-        before=sizes["percent_before"], after=sizes["percent_after"]
+        before=effects["percent_before"].abs(), after=effects["percent_after"].abs()
     )
-    columns: Columns = [
-        Column(
+    columns: NamedColumns = {
+        "before": Column(
             "Before (%)", 1, "Mean distance from all sites, in percent of the volume"
         ),
-        Column("After (%)", 1, "The same of harmonised volumes"),
-        Column("Largest before (%)", 1),
-        Column("Largest after (%)", 1),
-    ]
-    rows_of_sites = []
-    for site, rows in effects.groupby("site", sort=False):
-        cells = _before_and_after(rows)
-        scale = rows["scale"].median()
-        rows_of_sites.append(
-            [site, harmonisation.participants[str(site)], *cells, scale]
-        )
-    rows_of_structures = []
-    by_structure = effects.groupby("structure", sort=False)
-    for place, (structure, rows) in enumerate(by_structure):
-        name = Cell(short_name(str(structure)), place)
-        rows_of_structures.append([name, *_before_and_after(rows)])
-    of_sites = table(
-        "site-effect-table",
-        "Sites before and after: mean over structures",
-        [
-            "Site",
-            Column("Participants", 0),
-            *columns,
-            Column("Scale", 2, "Of the spread, before: 1 is that of all sites"),
-        ],
-        rows_of_sites,
-    )
-    of_structures = table(
-        "structure-effect-table",
-        "Structures before and after: mean over sites",
-        ["Structure", *columns],
-        rows_of_structures,
-    )
-    return [of_sites, of_structures]
-
-
-def _before_and_after(rows: pd.DataFrame) -> list[float]:
-    """Return the means of the columns `before` and `after`, followed by their maxima."""
+        "after": Column("After (%)", 1, "The same of harmonised volumes"),
+        "most_before": Column("Largest before (%)", 1),
+        "most_after": Column("Largest after (%)", 1),
+    }
+    summary = {
+        "before": ("before", "mean"),
+        "after": ("after", "mean"),
+        "most_before": ("before", "max"),
+        "most_after": ("after", "max"),
+        "scale": ("scale", "median"),
+    }
+    of_sites = effects.groupby("site", sort=False).agg(**summary).reset_index()
+    of_sites["participants"] = of_sites["site"].map(harmonisation.participants)
+    of_structures = effects.groupby("structure", sort=False).agg(**summary)
     return [
-        rows["before"].mean(),
-        rows["after"].mean(),
-        rows["before"].max(),
-        rows["after"].max(),
+        record_table(
+            "site-effect-table",
+            "Sites before and after: mean over structures",
+            {
+                "site": "Site",
+                "participants": Column("Participants", 0),
+                **columns,
+                "scale": Column(
+                    "Scale", 2, "Of the spread, before: 1 is that of all sites"
+                ),
+            },
+            of_sites.to_dict("records"),
+        ),
+        record_table(
+            "structure-effect-table",
+            "Structures before and after: mean over sites",
+            {"structure": "Structure", **columns},
+            of_structures.reset_index().to_dict("records"),
+            in_order=True,
+        ),
     ]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -13,9 +12,10 @@ from trinat.pipelines.report.case_view import far_from_brain
 from trinat.pipelines.report.page import (
     Cell,
     Column,
-    Columns,
+    NamedColumns,
     Table,
     number,
+    record_table,
     render,
     short_name,
     table,
@@ -232,38 +232,35 @@ def _volume_table(
     A structure without sides has its volume in the column of both sides together. `found` has the
     label scheme, `result` the volumes and grades, and `compared` the cells with percentiles.
     """
-    volumes_mm3 = result.volumes_mm3
-    labels = {label.name: label for label in found.scheme.labels}
-    names_of_rows = []
-    rows = []
-    for name in volumes_mm3:
-        label = labels.get(name)
-        # The same structure on the other side.
-        other = ""
-        if label is not None and label.side is not None and label.partner is not None:
-            other = found.scheme.labels[label.partner].name
-        if other in volumes_mm3 and label is not None and label.side == "right":
-            continue  # in the row of the left side
-        names = [name]
-        if other in volumes_mm3:
-            names.append(other)
-        names_of_rows.append(names)
-        rows.append(_structure_row(names, result, compared))
-    columns: Columns = [
-        "Structure",
-        "Grade",
-        Column("Left (mm³)", 0),
-        Column("Right (mm³)", 0),
-        Column("Together (mm³)", 0),
-        Column("Asymmetry (%)", 1, "100 (left - right) / mean of both", sign=True),
-    ]
-    if any(result.doubt_about(name) for name in volumes_mm3):
-        columns.append("Why")
-        for names, row in zip(names_of_rows, rows, strict=True):
-            row.insert(len(columns) - 1, _reason_for_doubt(names, result))
+    columns: NamedColumns = {
+        "structure": "Structure",
+        "grade": "Grade",
+        "left": Column("Left (mm³)", 0),
+        "right": Column("Right (mm³)", 0),
+        "together": Column("Together (mm³)", 0),
+        "asymmetry": Column(
+            "Asymmetry (%)", 1, "100 (left - right) / mean of both", sign=True
+        ),
+    }
+    if any(result.doubt_about(name) for name in result.volumes_mm3):
+        columns["why"] = "Why"
     if compared.title:
-        columns += [compared.title, f"{compared.title}, right"]
-    return table("volume-table", "Volumes", columns, rows)
+        columns["place"] = compared.title
+        columns["place_right"] = f"{compared.title}, right"
+    labels = {label.name: label for label in found.scheme.labels}
+    rows = []
+    for name in result.volumes_mm3:
+        label = labels.get(name)
+        names = [name]
+        if label is not None and label.side is not None and label.partner is not None:
+            # The same structure on the other side.
+            other = found.scheme.labels[label.partner].name
+            if other in result.volumes_mm3:
+                if label.side == "right":
+                    continue  # in the row of the left side
+                names.append(other)
+        rows.append(_structure_row(names, result, compared))
+    return record_table("volume-table", "Volumes", columns, rows)
 
 
 def _further_sections(result: ScanResult) -> list[tuple[FurtherResult, Table]]:
@@ -289,8 +286,8 @@ def _structure_row(
     names: Sequence[str],
     result: ScanResult,
     compared: _Compared,
-) -> list[Any]:
-    """Return the row of a structure in the table of volumes.
+) -> dict[str, Cell | str | float]:
+    """Return the row of a structure in the table of volumes, by column.
 
     `names` are the names of its left and right label, or a single name. `compared` has the cells
     with its percentiles.
@@ -305,19 +302,18 @@ def _structure_row(
         left, right = volumes_mm3
         if sum(volumes_mm3):
             asymmetry = 200 * (left - right) / sum(volumes_mm3)
-    row: list[Any] = [
-        title,
-        _grade_cell(names, result),
-        _format_number(left),
-        _format_number(right),
-        sum(volumes_mm3),
-        _format_number(asymmetry, 1, sign=True),
-    ]
-    if compared.title:
-        row += [compared.cells.get(name, Cell("")) for name in names]
-        if len(names) == 1:
-            row.append(Cell(""))
-    return row
+    places = [compared.cells.get(name, Cell("")) for name in names]
+    return {
+        "structure": Cell(title),
+        "grade": _grade_cell(names, result),
+        "left": _format_number(left),
+        "right": _format_number(right),
+        "together": sum(volumes_mm3),
+        "asymmetry": _format_number(asymmetry, 1, sign=True),
+        "why": _reason_for_doubt(names, result),
+        "place": places[0],
+        "place_right": places[1] if len(names) == 2 else Cell(""),
+    }
 
 
 def _format_number(value: float | None, digits: int = 0, *, sign: bool = False) -> Cell:

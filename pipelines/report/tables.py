@@ -13,8 +13,10 @@ from trinat.pipelines.report.page import (
     Cell,
     Column,
     Columns,
+    NamedColumns,
     Table,
     number,
+    record_table,
     short_name,
     table,
 )
@@ -69,11 +71,10 @@ def not_predicted(evaluation: Evaluation) -> Table | None:
     if evaluation.not_predicted.empty:
         return None
     note = "Structures that the model does not predict are excluded from means and worst cases."
-    columns = {"structure": Column("Structure"), "model": Column("Model")}
+    columns: NamedColumns = {"structure": "Structure", "model": "Model"}
     caption = "Not predicted by this model"
-    return _record_table(
-        "unknown-table", caption, columns, evaluation.not_predicted, note=note
-    )
+    rows = evaluation.not_predicted.to_dict("records")
+    return record_table("unknown-table", caption, columns, rows, note=note)
 
 
 def groups(evaluation: Evaluation) -> Table:
@@ -110,18 +111,18 @@ def structures(evaluation: Evaluation) -> Table:
     filter them by metric.
     """
     interval = "Interval of the mean over participants"
-    columns: Columns = [
-        "Structure",
-        Column("Metric", pick=True),
-        "Model",
-        Column("Participants", 0, "Participants with a value"),
-        Column("Undefined", 0, _UNDEFINED),
-        Column("Mean", 0),
-        Column("95 % low", 0, interval),
-        Column("95 % high", 0, interval),
-        Column("Median", 0),
-        Column("SD", 0),
-    ]
+    columns: NamedColumns = {
+        "structure": "Structure",
+        "metric": Column("Metric", pick=True),
+        "model": "Model",
+        "participants": Column("Participants", 0, "Participants with a value"),
+        "undefined": Column("Undefined", 0, _UNDEFINED),
+        "mean": Column("Mean", 0),
+        "low": Column("95 % low", 0, interval),
+        "high": Column("95 % high", 0, interval),
+        "median": Column("Median", 0),
+        "sd": Column("SD", 0),
+    }
     place = _places_of_structures(evaluation)
     metrics = list(METRICS)
 
@@ -131,16 +132,14 @@ def structures(evaluation: Evaluation) -> Table:
     records = evaluation.statistics.to_dict("records")
     rows = []
     for row in sorted(records, key=metric_then_structure):
-        cells = [
-            Cell(short_name(row["structure"]), place[row["structure"]]),
-            METRICS[row["metric"]].title_with_unit,
-            row["model"],
-            row["participants"],
-            row["undefined"],
-        ]
-        cells += _number_cells(row, "mean", "low", "high", "median", "sd")
-        rows.append(cells)
-    return table("structure-table", "Every structure, group and metric", columns, rows)
+        cells = {
+            "structure": Cell(short_name(row["structure"]), place[row["structure"]]),
+            "metric": METRICS[row["metric"]].title_with_unit,
+            **_number_cells(row, "mean", "low", "high", "median", "sd"),
+        }
+        rows.append(row | cells)
+    caption = "Every structure, group and metric"
+    return record_table("structure-table", caption, columns, rows)
 
 
 def _places_of_structures(evaluation: Evaluation) -> dict[str, int]:
@@ -202,38 +201,37 @@ def comparison(evaluation: Evaluation) -> Table:
     `evaluation.comparisons`. Differences are in the metric's unit. If a test was not possible, the
     column of notes has the reason.
     """
-    columns: Columns = [
-        "Structure",
-        Column("Metric", pick=True),
-        Column("Models", pick=True),
-        Column("Participants", 0),
-        Column("Difference", 0, "Mean of second minus first over participants"),
-        Column("95 % low", 0),
-        Column("95 % high", 0),
-        Column("Effect", 2, "Matched-pairs rank-biserial correlation", sign=True),
-        Column("Left out", 0, _LEFT_OUT),
-        Column("p", 3, "Wilcoxon's signed-rank test, uncorrected"),
-        Column(
+    columns: NamedColumns = {
+        "structure": "Structure",
+        "metric": Column("Metric", pick=True),
+        "models": Column("Models", pick=True),
+        "participants": Column("Participants", 0),
+        "mean_difference": Column(
+            "Difference", 0, "Mean of second minus first over participants"
+        ),
+        "low": Column("95 % low", 0),
+        "high": Column("95 % high", 0),
+        "effect": Column(
+            "Effect", 2, "Matched-pairs rank-biserial correlation", sign=True
+        ),
+        "left_out": Column("Left out", 0, _LEFT_OUT),
+        "p": Column("p", 3, "Wilcoxon's signed-rank test, uncorrected"),
+        "p_holm": Column(
             "p (Holm)", 3, "Corrected by Holm's method over structures within a metric"
         ),
-        "Note",
-    ]
+        "note": "Note",
+    }
     rows = []
     for row in evaluation.comparisons.to_dict("records"):
-        cells = [
-            short_name(row["structure"]),
-            METRICS[row["metric"]].title,
-            f"{row['second']} − {row['first']}",
-            row["participants"],
-            *_number_cells(row, "mean_difference", "low", "high", sign=True),
-            row["effect"],
-            row["left_out"],
-            _p_value_cell(row["p"]),
-            _p_value_cell(row["p_holm"]),
-            row["note"],
-        ]
-        rows.append(cells)
-    return table("comparison-table", "Paired differences", columns, rows)
+        cells = {
+            "metric": METRICS[row["metric"]].title,
+            "models": f"{row['second']} − {row['first']}",
+            **_number_cells(row, "mean_difference", "low", "high", sign=True),
+            "p": _p_value_cell(row["p"]),
+            "p_holm": _p_value_cell(row["p_holm"]),
+        }
+        rows.append(row | cells)
+    return record_table("comparison-table", "Paired differences", columns, rows)
 
 
 def agreement(evaluation: Evaluation) -> Table:
@@ -242,8 +240,8 @@ def agreement(evaluation: Evaluation) -> Table:
     It has a row for each structure and model, as in `evaluation.agreement`. The columns Lower limit
     and Upper limit are the limits of agreement, at 1.96 standard deviations of the difference.
     """
-    columns = {
-        "structure": Column("Structure"),
+    columns: NamedColumns = {
+        "structure": "Structure",
         "model": Column("Model", pick=True),
         "participants": Column("Participants", 0),
         "bias": Column("Bias (mm³)", 0, "Mean of predicted minus true", sign=True),
@@ -253,7 +251,8 @@ def agreement(evaluation: Evaluation) -> Table:
         "icc": Column("ICC(2,1)", 3),
     }
     caption = "Predicted against true volumes"
-    return _record_table("agreement-table", caption, columns, evaluation.agreement)
+    rows = evaluation.agreement.to_dict("records")
+    return record_table("agreement-table", caption, columns, rows)
 
 
 def retest(evaluation: Evaluation) -> Table | None:
@@ -264,8 +263,8 @@ def retest(evaluation: Evaluation) -> Table | None:
     """
     if evaluation.retest.empty:
         return None
-    columns = {
-        "structure": Column("Structure"),
+    columns: NamedColumns = {
+        "structure": "Structure",
         "metric": Column("Volume", pick=True),
         "model": Column("Model", pick=True),
         "participants": Column("Participants", 0),
@@ -274,9 +273,8 @@ def retest(evaluation: Evaluation) -> Table | None:
     }
     titles = {"volume": "predicted", "truth_volume": "true"}
     shown = evaluation.retest.assign(metric=evaluation.retest["metric"].map(titles))
-    return _record_table(
-        "retest-table", "Volumes of two scans of a participant", columns, shown
-    )
+    caption = "Volumes of two scans of a participant"
+    return record_table("retest-table", caption, columns, shown.to_dict("records"))
 
 
 def confusions(frame: pd.DataFrame) -> Table:
@@ -336,23 +334,23 @@ def pairs(pairs: pd.DataFrame) -> Table:
     Label maps without a partner are listed, too, with the reason in the note. The column Grid has
     the shape and the voxel size.
     """
-    columns = {
-        "subject": Column("Subject"),
-        "session": Column("Session"),
-        "model": Column("Model"),
-        "status": Column("Status"),
-        "note": Column("Note"),
-        "paired_by": Column("Paired by"),
-        "truth": Column("Truth"),
-        "prediction": Column("Prediction"),
-        "grid": Column("Grid"),
+    columns: NamedColumns = {
+        "subject": "Subject",
+        "session": "Session",
+        "model": "Model",
+        "status": "Status",
+        "note": "Note",
+        "paired_by": "Paired by",
+        "truth": "Truth",
+        "prediction": "Prediction",
+        "grid": "Grid",
     }
     grid = pairs["shape"] + ", " + pairs["spacing_mm"] + " mm"
     shown = pairs.assign(grid=grid.where(pairs["shape"] != "", ""))
     note = "Checksums (SHA-256) of all files are in pairs.csv."
-    return _record_table(
-        "pair-table", "Every file of both sides", columns, shown, note=note
-    )
+    rows = shown.to_dict("records")
+    caption = "Every file of both sides"
+    return record_table("pair-table", caption, columns, rows, note=note)
 
 
 def definitions() -> Table:
@@ -360,49 +358,22 @@ def definitions() -> Table:
 
     It is the same on every page.
     """
-    columns: Columns = [
-        "Metric",
-        "Unit",
-        "Better",
-        "Definition",
-        "Absent from both",
-        "Missed",
-        "Invented",
-    ]
+    columns: NamedColumns = {
+        "title": "Metric",
+        "shown_unit": "Unit",
+        "better": "Better",
+        "definition": "Definition",
+        "if_absent_from_both": "Absent from both",
+        "if_missed": "Missed",
+        "if_invented": "Invented",
+    }
     better = {"higher": "higher", "lower": "lower", "zero": "near 0", "none": ""}
     rows = []
     for metric in METRICS.values():
-        row = [
-            metric.title,
-            metric.shown_unit,
-            better[metric.better],
-            metric.definition,
-            metric.if_absent_from_both,
-            metric.if_missed,
-            metric.if_invented,
-        ]
-        rows.append(row)
-    return table("definition-table", "T is the truth, P the prediction", columns, rows)
-
-
-def _record_table(
-    id: str,
-    caption: str,
-    columns: Mapping[str, Column],
-    records: pd.DataFrame,
-    *,
-    note: str = "",
-) -> Table:
-    """Return a page table with a row for each row of the data frame `records`.
-
-    `columns` maps the names of the columns to show to their titles and formats. Structures are
-    shown by their short names. `id` is the id of the element in the page.
-    """
-    shown = records.copy()
-    if "structure" in shown:
-        shown["structure"] = [short_name(name) for name in shown["structure"]]
-    rows = [[row[key] for key in columns] for row in shown.to_dict("records")]
-    return table(id, caption, list(columns.values()), rows, note=note)
+        row = {key: getattr(metric, key) for key in columns}
+        rows.append({**row, "better": better[metric.better]})
+    caption = "T is the truth, P the prediction"
+    return record_table("definition-table", caption, columns, rows)
 
 
 def digits_of(metric: str) -> int:
@@ -410,12 +381,15 @@ def digits_of(metric: str) -> int:
     return DIGITS[METRICS[metric].unit]
 
 
-def _number_cells(row: Mapping[Any, Any], *keys: str, sign: bool = False) -> list[Cell]:
+def _number_cells(
+    row: Mapping[Any, Any], *keys: str, sign: bool = False
+) -> dict[str, Cell]:
     """Return the numbers of a row in the columns `keys` as cells, formatted for the row's metric.
 
     `row` has the name of the metric in `metric`. With `sign`, positive numbers have a plus sign.
     """
-    return [number(row[key], digits_of(row["metric"]), sign=sign) for key in keys]
+    digits = digits_of(row["metric"])
+    return {key: number(row[key], digits, sign=sign) for key in keys}
 
 
 def _mean_with_interval(
@@ -432,7 +406,7 @@ def _mean_with_interval(
     found = evaluation.statistic(model, metric, structure)
     if not found or np.isnan(found["mean"]):
         return number(None)
-    mean, low, high = _number_cells(found, "mean", "low", "high")
+    mean, low, high = _number_cells(found, "mean", "low", "high").values()
     # A line may break before the interval, but not within it.
     text = f"{mean.text} [{low.text},\N{NO-BREAK SPACE}{high.text}]"
     hint = ""

@@ -229,18 +229,15 @@ WORK = ".trinat-work"
 # Tables that explain the numbers of all label maps: in a BIDS dataset, and elsewhere.
 LABEL_TABLE = "desc-trinat_dseg.tsv"
 PLAIN_LABEL_TABLE = "labels.tsv"
-# Tables that explain the numbers of maps of parcels.
-PARCEL_TABLE = "seg-parcels_dseg.tsv"
 PLAIN_PARCEL_TABLE = "parcel_labels.tsv"
-# Tables that explain the numbers of maps of the corpus callosum.
-CALLOSUM_TABLE = "seg-callosum_dseg.tsv"
-PLAIN_CALLOSUM_TABLE = "callosum_labels.tsv"
 # Label maps that the viewer shows in place of the structures: the product, and the tables of its
 # numbers in plain folders and in BIDS datasets.
 LAYERS = {
-    "parcels": (Product.PARCELS, PLAIN_PARCEL_TABLE, PARCEL_TABLE),
-    "callosum": (Product.CALLOSUM, PLAIN_CALLOSUM_TABLE, CALLOSUM_TABLE),
+    "parcels": (Product.PARCELS, PLAIN_PARCEL_TABLE, "seg-parcels_dseg.tsv"),
+    "callosum": (Product.CALLOSUM, "callosum_labels.tsv", "seg-callosum_dseg.tsv"),
 }
+# The same of all label maps whose numbers a table explains.
+LABEL_TABLES = {"": (Product.LABELS, PLAIN_LABEL_TABLE, LABEL_TABLE), **LAYERS}
 # Part of the names of corrected label maps; in BIDS it replaces `desc-trinat`.
 CORRECTED = "_desc-corrected"
 # Table of all corrections in a folder of results.

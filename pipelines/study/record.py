@@ -79,10 +79,6 @@ class ParcelResult(_Record):
     agreement: FiniteFloat | None
     grade: str | None
 
-    def cells(self) -> list[JsonValue]:
-        """Return the values of a row of parcels.tsv, in the order of the fields."""
-        return list(self.model_dump().values())
-
 
 class FurtherResult(_Record):
     """Result of an output beside the segmentation: cortical thickness, corpus callosum or lesions.
@@ -108,6 +104,10 @@ class FurtherResult(_Record):
 
         Empty by default.
         """
+        return {}
+
+    def measures_mm3(self) -> dict[str, float]:
+        """Return volumes that are also measures of the whole scan, by name; none by default."""
         return {}
 
     def row(self) -> dict[str, JsonValue]:
@@ -214,6 +214,10 @@ class CallosumResult(FurtherResult):
         columns["CC_max_thickness_mm"] = self.max_thickness_mm
         return columns
 
+    def measures_mm3(self) -> dict[str, float]:
+        """Return the volumes of the parts and of the whole corpus callosum in mm³."""
+        return {**self.volumes_mm3, "CorpusCallosum": self.total_mm3}
+
     def profile(self) -> dict[str, float]:
         """Return the thickness in mm of the corpus callosum at points of its midline, by column."""
         return {
@@ -260,6 +264,10 @@ class LesionsResult(FurtherResult):
             found = [lesion.mm3 for lesion in self.lesions if lesion.region == region]
             columns[f"{region}_mm3"] = round(sum(found), 3)
         return columns
+
+    def measures_mm3(self) -> dict[str, float]:
+        """Return the volume of all lesions in mm³."""
+        return {"White-matter-lesions": self.mm3}
 
     def profile(self) -> dict[str, float]:
         """Return the number of lesions in total, in each region and of each size, by column."""

@@ -46,7 +46,7 @@ def scan(
 
 def volumes(folder: Path, *scans: Entry) -> tuple[str, str]:
     """Return the first and last volume of the only structure in changes.tsv."""
-    assert write_changes(folder, scans)
+    write_changes(folder, scans)
     (row,) = table(folder / "changes.tsv")
     return row["first_mm3"], row["last_mm3"]
 
@@ -91,7 +91,7 @@ def test_no_group_is_none_in_both_tables(tmp_path: Path) -> None:
 
 
 def test_structures_that_no_scan_has_do_not_stop_the_run(tmp_path: Path) -> None:
-    assert write_changes(tmp_path, [scan("a", 0, 1.0, "a b"), scan("b", 0, 2.0, "a b")])
+    write_changes(tmp_path, [scan("a", 0, 1.0, "a b"), scan("b", 0, 2.0, "a b")])
     assert len((tmp_path / "changes.tsv").read_text().splitlines()) == 1
 
 
@@ -101,7 +101,7 @@ def test_a_rejected_scan_is_a_time_point_and_in_no_change(tmp_path: Path) -> Non
         scan("b", 50.0, 2021, grade="reject", reasons=["cut"]),
         scan("c", 98.0, 2022, grade="look"),
     ]
-    assert write_changes(tmp_path, scans)
+    write_changes(tmp_path, scans)
     (row,) = table(tmp_path / "changes.tsv")
     # 2 of 99 in two years.
     assert (row["scans"], row["percent_per_year"]) == ("2", "-1.01")
@@ -109,10 +109,10 @@ def test_a_rejected_scan_is_a_time_point_and_in_no_change(tmp_path: Path) -> Non
         row["case"]: row["left_out"] for row in table(tmp_path / "timepoints.tsv")
     }
     assert left_out == {"a": "n/a", "b": "graded reject: cut", "c": "n/a"}
-    assert write_changes(tmp_path, scans, ())
+    write_changes(tmp_path, scans, ())
     (row,) = table(tmp_path / "changes.tsv")
     assert row["scans"] == "3"
-    assert write_changes(tmp_path, scans, ("reject", "look"))
+    write_changes(tmp_path, scans, ("reject", "look"))
     # A single scan has not changed.
     assert table(tmp_path / "changes.tsv") == []
 
@@ -123,7 +123,7 @@ def test_a_rejected_structure_is_in_no_change(tmp_path: Path) -> None:
         scan("b", 50.0, 2021, structure_grades={"Brain-Stem": "reject"}),
         scan("c", 98.0, 2022),
     ]
-    assert write_changes(tmp_path, scans)
+    write_changes(tmp_path, scans)
     (row,) = table(tmp_path / "changes.tsv")
     assert (row["scans"], row["last_mm3"]) == ("2", "98.0")
     assert (
@@ -143,7 +143,7 @@ def test_thickness_changes_in_a_table_of_its_own(tmp_path: Path) -> None:
         scan("b", 1.0, 2021, thickness=thickness(5.0, "reject")),
         scan("c", 1.0, 2022, thickness=thickness(2.8)),
     ]
-    assert "thickness_changes.tsv" in write_changes(tmp_path, scans)
+    write_changes(tmp_path, scans)
     (row,) = table(tmp_path / "thickness_changes.tsv")
     assert (row["measure"], row["scans"]) == ("lh_insula_thickness", "2")
     assert (row["first"], row["last"]) == ("3.0", "2.8")
@@ -160,7 +160,8 @@ def test_thickness_of_one_scan_has_not_changed(tmp_path: Path) -> None:
         scan("a", 1.0, 2020, thickness=thickness(3.0)),
         scan("b", 1.0, 2021, thickness=thickness(None)),
     ]
-    assert "thickness_changes.tsv" not in write_changes(tmp_path, scans)
+    write_changes(tmp_path, scans)
+    assert not (tmp_path / "thickness_changes.tsv").exists()
 
 
 def session(
@@ -203,7 +204,7 @@ def test_noise_is_that_of_the_model_as_it_was_measured(
     scans = [session("a", 100, 1, names), session("b", 200, 2, names)]
     for entry in scans:
         entry.result.longitudinal.views = views
-    assert write_changes(tmp_path, [replace(entry, model=model) for entry in scans])
+    write_changes(tmp_path, [replace(entry, model=model) for entry in scans])
     (row,) = table(tmp_path / "changes.tsv")
     assert (row["noise"] != "n/a") == noise_is_known
     assert row["beyond_noise"] == ("yes" if noise_is_known else "n/a")
@@ -222,7 +223,8 @@ def test_a_scan_that_is_no_longer_given_takes_no_part(tmp_path: Path) -> None:
     scans = [session("a", 1, 1, ("a", "b"))]
     # Now alone, it was segmented by itself.
     scans.append(Entry("b", "done", result=ScanResult(model="fast")))
-    assert not write_changes(tmp_path, scans)
+    write_changes(tmp_path, scans)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_copy_under_another_date_is_noted_and_does_not_count(tmp_path: Path) -> None:
@@ -238,11 +240,11 @@ def test_a_copy_under_another_date_is_noted_and_does_not_count(tmp_path: Path) -
 def test_a_head_of_another_size_is_named_and_in_no_change(tmp_path: Path) -> None:
     names = ("a", "b")
     scans = [session("a", 100, 1, names), session("b", 200, 2, names)]
-    assert write_changes(tmp_path, scans)
+    write_changes(tmp_path, scans)
     assert table(tmp_path / "changes.tsv")[0]["beyond_noise"] == "yes"
     scans[1] = session("b", 200, 2, names, stretch_percent=2.06)
     # Whatever grades are included.
-    assert write_changes(tmp_path, scans, ())
+    write_changes(tmp_path, scans, ())
     assert table(tmp_path / "changes.tsv") == []
     (_, second) = table(tmp_path / "timepoints.tsv")
     assert second["left_out"].startswith("the head is 2.06 % larger along one axis")
@@ -267,9 +269,10 @@ def test_a_participant_who_is_half_replaced_has_no_changes_until_all_is(
 ) -> None:
     """A run stopped between two files of a participant, and the last of two scans was removed."""
     old = scan("b", 2.0, 2021, "a b c"), scan("c", 3.0, 2022, "a b c")
-    assert not write_changes(tmp_path, [scan("a", 1.0, 2020, "a b", "2"), *old])
+    write_changes(tmp_path, [scan("a", 1.0, 2020, "a b", "2"), *old])
     alone = Entry("a", "done", result=ScanResult(model="own"))
-    assert not write_changes(tmp_path, [alone, old[0], scan("c", 3.0, 2022, "a c")])
+    write_changes(tmp_path, [alone, old[0], scan("c", 3.0, 2022, "a c")])
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_scans_that_were_renamed_are_compared_as_they_are_named_now(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
@@ -31,6 +32,12 @@ def course(
     return Course(
         participant, group, "Left-Hippocampus", cases, years, volumes, change, 1.0
     )
+
+
+def page_of(
+    courses: list[Course], left_out: Sequence[tuple[str, str, str]] = ()
+) -> str:
+    return changes_page({"": courses}, left_out)
 
 
 def test_a_change_there_and_back_is_symmetric() -> None:
@@ -96,7 +103,7 @@ def test_a_structure_that_is_nowhere_has_no_change() -> None:
 
 
 def test_the_largest_change_beside_its_noise_comes_first() -> None:
-    page = changes_page([course("still", [100, 100.1]), course("ill", [100, 90])])
+    page = page_of([course("still", [100, 100.1]), course("ill", [100, 90])])
     table = page[page.index("Participants with dates") :]
     assert table.index("ill") < table.index("still")
     assert "of 2 changes" in page
@@ -104,7 +111,7 @@ def test_the_largest_change_beside_its_noise_comes_first() -> None:
 
 
 def test_groups_have_their_means() -> None:
-    page = changes_page(
+    page = page_of(
         [
             course("a", [100, 98], group="patients"),
             course("b", [100, 100], group="well"),
@@ -116,7 +123,7 @@ def test_groups_have_their_means() -> None:
 
 
 def test_without_dates_the_page_says_so() -> None:
-    page = changes_page([course("a", [100, 98], years=[None, None])])
+    page = page_of([course("a", [100, 98], years=[None, None])])
     assert "1 participant without dates" in page
     assert "They are in a separate table" not in page
     assert "Participants without dates" in page
@@ -127,7 +134,7 @@ def test_without_dates_the_page_says_so() -> None:
 
 
 def test_changes_a_year_and_without_times_have_no_common_mean() -> None:
-    page = changes_page(
+    page = page_of(
         [
             course("a", [100, 98]),
             course("b", [100, 98]),
@@ -143,9 +150,7 @@ def test_changes_a_year_and_without_times_have_no_common_mean() -> None:
 
 
 def test_a_year_and_any_time_have_tables_with_one_unit_each() -> None:
-    page = changes_page(
-        [course("a", [100, 98]), course("b", [100, 98], years=[None, None])]
-    )
+    page = page_of([course("a", [100, 98]), course("b", [100, 98], years=[None, None])])
     timed = page[page.index('id="change-table"') :].split("</table>")[0]
     untimed = page[page.index('id="undated-table"') :].split("</table>")[0]
     # 1 % between two scans two years apart is half of that per year.
@@ -156,7 +161,7 @@ def test_a_year_and_any_time_have_tables_with_one_unit_each() -> None:
 
 
 def test_the_noise_of_a_group_has_the_unit_of_its_changes() -> None:
-    page = changes_page([course("a", [100, 98]), course("b", [100, 96])])
+    page = page_of([course("a", [100, 98]), course("b", [100, 96])])
     groups = page[page.index('id="group-table"') :].split("</table>")[0]
     assert "mean ± SD (% a year)" in groups
     assert "Noise of a participant (% a year)" in groups
@@ -165,8 +170,8 @@ def test_the_noise_of_a_group_has_the_unit_of_its_changes() -> None:
 
 def test_participants_without_a_group_are_not_all() -> None:
     alone = course("a", [100, 98])
-    assert "All: mean ± SD" in changes_page([alone, course("b", [100, 96])])
-    page = changes_page([alone, course("b", [100, 96], group="AD")])
+    assert "All: mean ± SD" in page_of([alone, course("b", [100, 96])])
+    page = page_of([alone, course("b", [100, 96], group="AD")])
     assert "No group: mean ± SD" in page
     assert "All: mean" not in page
 
@@ -200,7 +205,7 @@ def test_values_have_the_unit_of_their_measure(measure: str, shown: str) -> None
 
 
 def test_one_participant_of_a_group_has_no_standard_deviation() -> None:
-    page = changes_page(
+    page = page_of(
         [course("a", [100, 98], group="x"), course("b", [100, 98], group="y")]
     )
     assert page.count("−1.01 (1 participant)") == 2
@@ -209,7 +214,7 @@ def test_one_participant_of_a_group_has_no_standard_deviation() -> None:
 def test_all_numbers_have_one_minus_sign_and_no_zero_has_one() -> None:
     # 100, 99 and 98 in two years: a line of -1 a year, in per cent of 99.
     falling = course("a", [100, 99, 98], years=[0.0, 1.0, 2.0])
-    page = changes_page([falling, course("b", [100, 99.999], group="y")])
+    page = page_of([falling, course("b", [100, 99.999], group="y")])
     assert "−1.01 to −1.01" in page
     assert "+0.00 (1 participant)" in page
     assert "−0.00" not in page
@@ -219,7 +224,7 @@ def test_all_numbers_have_one_minus_sign_and_no_zero_has_one() -> None:
 
 def test_what_is_left_out_is_named_with_its_reason() -> None:
     left_out = [("a-2", "", "graded reject: cut"), ("b-1", "Brain-Stem", "graded look")]
-    page = changes_page([course("a", [100, 98])], left_out)
+    page = page_of([course("a", [100, 98])], left_out)
     assert "1 scan excluded from all changes: a-2." in page
     named = page[page.index('id="left-out-table"') :].split("</table>")[0]
     assert "graded reject: cut" in named
@@ -227,15 +232,13 @@ def test_what_is_left_out_is_named_with_its_reason() -> None:
 
 
 def test_a_page_of_scans_that_are_all_left_out_says_so() -> None:
-    page = changes_page(
-        [], [("a-1", "", "graded reject"), ("a-2", "", "graded reject")]
-    )
+    page = page_of([], [("a-1", "", "graded reject"), ("a-2", "", "graded reject")])
     assert "no participant has two usable scans" in page
     assert "<svg" not in page
 
 
 def test_names_from_outside_are_text() -> None:
-    page = changes_page([course("<script>", [100, 98])])
+    page = page_of([course("<script>", [100, 98])])
     assert (
         "<script>"
         not in page[page.index("Participants with dates") :].split("</table>")[0]
@@ -249,7 +252,7 @@ def test_on_a_phone_nothing_is_wider_than_the_page(tmp_path: Path) -> None:
         pytest.skip("no Chromium")
     page = tmp_path / "changes.html"
     long_name = "participant-" + 40 * "long"
-    page.write_text(changes_page([course(long_name, [100, 90], group="patients")]))
+    page.write_text(page_of([course(long_name, [100, 90], group="patients")]))
     assert_fits_desk_and_phone(chromium, page)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from helpers.pages import rows_of
 
-from trinat.pipelines.report.cohort import Scan, adjust, cohort_of
+from trinat.pipelines.report.cohort import Scan, Section, adjust, cohort_of
 from trinat.pipelines.report.cohort_page import cohort_drawings, cohort_page
 from trinat.pipelines.report.participants import participants_plot
 from trinat.segmentation.errors import EvaluationError
@@ -138,8 +138,8 @@ def test_the_page_shows_coefficients_effects_and_a_panel_for_each_structure() ->
     participants = [*LINE, scan(4, 310.0, 150.0), scan(5, 310.0, 150.0)]
     scans = [replace(s, group=g) for s, g in zip(participants, groups, strict=True)]
     cohort = cohort_of(scans, SCHEME, "residual", covariates=())
-    drawings = cohort_drawings(cohort)
-    page = cohort_page(cohort, drawings, [], {})
+    drawings = cohort_drawings([Section.of_volumes(cohort)])
+    page = cohort_page([Section.of_volumes(cohort)], drawings, [], {})
     assert [drawing.name for drawing in drawings] == [
         "effects",
         "participants",
@@ -160,7 +160,7 @@ def test_the_page_shows_coefficients_effects_and_a_panel_for_each_structure() ->
     shown = [name for names in participants.marks.values() for name in names]
     assert {name.partition(":")[0] for name in shown} == {s.subject for s in scans}
     assert all(f"<title>{name}</title>" in page for name in shown)
-    plain = cohort_page(cohort_of(scans, SCHEME), [], [], {})
+    plain = cohort_page([Section.of_volumes(cohort_of(scans, SCHEME))], [], [], {})
     assert "adjustment-table" not in plain
 
 
@@ -179,7 +179,7 @@ def test_a_participant_with_scans_at_two_sites_is_in_no_comparison_of_sites() ->
     row = cohort.model.effects.iloc[0]
     assert (row["first"], row["second"]) == (4, 4)
     assert row["difference"] == pytest.approx(-400)
-    page = cohort_page(cohort, [], [], {})
+    page = cohort_page([Section.of_volumes(cohort)], [], [], {})
     named = "sub-0, sub-1, sub-2 and 1 more"
     assert "4 participants excluded from the comparison of sites" in page
     assert named in page

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from helpers.pages import rows_of
 
-from trinat.pipelines.report.cohort import Cohort, Scan, cohort_of
+from trinat.pipelines.report.cohort import Cohort, Scan, Section, cohort_of
 from trinat.pipelines.report.cohort_page import cohort_drawings, cohort_page
 from trinat.pipelines.report.harmonised import site_effects, tells_apart
 from trinat.segmentation.errors import EvaluationError
@@ -143,7 +143,7 @@ def test_a_scan_of_which_not_all_is_known_has_no_harmonised_volume() -> None:
     assert cohort.harmonisation.without == 2
     lacking = np.isnan(values_of(cohort, "harmonised_volume")).all(1)
     assert np.flatnonzero(lacking).tolist() == [3, 7]
-    page = cohort_page(cohort, [], [], {})
+    page = cohort_page([Section.of_volumes(cohort)], [], [], {})
     assert (
         "2 scans without harmonised volumes, because one of these is unknown: "
         "site, age, sex, group." in page
@@ -208,8 +208,8 @@ def test_patients_of_one_site_alone_are_refused() -> None:
 def test_the_page_shows_sites_and_structures_before_and_after() -> None:
     scans, _ = study(12)
     cohort = cohort_of(scans, SCHEME, harmonising=True)
-    drawings = cohort_drawings(cohort)
-    page = cohort_page(cohort, drawings, [], {})
+    drawings = cohort_drawings([Section.of_volumes(cohort)])
+    page = cohort_page([Section.of_volumes(cohort)], drawings, [], {})
     sites = rows_of(page, "site-effect-table")
     assert [row[:2] for row in sites] == [
         ["site A", "12"],
@@ -222,7 +222,8 @@ def test_the_page_shows_sites_and_structures_before_and_after() -> None:
     (drawing,) = [drawing for drawing in drawings if drawing.name == "sites"]
     assert len(drawing.marks["sites-before-0"]) == len(NAMES)
     assert "and kept those of age, sex, group" in page
-    assert "site-effect-table" not in cohort_page(cohort_of(scans, SCHEME), [], [], {})
+    plain = Section.of_volumes(cohort_of(scans, SCHEME))
+    assert "site-effect-table" not in cohort_page([plain], [], [], {})
 
 
 # Ten participants at each of two sites with the same spread: the variance is 1, or 10 / 9 within a

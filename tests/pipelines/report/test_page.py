@@ -30,21 +30,15 @@ def page(**changes: object) -> str:
         "provenance": {EVIL: EVIL},
         "notices": [EVIL],
         "cards": [],
-        "is_tested": True,
         "limit": 3.5,
-        "plots": [],
         "adjusted": None,
         "adjustment": None,
         "harmonisation": None,
         "has_norms": False,
         "sections": (),
-        "group_plots": [],
+        "participant_plots": [],
         "residual_plots": [],
-        "model": None,
-        "slopes": None,
         "methods": "",
-        "effects": [],
-        "changes": None,
         "groups": [],
         "uncertainty": None,
         "pictures": [],
@@ -56,14 +50,15 @@ def page(**changes: object) -> str:
         [Column(EVIL, hint=EVIL, pick=True)],
         [[Cell(EVIL, EVIL, 3, EVIL)]] * 2,
     )
-    tables = dict.fromkeys(
-        (
-            *("outliers", "volumes", "asymmetry", "scans", "left_out"),
-            *("failures", "remarks"),
-        ),
-        shown,
-    )
-    return render("cohort.html", **context | tables | changes)
+    volumes = {
+        **dict.fromkeys(("outliers", "measured", "asymmetry"), shown),
+        **dict.fromkeys(("effects", "slopes", "forest", "z_scores"), ()),
+        "is_tested": True,
+        "model": None,
+        "changes": None,
+    }
+    tables = dict.fromkeys(("scans", "left_out", "failures", "remarks"), shown)
+    return render("cohort.html", volumes=volumes, **context | tables | changes)
 
 
 def test_everything_is_escaped() -> None:

@@ -103,7 +103,8 @@ def test_equal_maps_and_empty_ones_can_be_shown(scheme: LabelScheme) -> None:
 def test_a_result_is_shown_without_its_face_first_where_the_focus_is() -> None:
     _, prediction, scan = head()
     labels = Volume(prediction.data, np.eye(4))
-    view = view_result(Volume(scan.data, np.eye(4)), labels, focus=9)
+    scheme = load_scheme("quicknat33")
+    view = view_result(Volume(scan.data, np.eye(4)), labels, scheme, focus=9)
     shown, gray = unpacked(view, view.prediction), unpacked(view, view.gray)
     for axis in range(3):
         assert (shown == 9).any(tuple({0, 1, 2} - {axis}))[view.start[axis]]

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from helpers.refusals import refusal
 
-from trinat.pipelines.predict import settings as settings_module
 from trinat.pipelines.predict.run import held
 from trinat.pipelines.predict.settings import OutputSettings, RunSettings
 from trinat.pipelines.study.cases import Case
@@ -269,14 +268,3 @@ def test_a_link_in_the_place_of_the_work_folder_is_refused(tmp_path: Path) -> No
         held(tmp_path / ".trinat-work", ""),
     ):
         pass
-
-
-def test_results_from_before_there_were_tissue_maps_stay(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(settings_module, "version", lambda name: "1")
-    # The digest of version 0.2.0: settings that are added later must not change it.
-    digest = "9b90087f6b921497409f4242434ce16be8e2fdd6df757aa2749a8e91c6f72149"
-    assert OutputSettings().digest() == digest
-    assert OutputSettings(tissues=True).digest() != digest
-    assert OutputSettings(fmriprep=True).digest() != digest
