@@ -91,7 +91,7 @@ def _doubtful_voxels(
 
     def work() -> tuple[Tensor, Box]:
         image = segmenter.image_of(prepared)
-        region, fusion, _maps = segmenter.find_and_fuse(image)
+        region, fusion, _maps = segmenter.find_and_fuse(image, plan=prepared.plan)
         segmenter.weigh(fusion.fused, prepared.plan.cropped(region.box))
         return fusion.fused.cpu(), region.box
 

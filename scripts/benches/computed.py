@@ -113,7 +113,11 @@ def count(
         for _ in segmenter._networks.of_view[view].probabilities(image, axes, every=8):
             pass
         fusion, _maps = segmenter._add_views(
-            image[region.box], segmenter.views, region.mask, mirror
+            image[region.box],
+            segmenter.views,
+            region.mask,
+            mirror,
+            segmenter.model.fusion_weights(segmenter.views),
         )
         fusion.finish()
     return counted

@@ -170,7 +170,9 @@ class Seen:
         self.parcellation = Parcellation(predictor.model.scheme, networks.model.scheme)
         self.conformed = predictor.prepare(subject.scan)
         image = predictor.on_device(self.conformed)
-        self.region, self.fusion, self.maps = predictor.find_and_fuse(image)
+        self.region, self.fusion, self.maps = predictor.find_and_fuse(
+            image, plan=self.conformed.plan
+        )
         self.cortex = likely_cortex(self.fusion.fused, self.parcellation)
         within = may_be_cortex(self.cortex)
         image = image[self.region.box]

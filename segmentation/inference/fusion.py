@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -14,6 +14,8 @@ from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.models.model_info import DEFAULT_WEIGHTS, Mean
 from trinat.segmentation.space.views import SliceAxes, View, slice_axes, to_slices
 
+# Views of voxels up to this size are equally sharp for the networks, which see a grid of 1 mm.
+_SHARP_MM = 2.0
 # Lower limit of a class's probability in each view of a geometric mean. On the two scans by which
 # it was chosen, 0.01 and 0.001 were equally good, and 0.1 was worse by a thousandth.
 _MIN_PROBABILITY = 1e-3
@@ -30,6 +32,34 @@ _VOXELS_AT_A_TIME = 1 << 18
 # With a factor above 1, a structure wins more of the uncertain voxels. Factors are fitted to
 # labelled scans.
 Odds = Mapping[str, float]
+
+
+def weights_for_voxels(
+    weights: Mapping[View, float],
+    axes: Mapping[View, SliceAxes],
+    sides_mm: Sequence[float],
+    exponent: float,
+) -> dict[View, float]:
+    """Return the weights of the views for a scan, in which thick slices blur some of them.
+
+    The blur of a view is the longest side of the scan's voxels within its slices, at least 2 mm.
+    The weight of a view is multiplied by (least blur of all views / its own blur) ** `exponent`. In
+    axial slices of 8 mm the weights of the coronal and sagittal views are divided by 4 **
+    `exponent`; if voxels are at most 2 mm long, or cubes, all weights stay the same.
+
+    `weights` are those for sharp scans. `axes` are the axes of the working grid along which the
+    slices of each view are cut, and `sides_mm` (3,) the sides of the scan's voxels along the axes
+    of that grid.
+    """
+    blur = {}
+    for view in weights:
+        _, rows, columns = axes[view]
+        blur[view] = max(_SHARP_MM, sides_mm[rows], sides_mm[columns])
+    least = min(blur.values())
+    return {
+        view: weight * (least / blur[view]) ** exponent
+        for view, weight in weights.items()
+    }
 
 
 class ViewAggregator:

@@ -16,6 +16,7 @@ from trinat.segmentation.inference.fusion import (
     multiply_csf_odds,
     multiply_odds,
     odds_by_class,
+    weights_for_voxels,
 )
 from trinat.segmentation.inference.lesion_network import (
     LesionMap,
@@ -252,7 +253,9 @@ class Predictor:
         image = self.on_device(conformed)
         sight = self.find_sight(image)
         image = sight.of(image)
-        region, fusion, maps = self.find_and_fuse(image, mirror=mirror)
+        region, fusion, maps = self.find_and_fuse(
+            image, plan=conformed.plan, mirror=mirror
+        )
         plan = conformed.plan.cropped(region.box)
         with stage("prior"):
             remarks = (self.weigh(fusion.fused, plan), *sight.remarks)
@@ -397,22 +400,25 @@ class Predictor:
         self,
         image: Tensor,
         *,
+        plan: ConformPlan | None = None,
         views: tuple[View, ...] | None = None,
         mirror: bool = False,
     ) -> tuple[BrainRegion, ViewAggregator, dict[View, Tensor]]:
         """Segment an image (X, Y, Z): find the region of the brain, and fuse the predictions there.
 
         If the brain reaches the edge of the region that a few slices showed, the whole image is
-        segmented. Returns three results: the region, an aggregator whose `fused` has the
-        probabilities of the voxels in the region's box (X, Y, Z, K), and the most probable classes
-        of each single view there, (X, Y, Z) uint8.
+        segmented. `plan`, `views` and `mirror` are those of `fuse`. Returns three results: the
+        region, an aggregator whose `fused` has the probabilities of the voxels in the region's box
+        (X, Y, Z, K), and the most probable classes of each single view there, (X, Y, Z) uint8.
         """
         with stage("localisation"):
             region = self.find_brain(image)
-        fusion, maps = self.fuse(image, region, views=views, mirror=mirror)
+        fusion, maps = self.fuse(image, region, plan=plan, views=views, mirror=mirror)
         if region.is_too_small(fusion.fused):
             region = BrainRegion.whole(image.shape)
-            fusion, maps = self.fuse(image, region, views=views, mirror=mirror)
+            fusion, maps = self.fuse(
+                image, region, plan=plan, views=views, mirror=mirror
+            )
         return region, fusion, maps
 
     def fuse(
@@ -420,6 +426,7 @@ class Predictor:
         image: Tensor,
         region: BrainRegion,
         *,
+        plan: ConformPlan | None = None,
         views: tuple[View, ...] | None = None,
         mirror: bool = False,
     ) -> tuple[ViewAggregator, dict[View, Tensor]]:
@@ -427,10 +434,17 @@ class Predictor:
 
         Returns an aggregator, whose `fused` has the probabilities (X, Y, Z, K), and the most
         probable classes of each single view, (X, Y, Z) uint8. `views` are some of the predictor's
-        views in the same order; the default is all.
+        views in the same order; the default is all. The weights of the views depend on the scan of
+        the `plan`; without it they are those for sharp scans. With `mirror`, predictions are
+        averaged with those for the mirrored image.
         """
+        views = views or self.views
         fusion, maps = self._add_views(
-            image[region.box], views or self.views, region.mask, mirror
+            image[region.box],
+            views,
+            region.mask,
+            mirror,
+            self._view_weights(views, plan),
         )
         with stage("fusion"):
             fusion.finish()
@@ -445,12 +459,23 @@ class Predictor:
                 )
         return fusion, maps
 
+    def _view_weights(
+        self, views: tuple[View, ...], plan: ConformPlan | None
+    ) -> dict[View, float]:
+        """Return the weight of each view for the scan of a plan, or for sharp scans."""
+        weights = self.model.fusion_weights(views)
+        if plan is None:
+            return weights
+        exponent = self.model.info.fusion.blur_exponent
+        return weights_for_voxels(weights, self.axes, plan.voxel_sides_mm, exponent)
+
     def _add_views(
         self,
         image: Tensor,
         views: tuple[View, ...],
         within: Tensor | None,
         mirror: bool,
+        weights: Mapping[View, float],
     ) -> tuple[ViewAggregator, dict[View, Tensor]]:
         """Run the networks of all views, and start the fusion, without waiting for the GPU.
 
@@ -465,7 +490,7 @@ class Predictor:
             shape,
             self.model.scheme,
             views,
-            self.model.fusion_weights(views),
+            weights,
             self.device,
             axes=axes,
             sagittal_is_merged=View.SAGITTAL in self._merged_views(),
@@ -693,7 +718,7 @@ class Predictor:
             try:
                 for sample in range(count):
                     self._networks.vary(sample)
-                    fusion, _maps = self.fuse(image, region)
+                    fusion, _maps = self.fuse(image, region, plan=plan)
                     self.weigh(fusion.fused, plan)
                     if samples is None:
                         samples = Samples(fusion.scheme)

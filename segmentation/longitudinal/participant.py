@@ -280,8 +280,10 @@ def _segment_and_join(
     weight = len(views) / len(predictor.views)
     joining = Joining(image[region.box], fusion.fused, weight)
     maps = []
-    for scan, part, flow in zip(images, parts, flows, strict=True):
-        of_scan, maps_of_scan = predictor.fuse(sight.of(scan), near, mirror=mirror)
+    for conformed, scan, part, flow in zip(prepared, images, parts, flows, strict=True):
+        of_scan, maps_of_scan = predictor.fuse(
+            sight.of(scan), near, plan=conformed.plan, mirror=mirror
+        )
         maps.append(maps_of_scan)
         with stage("join"):
             joining.add(of_scan.fused, part, flow)

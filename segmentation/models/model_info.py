@@ -137,6 +137,9 @@ class Fusion(_Section):
     # For structures, by name: their probability is multiplied by this before the most probable one
     # is taken, after the prior. Above 1 a structure wins more of the voxels in doubt.
     class_odds: dict[str, ClassOdds] = {}
+    # Exponent by which views count less that see thick slices from the side, and so blurred
+    # (`weights_for_voxels`). 0: all scans have the same weights. Networks for parcels ignore it.
+    blur_exponent: float = Field(default=0.0, ge=0, le=8, allow_inf_nan=False)
 
 
 class Quality(_Section):

@@ -75,6 +75,14 @@ class ConformPlan:
         return replace(self, working=self.working.cut(box))
 
     @property
+    def voxel_sides_mm(self) -> tuple[float, float, float]:
+        """Sides of the scan's voxels along each axis of the 1 mm grid, in mm.
+
+        Each axis of an oblique scan counts as the nearest axis of the grid.
+        """
+        return reoriented_grid(self.scan, self.working.axcodes).spacing_mm
+
+    @property
     def to_upright_scan(self) -> GridMap:
         """Map between the 1 mm grid and the scan's voxels, with the scan's axes in RAS order."""
         return GridMap.between(self.working, reoriented_grid(self.scan, _AXES))

@@ -11,10 +11,11 @@ from trinat.segmentation.errors import ConfigError
 from trinat.segmentation.inference.fusion import (
     ViewAggregator,
     multiply_csf_odds,
+    weights_for_voxels,
 )
 from trinat.segmentation.labels.scheme import load_scheme
 from trinat.segmentation.models.model_info import Mean
-from trinat.segmentation.space.views import View, to_slices
+from trinat.segmentation.space.views import SliceAxes, View, slice_axes, to_slices
 
 ALL = (View.CORONAL, View.AXIAL, View.SAGITTAL)
 SHAPE = (2, 3, 4)
@@ -282,3 +283,52 @@ def test_where_no_view_looks_a_geometric_mean_is_background() -> None:
     fusion.add(View.SAGITTAL, 0, torch.zeros(2, 0, 0, 3), slice(0, 0), slice(0, 0))
     expected = torch.tensor([1.0, 0, 0, 0]).expand(*SHAPE, 4)
     torch.testing.assert_close(fusion.finish().float(), expected, atol=1e-3, rtol=0)
+
+
+def test_views_of_thick_slices_from_the_side_count_less() -> None:
+    weights = {View.CORONAL: 0.4, View.AXIAL: 0.4, View.SAGITTAL: 0.2}
+    axes = {view: slice_axes(view) for view in ALL}
+    # Axial slices of 8 mm: the two other views have a blur of 8 mm, and (2 / 8)² is 1/16.
+    found = weights_for_voxels(weights, axes, (0.9, 0.9, 8.0), 2.0)
+    assert found == pytest.approx(
+        {View.CORONAL: 0.025, View.AXIAL: 0.4, View.SAGITTAL: 0.0125}
+    )
+    # Sagittal slices of 4 mm with pixels of 3 mm: 3 / 4 of the weight of the two other views.
+    found = weights_for_voxels(weights, axes, (4.0, 3.0, 3.0), 1.0)
+    assert found == pytest.approx(
+        {View.CORONAL: 0.3, View.AXIAL: 0.3, View.SAGITTAL: 0.2}
+    )
+
+
+@pytest.mark.parametrize("sides_mm", [(1.0, 1.0, 2.0), (3.0, 3.0, 3.0), (0.7, 2, 1)])
+def test_the_weights_stay_the_same_in_thin_slices_and_in_cubes(sides_mm) -> None:
+    weights = {View.CORONAL: 0.342, View.AXIAL: 0.3515, View.SAGITTAL: 0.3065}
+    axes = {view: slice_axes(view) for view in ALL}
+    assert weights_for_voxels(weights, axes, sides_mm, 1.5) == weights
+
+
+def test_views_with_axes_of_their_own_are_weighted_by_these() -> None:
+    axes = {View.CORONAL: SliceAxes(2, 1, 0), View.AXIAL: SliceAxes(1, 2, 0)}
+    weights = {View.CORONAL: 0.5, View.AXIAL: 0.5}
+    found = weights_for_voxels(weights, axes, (1.0, 1.0, 4.0), 1.0)
+    assert found == {View.CORONAL: 0.5, View.AXIAL: 0.25}
+
+
+@pytest.mark.parametrize("mean", ["arithmetic", "geometric"])
+def test_the_others_tell_the_side_even_if_the_sagittal_view_counts_most(
+    mean: Mean,
+) -> None:
+    fused = fuse(
+        ALL,
+        {
+            View.CORONAL: [0.7, 0.2, 0.05, 0.05],
+            View.AXIAL: [0.7, 0.2, 0.05, 0.05],
+            View.SAGITTAL: [0.1, 0.8, 0.1],
+        },
+        weights={View.CORONAL: 0.03, View.AXIAL: 0.03, View.SAGITTAL: 0.94},
+        mean=mean,
+    )
+    _, left, right, _ = fused[0, 0, 0].tolist()
+    # The other views see the left side four times as often as the right one.
+    assert left + right == pytest.approx(0.76, abs=0.05)
+    assert left / right == pytest.approx(4, rel=0.02)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from itertools import permutations, product
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,12 @@ import numpy as np
 import pytest
 import torch
 from helpers.miniatures import head_image, head_labels
-from helpers.overfitted import miniature, overfitted_model, random_model
+from helpers.overfitted import (
+    miniature,
+    miniature_on,
+    overfitted_model,
+    random_model,
+)
 from helpers.refusals import refusal
 from helpers.serial import small_scan
 
@@ -318,6 +324,23 @@ def test_some_views_are_fused_as_if_the_model_had_no_others(
     of_two = Predictor(overfitted_model(), device="cpu", views=views)
     assert torch.equal(fusion.fused, of_two.fuse(image, everywhere)[0].fused)
     assert tuple(maps) == views
+
+
+def test_views_that_see_thick_slices_from_the_side_count_less() -> None:
+    model = load_model(random_model())
+    # Axial slices of 4 mm are twice as blurred as the sharp limit of 2 mm in the other views.
+    for_thick = {View.CORONAL: 0.2, View.AXIAL: 0.4, View.SAGITTAL: 0.2}
+    fused = []
+    for fusion in (
+        Fusion(weights=dict.fromkeys(View, 0.4), blur_exponent=1),
+        Fusion(weights=for_thick),
+    ):
+        info = model.info.model_copy(update={"fusion": fusion})
+        predictor = Predictor(replace(model, info=info), device="cpu")
+        # The second axis of LIA is the vertical one.
+        conformed = predictor.prepare(miniature_on((1, 4, 1), 0))
+        fused.append(predictor.infer(conformed).fused)
+    assert torch.equal(*fused)
 
 
 @pytest.mark.parametrize(
