@@ -90,7 +90,7 @@ REPLACED = (
     # Stands in for what a person does in the browser.
     (
         r"^trinat view results$",
-        "for name in scan scan1 scan2; do cp drawn/$name.nii.gz "
+        "for name in scan scan1; do cp drawn/$name.nii.gz "
         "results/${name}_desc-corrected_dseg.nii.gz; done",
     ),
     # The same for networks of parcels.
@@ -215,7 +215,7 @@ def test_what_a_page_shows_runs_as_it_is_written(
         assert done.returncode == 0, f"{command[-1]}\n{done.stdout}\n{done.stderr}"
 
 
-AXES = ("RAS", "LIA", "PSR")
+AXES = ("RAS", "PSR")
 
 
 def _scans(folder: Path, ending: str = ".nii.gz", *, truth: bool = False) -> None:

@@ -34,7 +34,7 @@ from trinat.segmentation.space.views import View
 pytestmark = pytest.mark.usefixtures("without_figures")
 
 GRID = "grid: [48, 48, 48]\n"
-# As large as slices of the recipe `miniature`. IXI and the challenge have the usual grid.
+# As large as slices of the recipe `miniature`. The challenge has the usual grid.
 MIDDLE = "grid: [96, 96, 96]\n"
 
 
@@ -111,7 +111,11 @@ def test_from_ixi_and_a_subjects_dir_to_a_report(
     Path("ixi").mkdir()
     pack(Path("made"), Path("ixi/IXI-T1.tar"))
     shutil.rmtree("made")
-    follow("trinat prepare --source ixi --root ixi --subjects-dir fs --out store")
+    Path("grid.yaml").write_text(MIDDLE)
+    follow(
+        "trinat prepare --source ixi --root ixi --subjects-dir fs --out store "
+        "--config grid.yaml"
+    )
     assert mean_dice(views=3) > 0
 
 
