@@ -15,10 +15,11 @@ from helpers.overfitted import random_model
 from helpers.refusals import refusal
 
 from trinat.segmentation.errors import DeviceError, ModelError
-from trinat.segmentation.inference.int8 import FOLDER, LIST, Int8Runtime
+from trinat.segmentation.inference.int8 import FOLDER, LIST, Int8Runtime, read_graph
 from trinat.segmentation.inference.network import DeviceNetworks, ViewNetwork, thick
 from trinat.segmentation.inference.runtime import TorchRuntime
 from trinat.segmentation.models.checkpoint import Model, load_model
+from trinat.segmentation.models.zoo import shipped_models
 from trinat.segmentation.space.conform import conform
 from trinat.segmentation.space.views import View, slice_axes, to_slices
 from trinat.segmentation.synthetic.phantom import phantom
@@ -55,6 +56,14 @@ def test_labels_are_those_of_float32_and_probabilities_have_the_sum_1(
     brain = labels > 0
     same = found.argmax(-1) == labels
     assert same[brain].float().mean() > 0.95
+
+
+@pytest.mark.parametrize("folder", ["fast", "any", "manual", "fast/parcels"])
+def test_shipped_graphs_were_made_from_the_shipped_weights(folder: str) -> None:
+    name, *parcels = folder.split("/")
+    shipped = load_model(shipped_models()[name].joinpath(*parcels))
+    for view in shipped.networks:
+        assert read_graph(shipped, view)
 
 
 def test_a_result_stays_as_it_is_when_the_next_is_computed(
