@@ -8,7 +8,7 @@ structures that the model predicts.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -33,10 +33,9 @@ from trinat.pipelines.study.study import Study
 from trinat.segmentation.data.identity import clash_among
 from trinat.segmentation.data.store import Store
 from trinat.segmentation.errors import ConfigError, EvaluationError
-from trinat.segmentation.labels import Csf
 from trinat.segmentation.labels.folding import FoldingTable, load_folding
 from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
-from trinat.segmentation.metrics.counted import Made, made_by
+from trinat.segmentation.metrics.counted import made_by
 
 _log = logging.getLogger(__name__)
 
@@ -140,10 +139,17 @@ def gather(settings: EvaluationSettings) -> Inputs:
         _log.warning("%s", clash)
 
     studies = {model: Study(place) for model, place in settings.models.items()}
-    predictions = find_predictions(settings, scheme, studies)
     pairings: dict[str, Pairing] = {}
-    for model, files in predictions.items():
-        pairings[model] = pair_files(truths, files, guess=True)
+    for model, study in studies.items():
+        label_maps = study.label_maps(
+            parcels=scheme.has_parcels, corrected=not settings.uncorrected
+        )
+        predictions = study.checked(label_maps)
+        for entry in study.failed:
+            _log.warning(
+                "%s, %s: failed in trinat predict: %s", entry.case, model, entry.reason
+            )
+        pairings[model] = pair_files(truths, predictions, guess=True)
     for pairing in pairings.values():
         twice = two_maps_of_a_scan(pair.truth for pair in pairing.pairs)
         if twice:
@@ -166,47 +172,6 @@ def gather(settings: EvaluationSettings) -> Inputs:
     )
 
 
-def find_predictions(
-    settings: EvaluationSettings, scheme: LabelScheme, studies: Mapping[str, Study]
-) -> dict[str, list[ScanFile]]:
-    """Find the label maps of each model, by its name; log scans that failed in `trinat predict`.
-
-    `studies` has the predictions of each model. Label maps that must not be measured have the
-    reason in `ScanFile.unfit`.
-    """
-    found: dict[str, list[ScanFile]] = {}
-    for model, study in studies.items():
-        label_maps = study.label_maps(
-            parcels=scheme.has_parcels, corrected=not settings.uncorrected
-        )
-        found[model] = study.checked(label_maps)
-        for entry in study.failed:
-            _log.warning(
-                "%s, %s: failed in trinat predict: %s", entry.case, model, entry.reason
-            )
-    return found
-
-
-def made_of_model(
-    study: Study,
-    scheme: LabelScheme,
-    not_predicted: Collection[str],
-    csf: Csf | None,
-    rated: Collection[str] = (),
-) -> Made:
-    """Return which structures a model predicts and how it defines CSF.
-
-    Both are taken from the run ledger of the `study`. `not_predicted` are further structures that
-    the user declares as not predicted; ConfigError if the scheme lacks one of them. `csf` is the
-    definition of CSF to use if the ledger has none; None if the user has named none. `rated` are
-    the structures in people's ratings.
-    """
-    names = study.measured(scheme)
-    made = made_by(names, rated, scheme, not_predicted, study.csf or csf)
-    made.left_out(scheme)
-    return made
-
-
 def plan_tasks(inputs: Inputs) -> list[Task]:
     """Return a measurement to carry out for each pair of files of each model.
 
@@ -222,13 +187,17 @@ def plan_tasks(inputs: Inputs) -> list[Task]:
     csf_pred = one_each(settings.csf_pred, settings.models, "--csf-pred")
     tasks = []
     for model, pairing in inputs.pairings.items():
-        made = made_of_model(
-            inputs.studies[model],
+        # The ledger says which structures the model predicts and how it defines CSF.
+        study = inputs.studies[model]
+        made = made_by(
+            study.measured(inputs.scheme),
+            rated,
             inputs.scheme,
             settings.not_predicted,
-            csf_pred.get(model),
-            rated,
+            study.csf or csf_pred.get(model),
         )
+        # Raises ConfigError for a structure that the scheme lacks, before anything is measured.
+        made.left_out(inputs.scheme)
         for pair in pairing.pairs:
             task = Task(
                 model=model,
