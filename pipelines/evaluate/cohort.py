@@ -45,7 +45,6 @@ from trinat.pipelines.report.cohort_page import cohort_drawings, cohort_page
 from trinat.pipelines.report.harmonised import refuse_unharmonisable
 from trinat.pipelines.report.measurements import write_table
 from trinat.pipelines.report.page import provenance
-from trinat.pipelines.study.discovery import absolute
 from trinat.pipelines.study.entry import Entry, taught_by_models
 from trinat.pipelines.study.files import (
     ScanFile,
@@ -61,7 +60,7 @@ from trinat.pipelines.study.ratings import (
     rejections,
     use_of_ratings,
 )
-from trinat.pipelines.study.record import ScanResult, measured_in
+from trinat.pipelines.study.record import measured_in
 from trinat.pipelines.study.study import Study
 from trinat.segmentation.data.identity import clash_among
 from trinat.segmentation.errors import EvaluationError
@@ -322,7 +321,7 @@ def _scan_of(file: ScanFile, excluded: Collection[str]) -> MeasuredScan:
     is in `excluded` has the reason in `left_out`. The intracranial volume in the ledger takes
     precedence over that in the participants table.
     """
-    result = _result_of(file)
+    result = file.judged
     participant = file.facts
     uncertainty = {
         structure: variation
@@ -350,15 +349,6 @@ def _scan_of(file: ScanFile, excluded: Collection[str]) -> MeasuredScan:
     )
 
 
-def _result_of(file: ScanFile) -> ScanResult:
-    """Return the row of a label map in the run ledger; without grades if it was corrected by hand.
-
-    The grades in the ledger are for the prediction, before a rater corrected it.
-    """
-    result = file.entry.result
-    return result if file.corrects is None else result.corrected()
-
-
 def _with_volumes(
     scans: Iterable[MeasuredScan],
     measured: Iterable[MapVolumes],
@@ -383,7 +373,7 @@ def _with_volumes(
         if volumes.failure:
             continue
         rejected_here = rejected.get(volumes.sha256, {})
-        judged = _result_of(scan.file)
+        judged = scan.file.judged
         names = measured_in(scheme, judged.volumes_mm3, judged.parcels)
         made = made_by(names, rated, scheme)
         graded = {
@@ -460,19 +450,15 @@ def _courses(
     thickness.
     """
     output = "" if section == VOLUMES else section
-    left_out = {
-        absolute(scan.file.result): scan.structures_left_out
-        for scan in group.scans
-        # Measures such as thickness are from before a correction.
-        if not scan.left_out and not (output and scan.file.corrects is not None)
-    }
+    scans = [scan for scan in group.scans if not scan.left_out]
+    if output:
+        scans = group.with_measures
     courses = []
     for folder, participants in longitudinal.items():
         counting = {
-            entry.case: left_out[absolute(folder / name)]
-            for entry in chain.from_iterable(participants.values())
-            for name in entry.outputs
-            if absolute(folder / name) in left_out
+            scan.file.entry.case: scan.structures_left_out
+            for scan in scans
+            if scan.file.folder == folder
         }
         courses += courses_in(participants, excluded, output, counting)
     return courses

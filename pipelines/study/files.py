@@ -31,6 +31,7 @@ from trinat.pipelines.study.discovery import absolute, is_result, stem_ends, wal
 from trinat.pipelines.study.entry import Entry
 from trinat.pipelines.study.naming import LAYERS, Product
 from trinat.pipelines.study.participants import Facts
+from trinat.pipelines.study.record import ScanResult
 from trinat.segmentation.data.identity import (
     Identity,
     Named,
@@ -74,6 +75,8 @@ _NOT_IDENTITY = ("space", "desc", "label", "res", "den", "seg", "atlas")
 _AGAIN = "put it back, or run `trinat prepare` again with its new place"
 # Entry of files that no ledger lists.
 NO_ENTRY = Entry("", "done")
+# Output folder and ledger entry of a label map.
+Listed = tuple[Path, Entry]
 # Facts about a participant without a row in the participants table.
 _NO_FACTS = Facts()
 
@@ -115,9 +118,8 @@ class ScanFile:
     # Ledger entry of the run that made the label map; an empty one if no ledger lists it. Its
     # result describes the predicted label map, even if a rater has corrected it since.
     entry: Entry = NO_ENTRY
-    # Only for scans of a `Study`: the output folder that has the ledger, and the name of the scan
-    # in the study, which is the id of its case with the name of a subfolder in front.
-    folder: Path = Path()
+    folder: Path = Path()  # the output folder that has this ledger
+    # Name in the list of a `Study`: the id of the case with the name of a subfolder in front.
     case: str = ""
     is_missing: bool = False  # without a label map
     facts: Facts = _NO_FACTS  # about the participant, if a participants table was read
@@ -145,6 +147,15 @@ class ScanFile:
     def correction(self) -> Correction | None:
         """Correction of the label map by hand, as it is now; None if there is none."""
         return None if self.labels is None else correction_of(self.labels)
+
+    @property
+    def judged(self) -> ScanResult:
+        """Volumes, grades and notes in the ledger; without grades if it was corrected by hand.
+
+        The grades are those of the predicted label map, before a rater corrected it.
+        """
+        result = self.entry.result
+        return result if self.corrects is None else result.corrected()
 
     def output(self, product: Product) -> Path | None:
         """Return the path of one kind of output file of the scan; None if no ledger lists one."""
@@ -183,7 +194,7 @@ def find_files(
     suffix: str = Product.LABELS.suffix,
     parcels: bool = False,
     corrected: bool = True,
-    entries: Mapping[Path, Entry] = MappingProxyType({}),
+    entries: Mapping[Path, Listed] = MappingProxyType({}),
 ) -> list[ScanFile]:
     """Return the label maps (or with suffix "T1w" the images) under a path, in natural order.
 
@@ -196,9 +207,9 @@ def find_files(
     corrects and gets its name. Without `corrected`, label maps are returned as they were before
     correction.
 
-    `entries` has the ledger entries of label maps by absolute path. Label maps with an entry have
-    the names of the scan and its folders as given, not as made safe for the output, and the
-    participant of a joint segmentation.
+    `entries` has the output folder and the ledger entry of label maps by absolute path. Label maps
+    with an entry have the names of the scan and its folders as given, not as made safe for the
+    output, and the participant of a joint segmentation.
 
     ConfigError is raised if the path does not exist, EvaluationError if it has no such file.
     """
@@ -428,24 +439,25 @@ def _with_unique_names(files: Sequence[ScanFile]) -> Iterator[ScanFile]:
 
 
 def name_files(
-    files: Iterable[ScanFile], place: Path, entries: Mapping[Path, Entry]
+    files: Iterable[ScanFile], place: Path, entries: Mapping[Path, Listed]
 ) -> list[ScanFile]:
     """Return the files with unique names, and the participants and sessions for tables.
 
     `place` is the folder that was searched. A name without a recognisable participant counts as a
     participant of its own. Files with BIDS names that occur in several folders get the names of
-    their folders. `entries` has the ledger entries, by absolute path of the label map; see
-    `find_files`.
+    their folders. `entries` has the output folder and the ledger entry, by absolute path of the
+    label map; see `find_files`.
     """
     identified = []
     identities = []
     for file in files:
         folders = file.path.parent.relative_to(place).parts
-        entry = entries.get(absolute(file.result))
-        if entry is not None:
+        listed = entries.get(absolute(file.result))
+        if listed is not None:
+            folder, entry = listed
             given = given_names(entry.input)
             folders = tuple(given.get(folder, folder) for folder in folders)
-            file = replace(_as_given(file, given), entry=entry)
+            file = replace(_as_given(file, given), entry=entry, folder=folder)
         identified.append(file)
         identity = identity_alone(Named(file.name, folders))
         if file.participant:

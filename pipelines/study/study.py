@@ -34,7 +34,7 @@ from trinat.pipelines.study.naming import Product
 from trinat.pipelines.study.pairing import partners_of
 from trinat.pipelines.study.record import measured_in
 from trinat.segmentation.data.sources.base import natural_order
-from trinat.segmentation.errors import ConfigError, InputError, IntegrityError
+from trinat.segmentation.errors import ConfigError, IntegrityError
 from trinat.segmentation.io.files import sha256_of
 from trinat.segmentation.labels import Csf
 from trinat.segmentation.labels.scheme import LabelScheme
@@ -134,7 +134,7 @@ class Study:
         returned as they were before correction by hand.
         """
         entries = {
-            absolute(folder / name): entry
+            absolute(folder / name): (folder, entry)
             for folder, of_folder in self.folders.items()
             for entry in of_folder
             for name in entry.outputs
@@ -194,12 +194,6 @@ class Study:
             scans, key=lambda scan: (scan.entry.doubt, natural_order(scan.case))
         )
 
-    def __getitem__(self, number: int) -> ScanFile:
-        """Return a scan by its position in the list; raise InputError if there is none."""
-        if not 0 <= number < len(self.scans):
-            raise InputError("no such scan in this study")
-        return self.scans[number]
-
     def image(self, scan: ScanFile) -> Path | None:
         """Return the path of the scan that was segmented; None if it is missing.
 
@@ -254,12 +248,11 @@ class Study:
                 path = labels or case.with_name(f"{case.name}.nii.gz")
                 scan = replace(
                     file_below(self.folder, path),
-                    folder=folder,
                     case=case.relative_to(self.folder).as_posix(),
                     is_missing=labels is None,
                 )
                 scans.append(scan)
-                entries[absolute(path)] = entry
+                entries[absolute(path)] = (folder, entry)
         return name_files(scans, self.folder, entries)
 
 

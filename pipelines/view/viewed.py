@@ -118,6 +118,12 @@ class ViewedStudy(Study):
         tables = (structures_in(folder, layer) for folder in folders)
         return next(filter(None, tables), [])
 
+    def __getitem__(self, number: int) -> ScanFile:
+        """Return a scan by its position in the list; raise InputError if there is none."""
+        if not 0 <= number < len(self.scans):
+            raise InputError("no such scan in this study")
+        return self.scans[number]
+
     def overview(self) -> dict[str, object]:
         """Return all that the viewer's list of scans shows, as JSON values.
 

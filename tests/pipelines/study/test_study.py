@@ -14,6 +14,7 @@ from helpers.studies import write_study
 from trinat.pipelines.predict.tables import write_tables
 from trinat.pipelines.study.entry import Entry
 from trinat.pipelines.study.ledger import Ledger
+from trinat.pipelines.study.naming import Product
 from trinat.pipelines.study.record import ScanResult, TimePoint
 from trinat.pipelines.study.study import Study
 from trinat.segmentation.errors import ConfigError, IntegrityError
@@ -138,6 +139,14 @@ def test_a_ledger_that_names_a_file_outside_the_folder_is_refused(out: Path) -> 
     ledger.write_text(ledger.read_text() + json.dumps(line) + "\n")
     with refusal(IntegrityError, ledger):
         _ = Study(out).scans
+
+
+def test_label_maps_know_the_output_folder_of_their_other_files(tmp_path: Path) -> None:
+    site = write_study(tmp_path / "out/site", ["a"])
+    for files in (Study(tmp_path / "out").label_maps(), Study(tmp_path / "out").scans):
+        assert [file.output(Product.ENTROPY) for file in files] == [
+            site / "a_entropy.nii.gz"
+        ]
 
 
 def test_label_maps_without_a_ledger_are_listed_too(out: Path) -> None:
