@@ -80,7 +80,7 @@ def _refuse_strangers(table: Path, matched: Matched) -> None:
     )
 
 
-def _refuse_merged_participants(table: Path, matched: Matched) -> None:
+def refuse_merged_participants(table: Path, matched: Matched) -> None:
     """Raise DatasetError if scans of one participant match rows of different participants.
 
     `table` is the path of the table, for the message. `matched` has the row of each scan. Rows of
@@ -123,7 +123,7 @@ def match_participants(
     matched = participants_table.match(names)
     if is_given:
         _refuse_strangers(table, matched)
-    _refuse_merged_participants(table, matched)
+    refuse_merged_participants(table, matched)
     report_table(table, participants_table.notes, matched.remarks, strict=strict)
     return matched
 
@@ -156,7 +156,7 @@ def describe_table(
             (file.name, file.participant) for file in files
         )
         _refuse_strangers(table, matched)
-        _refuse_merged_participants(table, matched)
+        refuse_merged_participants(table, matched)
         yield "\t".join(("scan", "participant", "session", "row", *_COLUMNS))
         for file in files:
             row = matched.rows.get((file.name, file.participant), "")

@@ -295,7 +295,7 @@ def _compare_rows(
         # As `predict --participants` asks, which sees scans.
         named = {scan.path: (Path(scan.path).name, scan.participant) for scan in scans}
     matched = participants_table.match(named.values())
-    refuse_merged_participants(table, participants_table, matched)
+    refuse_merged_participants(table, matched)
     for scan in scans:
         found = matched.of(*named[scan.path]).age
         if scan.row in absent:
