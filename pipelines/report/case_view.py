@@ -7,6 +7,7 @@ head is 250 kB as WebP and a label map 60 kB as PNG; a general viewer brings 2.3
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -105,12 +106,14 @@ def view_case(
     extent_mm = np.array(box_shape) * np.array(truth.spacing_mm)
     step_mm = max(_STEP_MM, float(extent_mm.max()) / _MAX_EXTENT)
     zoom = np.maximum(1, np.round(extent_mm / step_mm)) / box_shape
-    true = _resample(truth.data[box], zoom, order=0)
-    predicted = _resample(prediction.data[box], zoom, order=0)
+    resample = partial(ndimage.zoom, zoom=zoom, mode="nearest", grid_mode=True)
+    # Classes by the nearest neighbour, grey values linearly.
+    true = resample(truth.data[box], order=0)
+    predicted = resample(prediction.data[box], order=0)
     gray = None
     if image is not None:
         shown = reoriented(image, "RAS").data[box].astype(np.float32)
-        gray = _resample(shown, zoom, order=1)
+        gray = resample(shown, order=1)
     shades = _grey_levels(gray, true)
     if not show_head:
         # Far from the true brain only: a prediction that leaks into the face must not uncover it.
@@ -172,27 +175,6 @@ def _encode_view(
 def _margins(volume: Volume) -> NDArray[np.int_]:
     """Return the margin to show around all structures, in voxels along each axis, (3,)."""
     return np.ceil(_MARGIN_MM / np.array(volume.spacing_mm)).astype(int)
-
-
-def _resample(
-    data: NDArray[Any],
-    zoom: NDArray[np.float64],
-    *,
-    order: int,
-) -> NDArray[Any]:
-    """Resample an array (X, Y, Z) to a finer or coarser grid.
-
-    `zoom` (3,) is the new number of voxels along each axis, divided by the old number. `order` is 0
-    for classes (nearest neighbour) and 1 for grey values (linear interpolation).
-    """
-    scaled: NDArray[Any] = ndimage.zoom(
-        data,
-        zoom,
-        order=order,
-        mode="nearest",
-        grid_mode=True,
-    )
-    return scaled
 
 
 def _grey_levels(gray: NDArray[Any] | None, true: NDArray[Any]) -> NDArray[np.uint8]:

@@ -225,35 +225,20 @@ def confusion_plot(frame: pd.DataFrame, model: str) -> Drawing:
     structure's volume, on a logarithmic scale; shares of 0 are blank. `frame` is the table of
     metrics.csv.
     """
+    from matplotlib.colors import LogNorm
+
     table = confusion(frame, model)
     names = [short_name(name) for name in table.columns]
+    shares = table.where(table > 0).to_numpy(float)
     with canvas(7.6, 6.8) as (figure, axis):
-        image = _draw_confusion(axis, table, names)
+        name_cells(axis, names, names)
+        image = axis.imshow(shares, cmap="viridis", norm=LogNorm(1e-4, 1))
         axis.set_xlabel("predicted")
         axis.set_ylabel("true")
         figure.colorbar(image, ax=axis, shrink=0.7, label=_SHARE)
     label = f"Confusion between structures, model {model}"
     title = f"All confusions of {model}"
     return Drawing("confusion", figure, label, title=title)
-
-
-def _draw_confusion(axis: Any, table: pd.DataFrame, names: Sequence[str]) -> Any:
-    """Draw a table of shares as a map of colours into `axis`; return the matplotlib image.
-
-    `names` are written along both sides: rows and columns have the same structures.
-    """
-    from matplotlib.colors import LogNorm
-
-    shares = table.where(table > 0).to_numpy(float)
-    name_cells(axis, names, names)
-    return axis.imshow(shares, cmap="viridis", norm=LogNorm(1e-4, 1))
-
-
-def _reason_without_z(volumes: int) -> str:
-    """Return why a structure has no z-scores; `volumes` is the number of its volumes."""
-    if volumes < FEWEST_FOR_Z:
-        return f"{count(volumes, 'volume')} not rejected: z-scores need {FEWEST_FOR_Z}"
-    return "most volumes are equal"
 
 
 def z_score_plot(
@@ -285,7 +270,13 @@ def z_score_plot(
         axis.axvline(limit, color=WARNING_COLOR, lw=0.9, ls=_DASHES)
         for place, z in rows:
             if not len(z):
-                reason = _reason_without_z(int(known[structures[place]]))
+                volumes_known = int(known[structures[place]])
+                reason = "most volumes are equal"
+                if volumes_known < FEWEST_FOR_Z:
+                    reason = (
+                        f"{count(volumes_known, 'volume')} not rejected: z-scores need "
+                        f"{FEWEST_FOR_Z}"
+                    )
                 axis.text(0, place, reason, ha="center", va="center", fontsize=7)
         draw_dots(axis, shown, 0.8, colors, "scans")
         name_rows(axis, structures)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from heapq import nlargest
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -313,19 +315,13 @@ def _largest_confusions(
     metrics.csv.
     """
     shares = summary.confusion(frame, model).drop(index="background")
-    values = np.nan_to_num(shares.to_numpy(float, copy=True))
-    true_names = np.array(shares.index)
-    predicted_names = np.array(shares.columns)
-    is_right = true_names[:, None] == predicted_names
-    values[is_right] = 0
-    largest = np.argsort(-values, axis=None)[:_MOST_CONFUSIONS]
-    true_places, predicted_places = np.unravel_index(largest, values.shape)
-    found = []
-    for true, predicted in zip(true_places, predicted_places, strict=True):
-        share = float(values[true, predicted])
-        if share > 0:
-            found.append((shares.index[true], shares.columns[predicted], share))
-    return found
+    found: list[tuple[str, str, float]] = []
+    for true, row in shares.iterrows():
+        wrong = row[(row.index != true) & (row > 0)]
+        found += [
+            (str(true), str(predicted), share) for predicted, share in wrong.items()
+        ]
+    return nlargest(_MOST_CONFUSIONS, found, key=itemgetter(2))
 
 
 def pairs(pairs: pd.DataFrame) -> Table:
