@@ -89,7 +89,8 @@ class AlignedPair:
 
     `truth` is the true label map as it was read. `true` and `predicted` (X, Y, Z) are class indices
     of the label scheme. `facts` are columns of pairs.csv that describe the files, and `note`
-    describes how the two were made comparable.
+    describes how the two were made comparable. `rejected` are the structures of the prediction
+    that raters have rejected, as in `Task.rejected`.
     """
 
     truth: Volume
@@ -97,6 +98,7 @@ class AlignedPair:
     predicted: NDArray[np.uint8]
     facts: dict[str, str]
     note: str
+    rejected: Mapping[str, str]
 
 
 def measure_all(
@@ -134,8 +136,7 @@ def _measure_pair(task: Task) -> Done:
     try:
         pair = read_pair(task)
         scheme = load_scheme(task.scheme)
-        digest = rated_sha256(task.pair.prediction, pair.facts["prediction_sha256"])
-        rejected = task.rejected.get(digest, {})
+        rejected = pair.rejected
         if "" in rejected:
             return Done(task, (), pair.facts, pair.note, rejected=rejected[""])
         true, predicted, spacing_mm = labelled_slices(
@@ -183,7 +184,9 @@ def read_pair(task: Task) -> AlignedPair:
         # The truth is labelled on some slices only and unknown between them.
         notes.append(slices.note)
         predicted = slices.blank_between(predicted)
-    return AlignedPair(truth, true, predicted, facts, "; ".join(notes))
+    digest = rated_sha256(pair.prediction, facts["prediction_sha256"])
+    rejected = task.rejected.get(digest, {})
+    return AlignedPair(truth, true, predicted, facts, "; ".join(notes), rejected)
 
 
 def read_labels(file: ScanFile, trust_affine: TrustAffine | None) -> Volume:

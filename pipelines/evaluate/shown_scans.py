@@ -72,8 +72,7 @@ def lowest_scans(
                 image = on_grid_of(scan, pair.truth)[0]
             except (TrinatError, OSError) as error:
                 notices.append(f"shown without its scan: {error}")
-        rejected = task.rejected.get(pair.facts["prediction_sha256"], {})
-        left_out = task.made.left_out(scheme, rejected, truth_csf=task.truth_csf)
+        left_out = task.made.left_out(scheme, pair.rejected, truth_csf=task.truth_csf)
         shown.append(
             _worst_scan(
                 row, pair, image, scheme, left_out, show_head=settings.show_heads

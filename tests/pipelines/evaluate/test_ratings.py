@@ -6,6 +6,8 @@ import re
 import shutil
 from pathlib import Path
 
+import nibabel as nib
+import numpy as np
 import pandas as pd
 import pytest
 from helpers.refusals import refusal
@@ -13,6 +15,9 @@ from helpers.studies import write_study
 
 from trinat.pipelines.common.exits import Exit
 from trinat.pipelines.evaluate import cohort, evaluation
+from trinat.pipelines.evaluate.measuring import Task, read_pair
+from trinat.pipelines.study.files import ScanFile
+from trinat.pipelines.study.pairing import Pair
 from trinat.pipelines.study.ratings import Rating, save_rating
 from trinat.segmentation.errors import ConfigError
 from trinat.segmentation.io.files import sha256_of
@@ -75,6 +80,24 @@ def test_evaluate_leaves_out_what_was_rejected_of_the_same_bytes(
     # One rating by carl belongs to other bytes.
     (used,) = [line for line in logged.messages if "by raters" in line]
     assert re.findall(r"\d+ \w+", used) == ["1 scan", "1 structure", "1 rating"]
+
+
+def test_a_map_of_parcels_is_rejected_by_the_ratings_of_its_label_map(
+    study: Path, tmp_path: Path
+) -> None:
+    labels = shutil.copy(study / "out/c_dseg.nii.gz", tmp_path)
+    image = nib.load(labels)
+    # Other bytes than those that were rated.
+    parcels = nib.Nifti1Image(np.asarray(image.dataobj), image.affine)
+    nib.save(parcels, tmp_path / "c_parcels.nii.gz")
+    pair = Pair(
+        ScanFile("c", study / "truth/c_dseg.nii.gz", "c"),
+        ScanFile("c", tmp_path / "c_parcels.nii.gz", "c"),
+        "name",
+    )
+    rejected = {sha256_of(Path(labels)): {"Left-Thalamus": "anna"}}
+    task = Task("fast", pair, "quicknat33", rejected=rejected)
+    assert read_pair(task).rejected == {"Left-Thalamus": "anna"}
 
 
 def test_a_rejected_part_of_a_structure_is_measured_with_it_and_said_to_be(
