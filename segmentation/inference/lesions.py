@@ -8,6 +8,7 @@ region.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -42,9 +43,12 @@ _LATERAL_VENTRICLES = (4, 5, 43, 44)
 _CORTEX = (3, 42)
 _INFRATENTORIAL = (7, 8, 15, 16, 46, 47)
 _SUPRATENTORIAL = (2, 3, 4, 10, 11, 12, 13, 41, 42, 43, 49, 50, 51, 52)
-# Limits of the grade. A person should look at lesions that fill more than this share of the white
-# matter. From this volume on, lesions in a single slice or on a single side are implausible.
-_MOST_OF_WHITE = 0.05
+# Limits of the grade. A person should look at lesions that fill more than the first share of the
+# white matter; above the second they are rejected (28 patients with multiple sclerosis have at most
+# 52 ml, about a tenth). From the last volume on, lesions in a single slice or on a single side are
+# implausible.
+_MANY_OF_WHITE = 0.05
+_MOST_OF_WHITE = 0.25
 _MANY_MM3 = 1000.0
 # Voxels that share a face, an edge or a corner belong to one lesion.
 _TOUCHING = np.ones((3, 3, 3), bool)
@@ -71,8 +75,8 @@ class Lesions:
     """Lesions of a scan, the largest first.
 
     `numbers` is a map in the scan's own space, int32: the number of the lesion that each voxel
-    belongs to, 0 outside of lesions. `grade` is pass or look, and `reasons` says why the lesions
-    are doubtful.
+    belongs to, 0 outside of lesions. `grade` is pass, look or reject, and `reasons` says why the
+    lesions are doubtful.
     """
 
     numbers: Volume
@@ -158,25 +162,24 @@ def find_lesions(
             )
         )
     volume = Volume(numbers, probability.affine, structures.codes, structures.notes)
-    reasons = _reasons_to_look(
-        lesions, numbers, structures, scheme, is_flair, is_too_thin
-    )
-    return Lesions(volume, tuple(lesions), "look" if reasons else "pass", reasons)
+    grade, reasons = _grade(lesions, numbers, structures, scheme, is_flair, is_too_thin)
+    return Lesions(volume, tuple(lesions), grade, reasons)
 
 
-def _reasons_to_look(
+def _grade(
     lesions: list[Lesion],
     numbers: NDArray[np.int32],
     structures: Volume,
     scheme: LabelScheme,
     is_flair: bool,
     is_too_thin: bool,
-) -> tuple[str, ...]:
-    """Return the reasons why a person should look at the lesions before they are used.
+) -> tuple[GradeName, tuple[str, ...]]:
+    """Return the grade of the lesions and its reasons.
 
     `numbers` (X, Y, Z) is the map of lesions; `structures` has classes of `scheme` on the same
     grid.
     """
+    grade: GradeName = "look"
     reasons = []
     if not is_flair:
         reasons.append("found without FLAIR, which shows lesions best")
@@ -186,12 +189,26 @@ def _reasons_to_look(
     white = [scheme.find(number).index for number in _WHITE_MATTER]
     white_voxels = np.count_nonzero(np.isin(structures.data, white))
     white_mm3 = white_voxels * structures.grid.voxel_mm3
-    if total_mm3 > _MOST_OF_WHITE * white_mm3:
+    if total_mm3 > _MANY_OF_WHITE * white_mm3:
         reasons.append(
             f"lesions fill {total_mm3 / max(white_mm3, 1):.0%} of the white matter"
         )
-    if total_mm3 < _MANY_MM3:
-        return tuple(reasons)
+    if total_mm3 > _MOST_OF_WHITE * white_mm3:
+        grade = "reject"
+    if total_mm3 >= _MANY_MM3:
+        reasons += _implausible_places(numbers, structures, white)
+    return grade if reasons else "pass", tuple(reasons)
+
+
+def _implausible_places(
+    numbers: NDArray[np.int32], structures: Volume, white: Sequence[int]
+) -> list[str]:
+    """Return the reasons to doubt lesions that lie in one slice only, or on one side only.
+
+    `numbers` (X, Y, Z) is the map of lesions; `structures` has classes on the same grid, of which
+    `white` are left and right white matter.
+    """
+    reasons = []
     x, y, z = np.nonzero(numbers)
     if any(len(np.unique(axis)) == 1 for axis in (x, y, z)):
         reasons.append("all lesions lie in one slice")
@@ -204,7 +221,7 @@ def _reasons_to_look(
         on_left = (from_left < from_right)[x, y, z]
         if on_left.all() or not on_left.any():
             reasons.append("all lesions lie on one side")
-    return tuple(reasons)
+    return reasons
 
 
 def _region_per_lesion(
