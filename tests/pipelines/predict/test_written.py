@@ -459,7 +459,8 @@ def test_lesions_are_a_map_a_list_and_columns_of_tables(tmp_path: Path) -> None:
     [of_scan] = table(tmp_path / "out/lesions.tsv")
     assert int(of_scan["lesions"]) == len(rows)
     assert float(of_scan["lesions_mm3"]) == lesions.sum()
-    assert of_scan["grade"] == "look"
+    # In this small head they fill more than a quarter of the white matter.
+    assert of_scan["grade"] == "reject"
     assert "found without FLAIR" in of_scan["reasons"]
     assert "slices as thin as these" in of_scan["reasons"]
     [volumes] = table(tmp_path / "out/volumes.tsv")
