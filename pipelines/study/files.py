@@ -163,8 +163,8 @@ class ScanFile:
 
     @property
     def layers(self) -> dict[str, Path]:
-        """Paths of further label maps: of cortical parcels ("parcels") and of the "callosum"."""
-        paths = {layer: self.output(product) for layer, (product, *_) in LAYERS.items()}
+        """Paths of the further label maps "parcels" (of the cortex), "callosum" and "lesions"."""
+        paths = {layer: self.output(product) for layer, product in LAYERS.items()}
         return {layer: path for layer, path in paths.items() if path is not None}
 
     @property

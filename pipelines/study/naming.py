@@ -230,14 +230,19 @@ WORK = ".trinat-work"
 LABEL_TABLE = "desc-trinat_dseg.tsv"
 PLAIN_LABEL_TABLE = "labels.tsv"
 PLAIN_PARCEL_TABLE = "parcel_labels.tsv"
-# Label maps that the viewer shows in place of the structures: the product, and the tables of its
-# numbers in plain folders and in BIDS datasets.
+# Label maps that the viewer shows in place of the structures.
 LAYERS = {
+    "parcels": Product.PARCELS,
+    "callosum": Product.CALLOSUM,
+    "lesions": Product.LESIONS,
+}
+# Label maps of the structures ("") and layers whose numbers a table explains: the product, and the
+# names of the table in plain folders and in BIDS datasets. Lesions are a mask.
+LABEL_TABLES = {
+    "": (Product.LABELS, PLAIN_LABEL_TABLE, LABEL_TABLE),
     "parcels": (Product.PARCELS, PLAIN_PARCEL_TABLE, "seg-parcels_dseg.tsv"),
     "callosum": (Product.CALLOSUM, "callosum_labels.tsv", "seg-callosum_dseg.tsv"),
 }
-# The same of all label maps whose numbers a table explains.
-LABEL_TABLES = {"": (Product.LABELS, PLAIN_LABEL_TABLE, LABEL_TABLE), **LAYERS}
 # Part of the names of corrected label maps; in BIDS it replaces `desc-trinat`.
 CORRECTED = "_desc-corrected"
 # Table of all corrections in a folder of results.

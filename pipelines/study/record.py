@@ -450,8 +450,8 @@ class ScanResult(_Record):
         """Return the volume in mm³ of each structure that group statistics may use, by name.
 
         Structures graded `reject` are omitted; the result is empty if the scan is graded `reject`.
-        With `layers`, volumes of cortical parcels and of the parts of the corpus callosum are
-        added.
+        With `layers`, volumes of cortical parcels, of the parts of the corpus callosum and of all
+        lesions are added.
         """
         if self.why_left_out(EXCLUDED_GRADES):
             return {}
@@ -463,6 +463,9 @@ class ScanResult(_Record):
             callosum = self.callosum
             if callosum is not None and callosum.grade not in EXCLUDED_GRADES:
                 volumes_mm3.update(callosum.volumes_mm3)
+            lesions = self.lesions
+            if lesions is not None and lesions.grade not in EXCLUDED_GRADES:
+                volumes_mm3.update(lesions.measures_mm3())
         return {name: mm3 for name, mm3 in volumes_mm3.items() if name not in left_out}
 
     def doubt_about(self, structure: str) -> str:

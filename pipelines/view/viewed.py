@@ -20,9 +20,8 @@ from trinat.pipelines.study.files import ScanFile
 from trinat.pipelines.study.naming import (
     CORRECTIONS,
     FOLD,
-    LABEL_TABLE,
+    LABEL_TABLES,
     LAYERS,
-    PLAIN_LABEL_TABLE,
     WORK,
     Product,
 )
@@ -55,6 +54,10 @@ class Structure:
     name: str
     abbreviation: str
     color: str  # as #RRGGBB
+
+
+# The structure in masks of lesions; its name is that of their volume in the tables.
+_LESIONS = Structure(1, "White-matter-lesions", "WML", "#FF3B30")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,11 +105,14 @@ class ViewedStudy(Study):
 
     @cached_property
     def layers(self) -> dict[str, list[Structure]]:
-        """Cortical parcels and parts of the corpus callosum, with number, name and colour.
+        """Cortical parcels, parts of the corpus callosum and lesions: number, name and colour.
 
-        Keys are "parcels" and "callosum"; a key is missing if there is no table of its labels.
+        Keys are "parcels", "callosum" and "lesions"; a key is missing if there is no table of its
+        labels, or no map of lesions.
         """
         found = {layer: self._structures_in_tables(layer) for layer in LAYERS}
+        if any("lesions" in scan.layers for scan in self.scans):
+            found["lesions"] = [_LESIONS]
         return {layer: structures for layer, structures in found.items() if structures}
 
     def _structures_in_tables(self, layer: str = "") -> list[Structure]:
@@ -131,7 +137,7 @@ class ViewedStudy(Study):
           without.
         - `scans` has a row for each scan, as `scan_rows` returns them.
         - `structures` has each structure with its volumes in all scans. `layers` has the same for
-          cortical parcels ("parcels") and parts of the corpus callosum ("callosum").
+          cortical parcels ("parcels"), parts of the corpus callosum ("callosum") and "lesions".
         - `grades` and `verdicts` are the possible grades and ratings, `rater` and `corrector` the
           names under which ratings and corrections are saved, and `raters` is the number of raters.
         """
@@ -295,11 +301,11 @@ def structures_in(folder: Path, layer: str = "") -> list[Structure]:
 
     The list is empty without a table. With `layer` "parcels" or "callosum", the table of cortical
     parcels or of parts of the corpus callosum is read. Background is omitted, and so are rows with
-    an unusable number or colour.
+    an unusable number or colour. Lesions have no table.
     """
-    plain, in_bids = PLAIN_LABEL_TABLE, LABEL_TABLE
-    if layer:
-        _, plain, in_bids = LAYERS[layer]
+    if layer not in LABEL_TABLES:
+        return []
+    _, plain, in_bids = LABEL_TABLES[layer]
     of_folds = sorted(folder.glob(FOLD.format(f"*/{plain}")))
     tables = [folder / plain, folder / in_bids, *of_folds]
     table = next((path for path in tables if path.is_file()), None)

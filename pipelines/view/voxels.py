@@ -154,6 +154,9 @@ class Voxels:
         if has_grid_of_another:
             grid = self._read_once(number, "scan", version)
             labels, _ = on_grid_of(labels, grid, resample=True)
+        if kind == "lesions":
+            # A mask, shown as the only structure of its layer.
+            return replace(labels, data=(labels.data > 0).astype(np.uint8))
         layer = kind if kind in LAYERS else ""
         places = self._places_in_table(labels, folder, layer)
         return replace(labels, data=places)

@@ -19,7 +19,13 @@ from trinat.pipelines.study.corrections import (
 )
 from trinat.pipelines.study.entry import Entry
 from trinat.pipelines.study.ledger import Ledger
-from trinat.pipelines.study.record import CallosumResult, ScanResult
+from trinat.pipelines.study.record import (
+    CallosumResult,
+    FurtherResult,
+    LesionResult,
+    LesionsResult,
+    ScanResult,
+)
 from trinat.segmentation.io.files import sha256_of
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import load_scheme
@@ -86,28 +92,59 @@ def add_callosum(out: Path, name: str) -> None:
     callosum = np.zeros(labels.shape, np.int16)
     callosum[9:11, 8:12, 9] = 251
     callosum[9:11, 12:14, 9] = 255
-    path = out / f"{name}_callosum.nii.gz"
-    Volume(callosum, labels.affine).write(path, labels=True)
     table = out / "callosum_labels.tsv"
     write_label_table(table, load_scheme("callosum"), by_index=False)
+    result = CallosumResult(
+        grade="pass",
+        reasons=[],
+        volumes_mm3={"CC_Posterior": 512, "CC_Anterior": 256},
+        total_mm3=768,
+        area_mm2=None,
+        length_mm=None,
+        midline_mm=None,
+        mean_thickness_mm=None,
+        max_thickness_mm=None,
+        thickness_mm=[],
+    )
+    _add_map(out, name, "callosum", Volume(callosum, labels.affine), result)
+
+
+def add_lesions(out: Path, name: str) -> None:
+    """Add a mask of lesions to a result: one of 4 voxels (256 mm³) and one of 1 (64 mm³)."""
+    labels = Volume.read(out / f"{name}_dseg.nii.gz", labels=True)
+    mask = np.zeros(labels.shape, np.int16)
+    mask[4:6, 9:11, 12] = 1
+    mask[14, 10, 8] = 1
+    lesions = []
+    for number, middle in enumerate([(4.5, 9.5, 12), (14, 10, 8)], start=1):
+        x, y, z, _ = labels.affine @ [*middle, 1]
+        lesions.append(
+            LesionResult(
+                lesion=number,
+                mm3=(256, 64)[number - 1],
+                region="deep",
+                x_mm=x,
+                y_mm=y,
+                z_mm=z,
+                probability=0.9,
+            )
+        )
+    result = LesionsResult(grade="pass", reasons=[], lesions=lesions)
+    _add_map(out, name, "lesions", Volume(mask, labels.affine), result)
+
+
+def _add_map(
+    out: Path, name: str, product: str, volume: Volume, result: FurtherResult
+) -> None:
+    """Write a further map of a result, such as "callosum", and list it in the ledger."""
+    path = out / f"{name}_{product}.nii.gz"
+    volume.write(path, labels=True)
     lines = []
     for line in (out / "run.jsonl").read_text().splitlines():
         entry = json.loads(line)
         if entry["case"] == name:
             entry["outputs"][path.name] = sha256_of(path)
-            result = CallosumResult(
-                grade="pass",
-                reasons=[],
-                volumes_mm3={"CC_Posterior": 512, "CC_Anterior": 256},
-                total_mm3=768,
-                area_mm2=None,
-                length_mm=None,
-                midline_mm=None,
-                mean_thickness_mm=None,
-                max_thickness_mm=None,
-                thickness_mm=[],
-            )
-            entry["result"]["callosum"] = result.model_dump(mode="json")
+            entry["result"][product] = result.model_dump(mode="json")
         lines.append(json.dumps(entry))
     (out / "run.jsonl").write_text("\n".join(lines) + "\n")
 

@@ -1,9 +1,9 @@
-// Layers in place of the structures, of scans that have a map of them: parcels of the cortex, and the
-// corpus callosum.
+// Layers in place of the structures, of scans that have a map of them: parcels of the cortex, the
+// corpus callosum, and lesions.
 import { byId, page, press, watchScan } from "./page.js";
 import { open } from "./scan.js";
 
-const LAYERS = ["parcels", "callosum"];
+const LAYERS = ["parcels", "callosum", "lesions"];
 
 export function startParcels() {
   for (const layer of LAYERS) {

@@ -75,11 +75,21 @@ function volumeOf(structure, place) {
   const { result } = page.detail || {};
   const measured = result?.volumes_mm3 !== undefined;
   const volume = result?.volumes_mm3?.[structure.name] ?? parcelOf(structure)?.mm3 ??
-    result?.callosum?.volumes_mm3?.[structure.name];
+    result?.callosum?.volumes_mm3?.[structure.name] ?? volumeOfLesions(structure);
   if (measured && !page.edited) return volume ?? null;
   if (!page.counts) return undefined;
   if (measured && !page.counts[place]) return volume === undefined ? null : 0;
   return page.counts[place] * page.picture.voxelMm3();
+}
+
+// Return the list of lesions of the scan for their structure; undefined for other structures.
+function lesionsOf({ name }) {
+  if (name !== "White-matter-lesions") return undefined;
+  return page.detail?.result.lesions?.lesions;
+}
+
+function volumeOfLesions(structure) {
+  return lesionsOf(structure)?.reduce((sum, { mm3 }) => sum + mm3, 0);
 }
 
 // Return the measurements of a parcel of the scan; undefined for other structures.
@@ -317,9 +327,21 @@ function fillCard() {
   card.replaceChildren(
     make("div", { class: "head" }, make("h3", {}, shortName(structure.name)), close),
     make("dl", {}, ...facts),
+    lesionList(structure),
     judge,
   );
   if (isJudged(structure)) fillJudge(judge, structure.name, "structure");
+}
+
+// A button for each lesion, the largest first, which moves the cross-hair to it.
+function lesionList(structure) {
+  const rows = (lesionsOf(structure) || []).map((lesion) => {
+    const { x_mm, y_mm, z_mm, mm3, region } = lesion;
+    const move = () => page.picture?.move([x_mm, y_mm, z_mm]);
+    const text = `${lesion.lesion}: ${rounded(mm3)} mm³, ${region}`;
+    return make("li", {}, make("button", { class: "chip", onclick: move }, text));
+  });
+  return make("ul", { class: "lesions", hidden: !rows.length }, ...rows);
 }
 
 // Return true if a structure can be rated; parcels cannot.
@@ -356,7 +378,8 @@ function factsOf(structure, place) {
     ["Views agree", agreementOf(structure)?.toFixed(3)],
     ["IoU of samples", result.iou?.[name]?.toFixed(3)],
     ["Volume CV", result.volume_cv?.[name]?.toFixed(3)],
-    ["Grade", gradeOf(structure)],
+    ["Lesions", lesionsOf(structure)?.length],
+    ["Grade", lesionsOf(structure) ? result.lesions.grade : gradeOf(structure)],
   ];
 }
 

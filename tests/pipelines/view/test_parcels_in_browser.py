@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from helpers.browser import Browser, find_chromium
-from helpers.studies import add_callosum, write_study
+from helpers.studies import add_callosum, add_lesions, write_study
 from helpers.viewer import served
 
 
@@ -102,6 +102,49 @@ def test_the_callosum_is_a_layer_in_place_of_the_structures(
             assert not page.problems
         finally:
             page.close()
+
+
+@pytest.mark.slow
+@pytest.mark.browser
+def test_a_list_of_lesions_moves_the_cross_hair(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chromium = find_chromium()
+    if chromium is None:
+        pytest.skip("no Chromium")
+    out = write_study(tmp_path / "out", ["a"])
+    add_lesions(out, "a")
+    with served(out, monkeypatch) as address:
+        page = Browser(chromium, webgl=True)
+        try:
+            page.resize(1280)
+            page.open(address)
+            page.wait(_whole(0), 240)
+            page.evaluate("window.trinatShown = null")
+            page.evaluate("document.getElementById('lesions').click()")
+            page.wait(_whole(0), 240)
+            names = "trinatPicture.structures.map(structure => structure.name)"
+            assert page.evaluate(names) == ["White-matter-lesions"]
+            page.evaluate(
+                "document.querySelector('#structure-list .structure').click()"
+            )
+            listed = "document.querySelectorAll('#structure-card .lesions button')"
+            texts = page.evaluate(f"[...{listed}].map(each => each.textContent)")
+            assert texts == ["1: 256 mm³, deep", "2: 64 mm³, deep"]
+            page.evaluate(f"{listed}[1].click()")
+            assert page.evaluate("trinatPicture.at()") == pytest.approx(
+                _lesion_mm(out, 1), abs=0.1
+            )
+            assert not page.problems
+        finally:
+            page.close()
+
+
+def _lesion_mm(out: Path, number: int) -> list[float]:
+    """Return the centre of a lesion of scan a, counted from 0, in RAS mm."""
+    entry = json.loads((out / "run.jsonl").read_text().splitlines()[0])
+    lesion = entry["result"]["lesions"]["lesions"][number]
+    return [lesion[f"{axis}_mm"] for axis in "xyz"]
 
 
 # The color of the insula's surface.

@@ -10,7 +10,7 @@ import nibabel as nib
 import numpy as np
 import pytest
 from helpers.refusals import refusal
-from helpers.studies import add_callosum, write_study
+from helpers.studies import add_callosum, add_lesions, write_study
 
 from trinat.pipelines.study.ledger import Ledger
 from trinat.pipelines.study.study import Study
@@ -178,6 +178,18 @@ def test_the_corpus_callosum_is_a_layer_with_its_own_table(tmp_path: Path) -> No
     assert (places == names.index("CC_Posterior") + 1).sum() == 8
     assert (places == names.index("CC_Anterior") + 1).sum() == 4
     assert Voxels(study).content(0, "callosum-surfaces", 1)
+
+
+def test_lesions_are_a_layer_of_one_structure(tmp_path: Path) -> None:
+    out = write_study(tmp_path / "out", ["a", "b"])
+    add_lesions(out, "a")
+    study = ViewedStudy(out, rater="anna")
+    scans = {row["name"]: row for row in study.overview()["scans"]}
+    assert (scans["a"]["layers"], scans["b"]["layers"]) == (["lesions"], [])
+    (row,) = study.overview()["layers"]["lesions"]
+    assert (row["name"], row["volumes"]) == ("White-matter-lesions", [320])
+    content = Voxels(study).content(int(scans["a"]["number"]), "lesions", 1)
+    assert np.bincount(np.frombuffer(content, np.uint8))[1:].tolist() == [5]
 
 
 def test_a_scan_without_a_map_of_parcels_has_none_to_show(out: Path) -> None:
