@@ -10,6 +10,7 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from functools import cache
 
 # Order of entities in a file name, by the schema of BIDS 1.11.
 _ORDER = (
@@ -205,19 +206,26 @@ class Product(Enum):
 
         Sidecars (.json) beside the file itself do not count.
         """
-        # A .json beside another file is its sidecar, not the product.
-        endings = [self.ending, *(end for end in self.further if end != ".json")]
-        either = "|".join(re.escape(ending) for ending in endings)
-        own = "".join(
-            f"_{entity}-{value}" for entity, value in self.own_entities.items()
-        )
-        in_bids = f"_space-[^/]*{own}_{self.suffix}"
-        for named in (in_bids, f"_{self.plain}"):
-            is_mine = re.compile(f"{named}({either})$")
-            found = next((name for name in names if is_mine.search(name)), None)
+        for pattern in _patterns_of(self):
+            found = next((name for name in names if pattern.search(name)), None)
             if found is not None:
                 return found
         return None
+
+
+@cache
+def _patterns_of(product: Product) -> tuple[re.Pattern[str], ...]:
+    """Return the patterns of the names of an output, in BIDS datasets and in plain folders."""
+    # A .json beside another file is its sidecar, not the product.
+    endings = [product.ending, *(end for end in product.further if end != ".json")]
+    either = "|".join(re.escape(ending) for ending in endings)
+    own = "".join(
+        f"_{entity}-{value}" for entity, value in product.own_entities.items()
+    )
+    in_bids = f"_space-[^/]*{own}_{product.suffix}"
+    return tuple(
+        re.compile(f"{named}({either})$") for named in (in_bids, f"_{product.plain}")
+    )
 
 
 # Default suffix of the scans in a BIDS dataset.

@@ -111,7 +111,7 @@ class ViewedStudy(Study):
         labels, or no map of lesions.
         """
         found = {layer: self._structures_in_tables(layer) for layer in LAYERS}
-        if any("lesions" in scan.layers for scan in self.scans):
+        if any(scan.entry.result.lesions is not None for scan in self.scans):
             found["lesions"] = [_LESIONS]
         return {layer: structures for layer, structures in found.items() if structures}
 
