@@ -184,8 +184,7 @@ class Seen:
         for weights in WEIGHTS:
             by_view = {}
             for view, weight in zip(_VIEWS, weights, strict=True):
-                share = weight / sum(weights)
-                by_view[view] = torch.full((len(self.parcellation.parcels),), share)
+                by_view[view] = weight / sum(weights)
             parcels = join_views(
                 self.parts,
                 self.cortex,
@@ -212,7 +211,7 @@ class Seen:
             self.parts,
             self.cortex,
             self.networks.axes,
-            self.networks.weights,
+            self.networks.model.fusion_weights(self.networks.views),
             self.parcellation,
         )
         places = may_be_cortex(self.cortex)

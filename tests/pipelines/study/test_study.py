@@ -157,7 +157,7 @@ def test_label_maps_without_a_ledger_are_listed_too(out: Path) -> None:
 
 def test_a_folder_that_is_not_there_is_said_in_one_line(tmp_path: Path) -> None:
     with refusal(ConfigError, tmp_path / "nowhere", remedy="--out"):
-        _ = Study(tmp_path / "nowhere", "anna").scans
+        _ = Study(tmp_path / "nowhere").scans
 
 
 def write_ledger(folder: Path, entries: Sequence[Entry]) -> None:

@@ -351,7 +351,7 @@ def test_how_soon_the_first_picture_is_there(address: str, tmp_path: Path) -> No
     chromium = find_chromium()
     if chromium is None:
         pytest.skip("no Chromium")
-    study = Study(tmp_path / "out", "anna")
+    study = Study(tmp_path / "out")
     # The first scan of the list in the size of a head, with noise, since noise compresses
     # badly.
     first = study.scans[0]
