@@ -52,7 +52,7 @@ _MOST_NAMED = 5
 
 @dataclass(frozen=True)
 class _ScanRow:
-    """What a table says about one scan: its participant, its time and the participant's group.
+    """Row of a table for one scan: its participant, its time and the participant's group.
 
     `year` is the time of the scan in years from an arbitrary start, None if unknown. `group` is ""
     if unknown.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,62 +18,51 @@ from helpers.viewer import served
 def test_parcels_are_chosen_and_the_cross_hair_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    chromium = find_chromium()
-    if chromium is None:
-        pytest.skip("no Chromium")
     # The second scan has none; "a" is shown last, as it passes.
     out = write_study(tmp_path / "out", ["a", "b"], with_parcels=["a"])
     _add_thickness(out)
-    with served(out, monkeypatch) as address:
-        page = Browser(chromium, webgl=True)
-        try:
-            page.resize(1280)
-            page.open(address)
-            page.wait("window.trinatShown?.step === 0", 240)
-            button = "document.getElementById('parcels')"
-            assert page.evaluate(f"{button}.disabled")
-            page.press("n")
-            page.wait(_whole(1), 240)
-            assert not page.evaluate(f"{button}.disabled")
-            page.evaluate("trinatPicture.move([20, 68, 32])")
-            at = page.evaluate("trinatPicture.at()")
-            page.evaluate("window.trinatShown = null")
-            page.press("u")
-            page.wait(_whole(1), 240)
-            assert page.evaluate(f"{button}.getAttribute('aria-pressed')") == "true"
-            assert page.evaluate("trinatPicture.at()") == pytest.approx(at, abs=0.1)
-            here = page.evaluate("document.getElementById('here').textContent")
-            assert here.startswith("L insula")
-            listed = "document.getElementById('structure-list').textContent"
-            assert "L insula2,048" in page.evaluate(listed)
-            _choose(page, "insula")
-            card = page.evaluate(
-                "document.getElementById('structure-card').textContent"
-            )
-            for fact in ("2,048 mm³", "66.7 %", "insula", "0.850", "look"):
-                assert fact in card
-            assert "2.50 mm (SD 0.40)" in card
-            _color_by_thickness(page)
-            # Structures can be rated, parcels cannot.
-            judged = "document.querySelectorAll('#structure-card .judge button').length"
-            assert page.evaluate(judged) == 0
-            _choose(page, "thalamus r")
-            assert page.evaluate(judged) > 0
-            # The scan without parcels is shown with its structures, and the next one with
-            # parcels again.
-            page.press("b")
-            page.wait(_whole(0), 240)
-            names = "trinatPicture.structures.length"
-            assert page.evaluate(names) == 32
-            page.press("n")
-            page.wait(_whole(1), 240)
-            assert page.evaluate(names) > 90
-            page.press("u")
-            page.wait(_whole(1), 240)
-            assert page.evaluate(names) == 32
-            assert not page.problems
-        finally:
-            page.close()
+    with _page_of(out, monkeypatch) as page:
+        page.wait("window.trinatShown?.step === 0", 240)
+        button = "document.getElementById('parcels')"
+        assert page.evaluate(f"{button}.disabled")
+        page.press("n")
+        page.wait(_whole(1), 240)
+        assert not page.evaluate(f"{button}.disabled")
+        page.evaluate("trinatPicture.move([20, 68, 32])")
+        at = page.evaluate("trinatPicture.at()")
+        page.evaluate("window.trinatShown = null")
+        page.press("u")
+        page.wait(_whole(1), 240)
+        assert page.evaluate(f"{button}.getAttribute('aria-pressed')") == "true"
+        assert page.evaluate("trinatPicture.at()") == pytest.approx(at, abs=0.1)
+        here = page.evaluate("document.getElementById('here').textContent")
+        assert here.startswith("L insula")
+        listed = "document.getElementById('structure-list').textContent"
+        assert "L insula2,048" in page.evaluate(listed)
+        _choose(page, "insula")
+        card = page.evaluate("document.getElementById('structure-card').textContent")
+        for fact in ("2,048 mm³", "66.7 %", "insula", "0.850", "look"):
+            assert fact in card
+        assert "2.50 mm (SD 0.40)" in card
+        _color_by_thickness(page)
+        # Structures can be rated, parcels cannot.
+        judged = "document.querySelectorAll('#structure-card .judge button').length"
+        assert page.evaluate(judged) == 0
+        _choose(page, "thalamus r")
+        assert page.evaluate(judged) > 0
+        # The scan without parcels is shown with its structures, and the next one with
+        # parcels again.
+        page.press("b")
+        page.wait(_whole(0), 240)
+        names = "trinatPicture.structures.length"
+        assert page.evaluate(names) == 32
+        page.press("n")
+        page.wait(_whole(1), 240)
+        assert page.evaluate(names) > 90
+        page.press("u")
+        page.wait(_whole(1), 240)
+        assert page.evaluate(names) == 32
+        assert not page.problems
 
 
 @pytest.mark.slow
@@ -79,29 +70,20 @@ def test_parcels_are_chosen_and_the_cross_hair_stays(
 def test_the_callosum_is_a_layer_in_place_of_the_structures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    chromium = find_chromium()
-    if chromium is None:
-        pytest.skip("no Chromium")
     out = write_study(tmp_path / "out", ["a"])
     add_callosum(out, "a")
-    with served(out, monkeypatch) as address:
-        page = Browser(chromium, webgl=True)
-        try:
-            page.resize(1280)
-            page.open(address)
-            page.wait(_whole(0), 240)
-            assert page.evaluate("document.getElementById('parcels').hidden")
-            page.evaluate("window.trinatShown = null")
-            page.evaluate("document.getElementById('callosum').click()")
-            page.wait(_whole(0), 240)
-            names = "trinatPicture.structures.map(structure => structure.name)"
-            assert page.evaluate(names)[0] == "CC_Posterior"
-            # 8 voxels of 64 mm³.
-            listed = "document.getElementById('structure-list').textContent"
-            assert "512" in page.evaluate(listed)
-            assert not page.problems
-        finally:
-            page.close()
+    with _page_of(out, monkeypatch) as page:
+        page.wait(_whole(0), 240)
+        assert page.evaluate("document.getElementById('parcels').hidden")
+        page.evaluate("window.trinatShown = null")
+        page.evaluate("document.getElementById('callosum').click()")
+        page.wait(_whole(0), 240)
+        names = "trinatPicture.structures.map(structure => structure.name)"
+        assert page.evaluate(names)[0] == "CC_Posterior"
+        # 8 voxels of 64 mm³.
+        listed = "document.getElementById('structure-list').textContent"
+        assert "512" in page.evaluate(listed)
+        assert not page.problems
 
 
 @pytest.mark.slow
@@ -109,35 +91,24 @@ def test_the_callosum_is_a_layer_in_place_of_the_structures(
 def test_a_list_of_lesions_moves_the_cross_hair(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    chromium = find_chromium()
-    if chromium is None:
-        pytest.skip("no Chromium")
     out = write_study(tmp_path / "out", ["a"])
     add_lesions(out, "a")
-    with served(out, monkeypatch) as address:
-        page = Browser(chromium, webgl=True)
-        try:
-            page.resize(1280)
-            page.open(address)
-            page.wait(_whole(0), 240)
-            page.evaluate("window.trinatShown = null")
-            page.evaluate("document.getElementById('lesions').click()")
-            page.wait(_whole(0), 240)
-            names = "trinatPicture.structures.map(structure => structure.name)"
-            assert page.evaluate(names) == ["White-matter-lesions"]
-            page.evaluate(
-                "document.querySelector('#structure-list .structure').click()"
-            )
-            listed = "document.querySelectorAll('#structure-card .lesions button')"
-            texts = page.evaluate(f"[...{listed}].map(each => each.textContent)")
-            assert texts == ["1: 256 mm³, deep", "2: 64 mm³, deep"]
-            page.evaluate(f"{listed}[1].click()")
-            assert page.evaluate("trinatPicture.at()") == pytest.approx(
-                _lesion_mm(out, 1), abs=0.1
-            )
-            assert not page.problems
-        finally:
-            page.close()
+    with _page_of(out, monkeypatch) as page:
+        page.wait(_whole(0), 240)
+        page.evaluate("window.trinatShown = null")
+        page.evaluate("document.getElementById('lesions').click()")
+        page.wait(_whole(0), 240)
+        names = "trinatPicture.structures.map(structure => structure.name)"
+        assert page.evaluate(names) == ["White-matter-lesions"]
+        page.evaluate("document.querySelector('#structure-list .structure').click()")
+        listed = "document.querySelectorAll('#structure-card .lesions button')"
+        texts = page.evaluate(f"[...{listed}].map(each => each.textContent)")
+        assert texts == ["1: 256 mm³, deep", "2: 64 mm³, deep"]
+        page.evaluate(f"{listed}[1].click()")
+        assert page.evaluate("trinatPicture.at()") == pytest.approx(
+            _lesion_mm(out, 1), abs=0.1
+        )
+        assert not page.problems
 
 
 def _lesion_mm(out: Path, number: int) -> list[float]:
@@ -145,6 +116,22 @@ def _lesion_mm(out: Path, number: int) -> list[float]:
     entry = json.loads((out / "run.jsonl").read_text().splitlines()[0])
     lesion = entry["result"]["lesions"]["lesions"][number]
     return [lesion[f"{axis}_mm"] for axis in "xyz"]
+
+
+@contextmanager
+def _page_of(out: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Browser]:
+    """Open the viewer of a folder of results in a browser; skip the test if there is none."""
+    chromium = find_chromium()
+    if chromium is None:
+        pytest.skip("no Chromium")
+    with served(out, monkeypatch) as address:
+        page = Browser(chromium, webgl=True)
+        try:
+            page.resize(1280)
+            page.open(address)
+            yield page
+        finally:
+            page.close()
 
 
 # The color of the insula's surface.
