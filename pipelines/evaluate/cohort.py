@@ -120,16 +120,9 @@ class MeasuredGroup:
     digests: frozenset[str]
 
     @property
-    def with_measures(self) -> list[MeasuredScan]:
-        """Scans whose further measures in the run ledger, such as thickness, may be used.
-
-        These are neither corrected by hand nor left out.
-        """
-        return [
-            scan
-            for scan in self.scans
-            if scan.file.corrects is None and not scan.left_out
-        ]
+    def counted(self) -> list[MeasuredScan]:
+        """Scans that are not left out."""
+        return [scan for scan in self.scans if not scan.left_out]
 
 
 def report_cohort(
@@ -175,7 +168,7 @@ def report_cohort(
     for section in (
         Section.of_volumes(cohort),
         *sections_of(
-            group.with_measures,
+            group.counted,
             settings,
             known.norms,
             parcels=not known.scheme.has_parcels,
@@ -202,7 +195,7 @@ def report_cohort(
             write_table(settings.out / "raters.csv", agreement_table(known.ratings))
             written.append("raters.csv")
             _log.info("%s", facts["ratings"])
-        corrected = corrected_among(known.files)
+        corrected = corrected_among(known.files, lesions=not settings.uncorrected)
         if corrected:
             facts["corrections"] = corrected
         taught = taught_by_models(study.entries)
@@ -228,10 +221,10 @@ def measure_group(
     known = _read_known(settings)
     study = known.study
     found = known.files
-    corrected = corrected_among(found)
+    corrected = corrected_among(found, lesions=not settings.uncorrected)
     if corrected:
         _log.info("%s", corrected)
-    checked = study.checked(found)
+    checked = study.checked(found, lesions=not settings.uncorrected)
     fit = [file for file in checked if not file.unfit]
     unmeasured = [_scan_of(file, settings.excluded) for file in fit]
     facts = [
@@ -450,9 +443,9 @@ def _courses(
     thickness.
     """
     output = "" if section == VOLUMES else section
-    scans = [scan for scan in group.scans if not scan.left_out]
+    scans = group.counted
     if output:
-        scans = group.with_measures
+        scans = [scan for scan in scans if scan.file.corrects is None]
     courses = []
     for folder, participants in longitudinal.items():
         counting = {

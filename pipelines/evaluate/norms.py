@@ -179,7 +179,7 @@ def _participants(
     )
     tables = [frame]
     for name in FURTHER:
-        further = cohort_of_output(name, measured.with_measures, settings.excluded)
+        further = cohort_of_output(name, measured.counted, settings.excluded)
         if further is not None:
             tables.append(further.frame[further.frame["metric"] == name])
     volumes = pd.concat(tables).pivot_table(

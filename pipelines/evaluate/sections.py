@@ -1,8 +1,8 @@
 """Sections of the page of `trinat report` for parcels, thickness, callosum and lesions.
 
 Their values come from the run ledgers of `trinat predict`. Each section has tables of its own.
-Corrected scans are not included, because the values in the ledger were measured before the
-correction.
+Scans whose structures were corrected by hand are included with their lesions only, because the
+other values were measured before the correction.
 """
 
 from __future__ import annotations
@@ -142,7 +142,8 @@ def _with_further(
     """
     result = scan.file.entry.result
     further = result.further().get(name)
-    if further is None:
+    # Lesions stay valid if the structures were corrected by hand; other measures do not.
+    if further is None or (scan.file.corrects is not None and name != "lesions"):
         return None
     why = {}
     if further.grade in excluded:
@@ -164,7 +165,7 @@ def _with_parcels(scan: MeasuredScan, excluded: Collection[str]) -> Scan | None:
     `structures_left_out` has the reason.
     """
     result = scan.file.entry.result
-    if not result.parcels:
+    if not result.parcels or scan.file.corrects is not None:
         return None
     left_out = result.structures_left_out(excluded)
     volumes_mm3 = {

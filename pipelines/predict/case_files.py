@@ -23,12 +23,12 @@ from trinat.pipelines.predict.tables import write_label_table
 from trinat.pipelines.report.case_view import view_result
 from trinat.pipelines.report.scan_page import scan_page
 from trinat.pipelines.study.cases import Case
+from trinat.pipelines.study.lesions import lesions_result
 from trinat.pipelines.study.naming import LABEL_TABLES, Product
 from trinat.pipelines.study.record import (
     CallosumResult,
     FurtherResult,
     LesionResult,
-    LesionsResult,
     ParcelResult,
     ScanResult,
     SheetResult,
@@ -37,7 +37,6 @@ from trinat.pipelines.study.record import (
 from trinat.segmentation.inference import quality
 from trinat.segmentation.inference.checks.evidence import Evidence
 from trinat.segmentation.inference.checks.limits import Limits
-from trinat.segmentation.inference.lesions import Lesions
 from trinat.segmentation.inference.measuring import (
     ParcelMeasure,
     grade_thickness,
@@ -193,30 +192,11 @@ def callosum_result(found: Callosum) -> CallosumResult:
     )
 
 
-def _lesions_result(found: Lesions) -> LesionsResult:
-    """Return grade, and volume, region and position of each lesion, for the ledger, rounded."""
-    rows = []
-    for lesion in found.lesions:
-        x, y, z = (round(mm, 2) for mm in lesion.centroid_mm)
-        rows.append(
-            LesionResult(
-                lesion=lesion.number,
-                mm3=round(lesion.volume_mm3, 3),
-                region=lesion.region,
-                x_mm=x,
-                y_mm=y,
-                z_mm=z,
-                probability=round(lesion.probability, 3),
-            )
-        )
-    return LesionsResult(grade=found.grade, reasons=list(found.reasons), lesions=rows)
-
-
 # The function that measures each further output.
 FURTHER_RESULTS: Mapping[str, Callable[[Prediction], FurtherResult]] = {
     "thickness": _thickness_result,
     "callosum": lambda found: callosum_result(found.callosum),
-    "lesions": lambda found: _lesions_result(found.lesions),
+    "lesions": lambda found: lesions_result(found.lesions),
 }
 
 

@@ -1,4 +1,4 @@
-"""Corrected label maps: their names beside results, their metadata, and how they are saved.
+"""Corrected label maps and lesion masks: their names, their metadata, and how they are saved.
 
 A correction consists of three files beside the label map written by `trinat predict`, which stays
 unchanged:
@@ -8,6 +8,10 @@ unchanged:
 - `NAME_desc-corrected_mask.nii.gz`, 1 where a rater changed the label. It remains valid when a
   later run replaces the result.
 - `NAME_desc-corrected_dseg.json`: who, when, how long, what was changed, and in which result.
+
+A mask of lesions is corrected in the same way. Its files are `NAME_desc-corrected_lesions.nii.gz`,
+`NAME_desc-changed_lesions.nii.gz` (the changed voxels) and `NAME_desc-corrected_lesions.json`; in a
+BIDS dataset `label-lesion_desc-corrected_mask` and `label-lesion_desc-changed_mask`.
 
 A label map of this name alone, from another program, is a correction, too. The JSON applies only to
 the map and the mask whose hashes it lists. If another program has saved the map again, the changed
@@ -71,6 +75,11 @@ _PARCELS = (
     f"_{Product.PARCELS.plain}",
     f"_seg-{Product.PARCELS.own_entities['seg']}{_LABELS}",
 )
+_LESIONS = f"_{Product.LESIONS.plain}"
+_LESIONS_IN_BIDS = f"_label-{Product.LESIONS.own_entities['label']}"
+_MASK = f"_{Product.BRAIN_MASK.suffix}"
+# Part of the names of masks of the voxels that were changed in a mask of lesions.
+_CHANGED = "_desc-changed"
 _COLUMNS = (
     "scan",
     "corrected",
@@ -184,6 +193,9 @@ class Correction:
         except InputError as error:
             return reason_of(error, where=False)
         result = Volume.read(self.result, labels=True).data
+        if is_of_lesions(self.result):
+            # A rater may have removed all of them.
+            return ""
         if result.any() and not corrected.any():
             return "is a correction without any label: correct it again, or delete it"
         if _are_sides_swapped(corrected, result):
@@ -225,11 +237,23 @@ def corrected_path(result: Path) -> Path:
 
     It need not exist. An existing one may have another file format than the predicted label map.
     """
+    corrected, _ = _stems(result)
     for ending in _endings(result):
-        path = _path_next_to(result, Product.LABELS.suffix, ending)
+        path = result.with_name(f"{corrected}{ending}")
         if path.is_file():
             return path
-    return _path_next_to(result, Product.LABELS.suffix, _ending(result))
+    return result.with_name(f"{corrected}{_ending(result)}")
+
+
+def newest(result: Path) -> Path:
+    """Return the path of the corrected label map of a result, if there is one, else `result`."""
+    corrected = corrected_path(result)
+    return corrected if corrected.is_file() else result
+
+
+def is_of_lesions(result: Path) -> bool:
+    """Return True if a result is a mask of lesions, by its name, and not a label map."""
+    return without_suffix(result).endswith((_LESIONS, f"{_LESIONS_IN_BIDS}{_MASK}"))
 
 
 def structures_beside(path: Path) -> Path | None:
@@ -252,12 +276,14 @@ def has_parcels_from_before(path: Path) -> bool:
 
 def mask_path(result: Path) -> Path:
     """Return the path of the mask of the voxels that were changed in a label map, `result`."""
-    return _path_next_to(result, Product.BRAIN_MASK.suffix, Product.BRAIN_MASK.ending)
+    _, changed = _stems(result)
+    return result.with_name(f"{changed}{Product.BRAIN_MASK.ending}")
 
 
 def sidecar_path(result: Path) -> Path:
     """Return the path of the JSON sidecar of a label map's correction."""
-    return _path_next_to(result, Product.LABELS.suffix, ".json")
+    corrected, _ = _stems(result)
+    return result.with_name(f"{corrected}.json")
 
 
 def is_correction(path: Path) -> bool:
@@ -395,7 +421,7 @@ def save_correction(
 def list_correction(
     table: Path, scan: str, correction: Correction, *, lock: Path
 ) -> None:
-    """Write a correction to the folder's table of corrections, replacing the row of its scan.
+    """Write a correction to the folder's table of corrections, replacing its earlier row.
 
     `table` is the path of the table and `scan` the name of the case. The table is for users only:
     no command reads it. It is written while the file `lock` is locked.
@@ -403,9 +429,10 @@ def list_correction(
     sidecar = correction.sidecar
     assert sidecar is not None
     last = sidecar.savings[-1]
+    corrected = os.path.relpath(correction.path, table.parent)
     row = [
         scan,
-        os.path.relpath(correction.path, table.parent),
+        corrected,
         sidecar.changed_voxels,
         round(sidecar.minutes, 1),
         len(sidecar.savings),
@@ -421,7 +448,7 @@ def list_correction(
         kept = [
             [other[column] or None for column in _COLUMNS]
             for other in rows
-            if other["scan"] != spreadsheet_safe(scan)
+            if other["corrected"] != spreadsheet_safe(corrected)
         ]
         write_tsv(table, _COLUMNS, [*kept, row])
 
@@ -553,14 +580,18 @@ def _on_grid_of(result: Volume, corrected: Volume, path: Path) -> Volume:
     return on_grid
 
 
-def _path_next_to(result: Path, suffix: str, ending: str) -> Path:
-    """Return the path of a file of a correction: its label map, mask or JSON sidecar.
+def _stems(result: Path) -> tuple[str, str]:
+    """Return the names without suffix of a result's correction, and of its mask of changed voxels.
 
-    `result` is the label map that is corrected; `suffix` and `ending` are those of the file.
+    `result` is the label map, or the mask of lesions, that is corrected.
     """
     stem = without_suffix(result)
-    stem = stem.removesuffix(_LABELS).removesuffix(_TRINAT)
-    return result.with_name(f"{stem}{CORRECTED}_{suffix}{ending}")
+    if not is_of_lesions(result):
+        stem = stem.removesuffix(_LABELS).removesuffix(_TRINAT)
+        return f"{stem}{CORRECTED}{_LABELS}", f"{stem}{CORRECTED}{_MASK}"
+    kind = _LESIONS if stem.endswith(_LESIONS) else _MASK
+    stem = stem.removesuffix(kind)
+    return f"{stem}{CORRECTED}{kind}", f"{stem}{_CHANGED}{kind}"
 
 
 def _endings(path: Path) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ from trinat.pipelines.study.corrections import (
     correction_of,
     has_parcels_from_before,
     is_correction,
+    newest,
     result_of,
     structures_beside,
 )
@@ -138,10 +139,7 @@ class ScanFile:
     @property
     def newest_labels(self) -> Path | None:
         """Path of the corrected label map if there is one now, else of the result; or None."""
-        if self.labels is None:
-            return None
-        corrected = corrected_path(self.labels)
-        return corrected if corrected.is_file() else self.labels
+        return None if self.labels is None else newest(self.labels)
 
     @property
     def correction(self) -> Correction | None:
@@ -163,9 +161,18 @@ class ScanFile:
 
     @property
     def layers(self) -> dict[str, Path]:
-        """Paths of the further label maps "parcels" (of the cortex), "callosum" and "lesions"."""
+        """Paths of the further label maps "parcels" (of the cortex), "callosum" and "lesions".
+
+        Lesions that were corrected by hand are those after correction.
+        """
         paths = {layer: self.output(product) for layer, product in LAYERS.items()}
-        return {layer: path for layer, path in paths.items() if path is not None}
+        return {layer: newest(path) for layer, path in paths.items() if path}
+
+    @property
+    def lesion_correction(self) -> Correction | None:
+        """Correction of the mask of lesions by hand, as it is now; None if there is none."""
+        mask = self.output(Product.LESIONS)
+        return None if mask is None else correction_of(mask)
 
     @property
     def shown(self) -> str:
@@ -498,17 +505,26 @@ def _as_given(file: ScanFile, given: Mapping[str, str]) -> ScanFile:
     return _renamed(file, Path(f"{given[name]}.nii"))
 
 
-def corrected_among(files: Sequence[ScanFile]) -> str:
+def corrected_among(files: Sequence[ScanFile], *, lesions: bool = False) -> str:
     """Return a sentence about label maps that raters have corrected; "" if there are none.
 
-    It also mentions parcels: they are never corrected, so they may disagree with the corrected
-    structures of their scan.
+    With `lesions`, it also mentions masks of lesions. It also mentions parcels: they are never
+    corrected, so they may disagree with the corrected structures of their scan.
     """
-    corrected = sum(file.corrects is not None for file in files)
-    if corrected:
+    masks = 0
+    if lesions:
+        masks = sum(file.lesion_correction is not None for file in files)
+    corrected = {
+        "label maps": sum(file.corrects is not None for file in files),
+        "masks of lesions": masks,
+    }
+    counts = [
+        f"{count} of {len(files)} {kind}" for kind, count in corrected.items() if count
+    ]
+    if counts:
         return (
-            f"{corrected} of {len(files)} label maps are corrected by hand; --uncorrected takes "
-            "them as they were predicted"
+            f"{' and '.join(counts)} are corrected by hand; --uncorrected takes them as they were "
+            "predicted"
         )
     before = sum(has_parcels_from_before(file.path) for file in files)
     if before:

@@ -230,7 +230,8 @@ class LesionResult(_Record):
     """Measurements of one lesion; its fields are the columns of the list of a scan's lesions.
 
     `lesion` is the number of the lesion, `mm3` its volume, and `region` one of `LESION_REGIONS`.
-    `x_mm`, `y_mm` and `z_mm` are its centre of gravity in RAS mm.
+    `x_mm`, `y_mm` and `z_mm` are its centre of gravity in RAS mm. `probability` is None if the mask
+    was corrected by hand.
     """
 
     lesion: int
@@ -239,7 +240,7 @@ class LesionResult(_Record):
     x_mm: FiniteFloat
     y_mm: FiniteFloat
     z_mm: FiniteFloat
-    probability: FiniteFloat
+    probability: FiniteFloat | None
 
 
 class LesionsResult(FurtherResult):

@@ -30,9 +30,10 @@ from trinat.pipelines.study.ledger import (
     read_ledgers,
     with_folds,
 )
+from trinat.pipelines.study.lesions import measure_corrected
 from trinat.pipelines.study.naming import Product
 from trinat.pipelines.study.pairing import partners_of
-from trinat.pipelines.study.record import measured_in
+from trinat.pipelines.study.record import ScanResult, measured_in
 from trinat.segmentation.data.sources.base import natural_order
 from trinat.segmentation.errors import ConfigError, IntegrityError
 from trinat.segmentation.io.files import sha256_of
@@ -143,20 +144,40 @@ class Study:
             self.folder, parcels=parcels, corrected=corrected, entries=entries
         )
 
-    def checked(self, label_maps: Sequence[ScanFile]) -> list[ScanFile]:
+    def checked(
+        self, label_maps: Sequence[ScanFile], *, lesions: bool = False
+    ) -> list[ScanFile]:
         """Return label maps with the reason, in `ScanFile.unfit`, if they must not be used.
 
         A label map is unfit if its scan has changed since, or if a later run has failed or was not
         finished. A label map that the user has changed or added is never unfit. A corrected label
         map is unfit if its correction was made on another scan, or if `Correction.why_unfit` finds
-        it wrong.
+        it wrong. With `lesions`, the same is checked of corrected lesions, and they replace the
+        predicted lesions in the ledger entry.
         """
+
+        def check(file: ScanFile) -> ScanFile:
+            unfit = self._why_unfit(file)
+            correction = file.lesion_correction if lesions else None
+            if unfit or correction is None:
+                return replace(file, unfit=unfit)
+            reason = correction.why_unfit(file.entry.input_sha256)
+            if reason:
+                return replace(file, unfit=f"its mask of lesions {reason}")
+            return replace(file, entry=replace(file.entry, result=self.result(file)))
+
         with ThreadPoolExecutor(cpu_count()) as pool:
-            reasons = list(pool.map(self._why_unfit, label_maps))
-        return [
-            replace(file, unfit=reason)
-            for file, reason in zip(label_maps, reasons, strict=True)
-        ]
+            return list(pool.map(check, label_maps))
+
+    def result(self, scan: ScanFile) -> ScanResult:
+        """Return the numbers of a scan's result; lesions that were corrected are measured again."""
+        correction = scan.lesion_correction
+        labels = scan.newest_labels
+        if correction is None or labels is None:
+            return scan.entry.result
+        files = (correction.path, correction.result, labels)
+        lesions = measure_corrected(*files, *map(digest, files))
+        return scan.entry.result.model_copy(update={"lesions": lesions})
 
     def _why_unfit(self, file: ScanFile) -> str:
         """Return why a label map is no longer a valid result of its scan; "" if it is valid."""

@@ -4,7 +4,7 @@ Changes are relative to the label map that was shown. They consist of two little
 first has the indices of n changed voxels as uint32, for RAS axes with the first axis fastest. The
 second has the new structure of each voxel as uint8: its position in the study's table of
 structures, from 1; 0 for none. Voxels that were not edited keep their number, even if it is not in
-the table.
+the table. The layer "lesions" is corrected in the same way; it has one structure.
 
 Drafts are stored on the server rather than in the browser. Browser storage is bound to the address
 of the page, whose port changes with each start of `trinat view`. Each tab has its own draft, so
@@ -26,13 +26,16 @@ from pydantic import FiniteFloat, TypeAdapter, ValidationError
 
 from trinat.pipelines.study.corrections import (
     ABANDONED_S,
+    Correction,
     Saving,
+    correction_of,
+    newest,
     save_correction,
 )
 from trinat.pipelines.study.files import ScanFile
-from trinat.pipelines.study.naming import WORK
+from trinat.pipelines.study.naming import WORK, Product
 from trinat.pipelines.study.study import digest
-from trinat.pipelines.view.viewed import ViewedStudy, structures_in
+from trinat.pipelines.view.viewed import LESIONS, ViewedStudy, structures_in
 from trinat.pipelines.view.voxels import Voxels
 from trinat.segmentation.errors import (
     GeometryError,
@@ -47,6 +50,8 @@ from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.metrics.common_grid import on_grid_of
 from trinat.segmentation.space.views import reoriented
 
+# Maps that can be corrected: of the structures ("") and of lesions.
+LAYERS_WITH_BRUSH = {"": Product.LABELS, "lesions": Product.LESIONS}
 # Maximum size of a request in bytes: room for 13 million changed voxels.
 MAX_CHANGES = 1 << 26
 _BYTES_A_VOXEL = 5
@@ -59,7 +64,7 @@ class Painted:
     `content` has the indices of the changed voxels and their new structures, as bytes. `builds_on`
     is the SHA-256 of the label map that they are relative to, `minutes` the time spent on them, and
     `tab` the id of the tab. `takes` is the id of another tab whose draft these changes include; ""
-    for none.
+    for none. `layer` is the map that was painted, one of `LAYERS_WITH_BRUSH`.
     """
 
     content: bytes
@@ -67,6 +72,7 @@ class Painted:
     minutes: float
     tab: str
     takes: str = ""
+    layer: str = ""
 
 
 @dataclass(frozen=True)
@@ -88,16 +94,20 @@ _DRAFT_HEADER = TypeAdapter(_DraftHeader)
 
 
 class Corrections:
-    """Corrections and drafts of a study for the page; scans are given by their number."""
+    """Corrections and drafts of a study for the page; scans are given by their number.
+
+    `layer` is always the map that is corrected, one of `LAYERS_WITH_BRUSH`.
+    """
 
     def __init__(self, study: ViewedStudy, voxels: Voxels) -> None:
         self._study = study
         self._voxels = voxels
 
-    def facts(self, scan: ScanFile) -> dict[str, Any]:
+    def facts(self, scan: ScanFile, layer: str) -> dict[str, Any]:
         """Return what the page shows of a scan's correction and of the rater's unfinished drafts.
 
-        All values are JSON values. `correction` is None if there is none; for a label map of
+        All values are JSON values. `builds_on` is the SHA-256 of the map to correct; "" if the scan
+        has none. `correction` is None if there is none; for a label map of
         another program most values are empty. `drafts` are sorted from newest to oldest.
         `unreadable` has a message for each file that cannot be used.
         """
@@ -105,7 +115,9 @@ class Corrections:
         unreadable: list[str] = []
         try:
             paths = sorted(
-                self._draft_folder(scan).glob(f"{self._draft_prefix(scan)}-*.draft")
+                self._draft_folder(scan).glob(
+                    f"{self._draft_prefix(scan, layer)}-*.draft"
+                )
             )
         except OutputError as error:
             paths = []
@@ -121,15 +133,23 @@ class Corrections:
             drafts.append({"tab": tab, "voxels": voxels, **asdict(known)})
         drafts.sort(key=lambda draft: draft["at"], reverse=True)
         correction = None
+        shown = None
         try:
-            correction = self._correction_data(scan)
+            result = _predicted(scan, layer)
+            if result is not None:
+                shown = newest(result)
+                correction = self._correction_data(correction_of(result))
         except IntegrityError as error:
             unreadable.append(_client_reason(error))
-        return {"correction": correction, "drafts": drafts, "unreadable": unreadable}
+        return {
+            "builds_on": digest(shown),
+            "correction": correction,
+            "drafts": drafts,
+            "unreadable": unreadable,
+        }
 
-    def _correction_data(self, scan: ScanFile) -> dict[str, Any] | None:
-        """Return the correction of a scan as JSON values for the page; None if there is none."""
-        correction = scan.correction
+    def _correction_data(self, correction: Correction | None) -> dict[str, Any] | None:
+        """Return a correction as JSON values for the page; None if there is none."""
         if correction is None:
             return None
         said: dict[str, Any] = {
@@ -151,13 +171,13 @@ class Corrections:
             )
         return said
 
-    def draft(self, number: int, tab: str) -> bytes:
+    def draft(self, number: int, tab: str, layer: str) -> bytes:
         """Return the changes in a tab's draft, as bytes; raise InputError if it does not exist.
 
         `number` is that of the scan.
         """
         scan = self._study[number]
-        path = self._draft_path(scan, tab)
+        path = self._draft_path(scan, tab, layer)
         if not path.is_file():
             raise InputError("no such draft: saved or dropped meanwhile")
         return self._read_draft(path, scan)[1]
@@ -177,18 +197,19 @@ class Corrections:
             painted.minutes,
             _now(),
         )
-        path = self._draft_path(scan, painted.tab)
+        path = self._draft_path(scan, painted.tab, painted.layer)
         path.parent.mkdir(parents=True, exist_ok=True)
         remove_leftovers(path.parent, older_than_s=ABANDONED_S)
         head = json.dumps(asdict(known)).encode()
         write_whole(path, head + b"\n" + painted.content)
         self._study.on_draft_saved(scan)
         if painted.takes and painted.takes != painted.tab:
-            self._draft_path(scan, painted.takes).unlink(missing_ok=True)
+            taken = self._draft_path(scan, painted.takes, painted.layer)
+            taken.unlink(missing_ok=True)
 
-    def drop(self, number: int, tab: str) -> None:
+    def drop(self, number: int, tab: str, layer: str) -> None:
         """Delete the draft of a tab, if there is one."""
-        self._draft_path(self._study[number], tab).unlink(missing_ok=True)
+        self._draft_path(self._study[number], tab, layer).unlink(missing_ok=True)
 
     def save(self, number: int, painted: Painted) -> None:
         """Write the corrected label map next to the result; delete the drafts that it includes.
@@ -198,18 +219,21 @@ class Corrections:
         based on the latest map.
         """
         scan = self._study[number]
-        if scan.labels is None:
+        result = _predicted(scan, painted.layer)
+        if result is None:
             raise InputError("has no label map", where=scan.case)
         indices, places = _parse_changes(painted.content)
         if not len(indices):
             raise InputError("there is no change to save", where=scan.case)
-        numbers = self._numbers(scan)
-        names = dict(zip(numbers.tolist(), ["", *self._names()], strict=True))
-        del names[0]
+        numbers = np.array([0, LESIONS.number], np.int32)
+        names = {LESIONS.number: LESIONS.name}
+        if not painted.layer:
+            numbers = self._numbers(scan)
+            names = dict(zip(numbers[1:].tolist(), self._names(), strict=True))
         lock = self._study.folder / WORK / "lock.corrections"
         correction = save_correction(
-            scan.labels,
-            self._apply_changes(number, indices, places, numbers),
+            result,
+            self._apply_changes(number, newest(result), indices, places, numbers),
             Saving(by=self._study.corrector, at=_now(), minutes=painted.minutes),
             builds_on=painted.builds_on,
             names=names,
@@ -218,26 +242,27 @@ class Corrections:
         )
         for tab in (painted.tab, painted.takes):
             if tab:
-                self._draft_path(scan, tab).unlink(missing_ok=True)
+                self._draft_path(scan, tab, painted.layer).unlink(missing_ok=True)
         self._study.on_correction_saved(scan, correction, lock)
 
     def _apply_changes(
         self,
         number: int,
+        path: Path,
         indices: NDArray[np.uint32],
         places: NDArray[np.uint8],
         numbers: NDArray[np.int32],
     ) -> Volume:
         """Return the label map that is shown for a scan, in its own axes, with the changes applied.
 
-        `indices` (n,) are the changed voxels, for RAS axes with the first axis fastest. `places`
-        (n,) are their new structures, as positions in `numbers`: the label numbers of the study's
-        structures, with 0, background, first. Raises GeometryError if the map is on another grid
-        than its scan, and InputError if the changes do not fit the map.
+        `path` is that label map, or mask of lesions. `indices` (n,) are the changed voxels, for RAS
+        axes with the first axis fastest. `places` (n,) are their new structures, as positions in
+        `numbers`: the label numbers of the study's structures, with 0, background, first. Raises
+        GeometryError if the map is on another grid than its scan, and InputError if the changes do
+        not fit the map.
         """
         scan = self._study[number]
-        assert scan.newest_labels is not None
-        shown = Volume.read(scan.newest_labels, labels=True)
+        shown = Volume.read(path, labels=True)
         ras = reoriented(shown, "RAS")
         try:
             on_grid_of(ras, self._voxels.scan(number))
@@ -281,8 +306,9 @@ class Corrections:
                 raise OutputError("is a link", where=path, remedy="remove it")
         return folder
 
-    def _draft_path(self, scan: ScanFile, tab: str) -> Path:
-        return self._draft_folder(scan) / f"{self._draft_prefix(scan)}-{tab}.draft"
+    def _draft_path(self, scan: ScanFile, tab: str, layer: str) -> Path:
+        name = f"{self._draft_prefix(scan, layer)}-{tab}.draft"
+        return self._draft_folder(scan) / name
 
     def _read_draft(self, path: Path, scan: ScanFile) -> tuple[_DraftHeader, bytes]:
         """Return header and changes of a draft file.
@@ -303,13 +329,18 @@ class Corrections:
             )
         return known, changes
 
-    def _draft_prefix(self, scan: ScanFile) -> str:
-        """Return the prefix of the file names of this rater's drafts of a scan.
+    def _draft_prefix(self, scan: ScanFile, layer: str) -> str:
+        """Return the prefix of the file names of this rater's drafts of a map of a scan.
 
         It is a hash, because the scan's own name may contain slashes.
         """
-        whose = f"{self._study.corrector}\n{scan.case}"
+        whose = "\n".join(filter(None, (self._study.corrector, scan.case, layer)))
         return hashlib.sha256(whose.encode("utf-8", "surrogateescape")).hexdigest()[:24]
+
+
+def _predicted(scan: ScanFile, layer: str) -> Path | None:
+    """Return the path of the map that is corrected, before its correction; None without one."""
+    return scan.output(LAYERS_WITH_BRUSH[layer]) if layer else scan.labels
 
 
 def _parse_changes(content: bytes) -> tuple[NDArray[np.uint32], NDArray[np.uint8]]:

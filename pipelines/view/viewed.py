@@ -33,9 +33,9 @@ from trinat.pipelines.study.ratings import (
     read_ratings,
     save_rating,
 )
-from trinat.pipelines.study.record import GRADES
+from trinat.pipelines.study.record import GRADES, ScanResult
 from trinat.pipelines.study.study import Study, digest
-from trinat.segmentation.errors import InputError
+from trinat.segmentation.errors import InputError, TrinatError
 from trinat.segmentation.io.files import read_rows
 from trinat.segmentation.labels import DEFAULT_SCHEME
 from trinat.segmentation.labels.scheme import load_scheme
@@ -57,7 +57,7 @@ class Structure:
 
 
 # The structure in masks of lesions; its name is that of their volume in the tables.
-_LESIONS = Structure(1, "White-matter-lesions", "WML", "#FF3B30")
+LESIONS = Structure(1, "White-matter-lesions", "WML", "#FF3B30")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +112,7 @@ class ViewedStudy(Study):
         """
         found = {layer: self._structures_in_tables(layer) for layer in LAYERS}
         if any(scan.entry.result.lesions is not None for scan in self.scans):
-            found["lesions"] = [_LESIONS]
+            found["lesions"] = [LESIONS]
         return {layer: structures for layer, structures in found.items() if structures}
 
     def _structures_in_tables(self, layer: str = "") -> list[Structure]:
@@ -220,7 +220,7 @@ class ViewedStudy(Study):
         ratings = [rating for rating in self.ratings() if rating["scan"] == scan.case]
         return {
             **_facts(scan),
-            "result": scan.entry.result.as_json(),
+            "result": self._result_shown(scan).as_json(),
             "sha256": digest(scan.newest_labels),
             "scan": self.image(scan) is not None,
             "entropy": scan.output(Product.ENTROPY) is not None,
@@ -229,6 +229,13 @@ class ViewedStudy(Study):
             "ratings": ratings,
             "counted": list(scan.entry.result.counted_volumes(layers=True)),
         }
+
+    def _result_shown(self, scan: ScanFile) -> ScanResult:
+        """Return the numbers of a scan; the predicted ones if corrected lesions are unreadable."""
+        try:
+            return self.result(scan)
+        except TrinatError:
+            return scan.entry.result
 
     def rate(
         self,

@@ -18,7 +18,11 @@ from starlette.routing import BaseRoute, Route
 
 from trinat.pipelines.study.corrections import OvertakenError
 from trinat.pipelines.study.next_scans import next_of
-from trinat.pipelines.view.correcting import Corrections, Painted
+from trinat.pipelines.view.correcting import (
+    LAYERS_WITH_BRUSH,
+    Corrections,
+    Painted,
+)
 from trinat.pipelines.view.viewed import ViewedStudy
 from trinat.pipelines.view.voxels import KINDS, Voxels
 from trinat.segmentation.errors import InputError, TrinatError
@@ -104,11 +108,12 @@ class _Answers:
 
     def detail(self, request: Request) -> Response:
         """Return all details of a scan."""
-        return JSONResponse(self._detail(request.path_params["number"]))
+        return JSONResponse(self._detail(request))
 
-    def _detail(self, number: int) -> dict[str, Any]:
-        scan = self._study[number]
-        return self._study.detail(scan) | self._corrections.facts(scan)
+    def _detail(self, request: Request) -> dict[str, Any]:
+        """Return all details of a scan, and of the correction of the map ?layer= that is shown."""
+        scan = self._study[request.path_params["number"]]
+        return self._study.detail(scan) | self._corrections.facts(scan, _layer(request))
 
     def content(self, request: Request) -> Response:
         """Return voxels or surfaces of a scan; with ?step=2 every second voxel of each axis."""
@@ -136,8 +141,7 @@ class _Answers:
 
     async def rate(self, request: Request) -> Response:
         """Store a rating and return the updated details of the scan."""
-        number = request.path_params["number"]
-        scan = self._study[number]
+        scan = self._study[request.path_params["number"]]
         body = await request.body()
         try:
             judgement = _Judgement.model_validate_json(body)
@@ -146,20 +150,20 @@ class _Answers:
                 "not a rating: give structure, rating, remark and sha256"
             ) from None
         await run_in_threadpool(self._study.rate, scan, **judgement.model_dump())
-        return JSONResponse(await run_in_threadpool(self._detail, number))
+        return JSONResponse(await run_in_threadpool(self._detail, request))
 
     async def correct(self, request: Request) -> Response:
         """Save a correction from the changes in the body; return updated details of the scan."""
         number = request.path_params["number"]
         painted = await _read_changes(request)
         await run_in_threadpool(self._corrections.save, number, painted)
-        return JSONResponse(await run_in_threadpool(self._detail, number))
+        return JSONResponse(await run_in_threadpool(self._detail, request))
 
     def draft(self, request: Request) -> Response:
         """Return the changes in the draft of a tab, as bytes."""
         number = request.path_params["number"]
         content = self._corrections.draft(
-            number, _checked_tab(request.path_params["tab"])
+            number, _checked_tab(request.path_params["tab"]), _layer(request)
         )
         return Response(content, media_type="application/octet-stream")
 
@@ -173,7 +177,8 @@ class _Answers:
     def drop(self, request: Request) -> Response:
         """Delete the draft of a tab."""
         number = request.path_params["number"]
-        self._corrections.drop(number, _checked_tab(request.path_params["tab"]))
+        tab = _checked_tab(request.path_params["tab"])
+        self._corrections.drop(number, tab, _layer(request))
         return Response(status_code=204)
 
 
@@ -192,7 +197,16 @@ async def _read_changes(request: Request) -> Painted:
         minutes=minutes,
         tab=_checked_tab(request.path_params.get("tab") or given.get("tab", "")),
         takes=_checked_tab(takes) if takes else "",
+        layer=_layer(request),
     )
+
+
+def _layer(request: Request) -> str:
+    """Return the map of a scan that is corrected: "" for the structures; raise if unknown."""
+    layer = request.query_params.get("layer", "")
+    if layer not in LAYERS_WITH_BRUSH:
+        raise InputError(f"{layer} cannot be corrected")
+    return layer
 
 
 def _checked_tab(name: str) -> str:

@@ -33,7 +33,7 @@ from trinat.segmentation.space.views import reoriented
 
 _BRIGHTEST_PERCENT = 99.8
 _BRIGHTEST_NATS = 2 * np.log(2)  # four equally likely structures
-_LABELS = ("labels", "predicted", "against", *LAYERS)
+_LABELS = ("labels", "predicted", "against", *LAYERS, "lesions-predicted")
 # Kinds of surfaces, with the kind of labels that each is made of.
 _SURFACES = {"surfaces": "labels"} | {f"{layer}-surfaces": layer for layer in LAYERS}
 KINDS = ("scan", "entropy", "mask", *_LABELS, *_SURFACES)
@@ -87,7 +87,8 @@ class Voxels:
         - "labels", "predicted" (before its correction) and "against" (the label map to compare
           with): one byte per voxel, the first axis fastest. The byte is the position of the voxel's
           structure in the study's table, from 1; 0 for none. "parcels", and any other layer, is the
-          same for the layer's own table of structures.
+          same for the layer's own table of structures; "lesions-predicted" are those before their
+          correction.
         - "surfaces", and "parcels-surfaces": the surfaces of all structures (see `_surfaces`).
 
         Voxel data have every `step`-th voxel of each axis. Raises InputError if there is no such
@@ -145,6 +146,7 @@ class Voxels:
             "labels": scan.newest_labels,
             "predicted": scan.labels,
             "against": self._study.other(scan),
+            "lesions-predicted": scan.output(Product.LESIONS),
             **scan.layers,
         }
         if kind == "against":
@@ -154,7 +156,7 @@ class Voxels:
         if has_grid_of_another:
             grid = self._read_once(number, "scan", version)
             labels, _ = on_grid_of(labels, grid, resample=True)
-        if kind == "lesions":
+        if kind in ("lesions", "lesions-predicted"):
             # A mask, shown as the only structure of its layer.
             return replace(labels, data=(labels.data > 0).astype(np.uint8))
         layer = kind if kind in LAYERS else ""

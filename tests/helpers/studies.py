@@ -73,7 +73,10 @@ def add_result(folder: Path, case: str, *outputs: str, **result: Any) -> None:
 def correct_voxel(
     result: Path, voxel: tuple[int, int, int], number: int, name: str
 ) -> Correction:
-    """Give a voxel of a result the number of the structure `name`, as a rater does."""
+    """Give a voxel of a result the number of the structure `name`, as a rater does.
+
+    The result is a label map or a mask of lesions.
+    """
     volume = Volume.read(result, labels=True)
     volume.data[voxel] = number
     return save_correction(

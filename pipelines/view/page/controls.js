@@ -3,6 +3,8 @@ import {
   askBytes,
   askJson,
   byId,
+  correctedLayerOf,
+  layerOf,
   make,
   page,
   pathOf,
@@ -83,7 +85,8 @@ function located({ place, mm, voxel, dims }) {
     const slices = voxel.map((index, axis) => `${index + 1}/${dims[axis]}`);
     parts.push(`slices ${slices.join(", ")}`);
   }
-  if (page.picture.state.flipped) parts.push(otherMap().name);
+  const other = otherMap();
+  if (other && page.picture.state.flipped) parts.push(other.name);
   const line = parts.join(" · ");
   byId("here").textContent = line;
   clearTimeout(valuing);
@@ -149,19 +152,21 @@ export function toggleOverlay(kind) {
 }
 
 // Return the map to compare with: another result, or the labels before a correction; null
-// without either, and for a map of parcels.
+// without either, and for layers that cannot be corrected.
 export function otherMap() {
   const { detail, study } = page;
-  if (page.structures !== study.structures) return null;
-  if (detail?.against) return { kind: "against", name: study.against };
-  if (detail?.correction) return { kind: "predicted", name: "As predicted" };
-  return null;
+  const item = page.items[page.number];
+  const layer = layerOf(item);
+  if (layer !== correctedLayerOf(item)) return null;
+  if (detail?.against && !layer) return { kind: "against", name: study.against };
+  if (!detail?.correction) return null;
+  return { kind: layer ? `${layer}-predicted` : "predicted", name: "As predicted" };
 }
 
 // The label map to compare with, in place of the scan's own.
 export async function showOther(on) {
   const other = otherMap();
-  if (!other) return;
+  if (!other) on = false;
   press(byId("flip"), on);
   let { against } = page.picture;
   if (on && !against) {

@@ -3,9 +3,12 @@ import {
   ask,
   askJson,
   byId,
+  correctedLayerOf,
+  layerOf,
   make,
   page,
   pathOf,
+  pathsOfMap,
   press,
   scanChanged,
   shortName,
@@ -45,15 +48,6 @@ export function startCorrecting() {
     const facts = { "data-tool": name, title: key, onclick: () => setTool(name) };
     byId("tools").append(make("button", facts, text));
   }
-  const options = page.study.structures.map((structure, n) =>
-    make("option", { value: n + 1 }, shortName(structure.name))
-  );
-  byId("pen").append(...options);
-  byId("within").append(
-    make("option", { value: ANYWHERE }, "anything"),
-    make("option", { value: 0 }, "background"),
-    ...options.map((option) => option.cloneNode(true)),
-  );
   byId("pen").addEventListener(
     "change",
     () => pickStructure(Number(byId("pen").value)),
@@ -71,13 +65,27 @@ export function startCorrecting() {
   });
 }
 
+// List the structures of the shown map, to paint with and to paint over.
+function fillPens() {
+  const options = page.structures.map((structure, n) =>
+    make("option", { value: n + 1 }, shortName(structure.name))
+  );
+  byId("pen").replaceChildren(...options);
+  byId("within").replaceChildren(
+    make("option", { value: ANYWHERE }, "anything"),
+    make("option", { value: 0 }, "background"),
+    ...options.map((option) => option.cloneNode(true)),
+  );
+}
+
 export const isCorrecting = () => session !== null && !byId("correct").hidden;
 
 // Whenever something else is known of the scan: another scan ends a correction, a draft begins one.
 function follow() {
   const { detail, whole } = page;
-  const isOfStructures = page.structures === page.study.structures;
-  const canCorrect = whole && detail?.sha256 && page.study.corrector && isOfStructures;
+  const item = page.items[page.number];
+  const hasBrush = layerOf(item) === correctedLayerOf(item);
+  const canCorrect = whole && detail?.builds_on && page.study.corrector && hasBrush;
   byId("correct-open").disabled = !canCorrect;
   if (!detail) {
     finish();
@@ -106,11 +114,13 @@ function showTools(on) {
 async function begin() {
   const { detail, picture } = page;
   const { labels, dims } = picture;
+  const item = page.items[page.number];
   session = {
-    item: page.items[page.number],
+    item,
+    layer: correctedLayerOf(item),
     base: labels.slice(),
     // The map that the changes are relative to.
-    buildsOn: detail.sha256,
+    buildsOn: detail.builds_on,
     // The tab whose draft is in the changes.
     takes: "",
     minutes: 0,
@@ -122,6 +132,7 @@ async function begin() {
   if (picture.state.flipped) await showOther(false);
   if (byId("stage").dataset.layout === "solid") setLayout("all");
   if (session !== mine) return;
+  fillPens();
   pickStructure(page.structure || picture.under() || 1);
   const { brush } = picture.nv;
   const [, x, y, z] = picture.nv.volumes[0].pixDimsRAS;
@@ -155,14 +166,14 @@ async function offer(draft, mine, isRebased) {
   );
   const drop = make("button", { class: "chip" }, "Drop it");
   drop.addEventListener("click", async () => {
-    await ask(`${draftsOf(mine)}/${draft.tab}`, { method: "DELETE" });
+    await ask(draftOf(mine, draft.tab), { method: "DELETE" });
     say("");
   });
   say("Your draft belongs to an earlier label map of this scan.", put, drop);
 }
 
 async function takeDraft(draft, mine) {
-  const answer = await ask(`${draftsOf(mine)}/${draft.tab}`);
+  const answer = await ask(draftOf(mine, draft.tab));
   const content = await answer.arrayBuffer();
   if (session !== mine) return;
   const count = content.byteLength / 5;
@@ -261,7 +272,9 @@ function recount() {
   volumesChanged();
 }
 
-const draftsOf = ({ item }) => `${pathOf(item)}/drafts`;
+// Return the path of the draft of a tab.
+const draftOf = ({ item, layer }, tab) =>
+  `${pathOf(item)}/drafts/${tab}?layer=${layer}`;
 const changesOf = ({ base }) => page.picture.nv.brush.changesFrom(base);
 
 // Encode changes for the server, as pipelines/view/correcting.py reads them.
@@ -272,8 +285,8 @@ function packed({ indices, places }) {
   return bytes;
 }
 
-function queryOf({ buildsOn, minutes, takes }) {
-  const facts = { "builds_on": buildsOn, minutes: minutes.toFixed(2), takes };
+function queryOf({ buildsOn, minutes, takes, layer }) {
+  const facts = { "builds_on": buildsOn, minutes: minutes.toFixed(2), takes, layer };
   return new URLSearchParams(facts);
 }
 
@@ -284,14 +297,14 @@ async function keepNow() {
   clearTimeout(mine.sending);
   mine.isKept = true;
   const changes = changesOf(mine);
-  const path = `${draftsOf(mine)}/${TAB}`;
+  const path = `${pathOf(mine.item)}/drafts/${TAB}`;
   try {
     if (changes.indices.length) {
       const body = packed(changes);
       await ask(`${path}?${queryOf(mine)}`, { method: "PUT", body });
     } else {
       for (const tab of [TAB, mine.takes].filter(Boolean)) {
-        await ask(`${draftsOf(mine)}/${tab}`, { method: "DELETE" });
+        await ask(draftOf(mine, tab), { method: "DELETE" });
       }
     }
     mine.takes = "";
@@ -343,7 +356,7 @@ export async function save() {
     mine.takes = "";
     mine.minutes = 0;
     mine.base = sent;
-    mine.buildsOn = saved.sha256;
+    mine.buildsOn = saved.builds_on;
     // Strokes painted while saving are a draft on top of the saved correction.
     mine.isKept = !changesOf(mine).indices.length;
     page.detail = saved;
@@ -352,7 +365,7 @@ export async function save() {
     report();
     say(`Saved as ${saved.correction.file}`);
     await keepNow();
-    const surfaces = await ask(`${path}/surfaces`);
+    const surfaces = await ask(pathsOfMap(mine.item).surfaces);
     if (session === mine) {
       await page.picture.setSurfaces(await surfaces.arrayBuffer());
     }

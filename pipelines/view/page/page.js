@@ -86,6 +86,15 @@ export const pathOf = (item) => `v1/scans/${item.number}`;
 // Return the layer that a scan is shown with: the requested one if the scan has it, else "".
 export const layerOf = (item) => item?.layers?.includes(page.layer) ? page.layer : "";
 
+// Return the layer whose correction is shown: "lesions", else "", that of the structures.
+export const correctedLayerOf = (item) => layerOf(item) === "lesions" ? "lesions" : "";
+
+// Return a path about a scan whose answer has its details, with the correction that is shown.
+export function withLayer(item, path) {
+  const layer = correctedLayerOf(item);
+  return layer ? `${path}?layer=${layer}` : path;
+}
+
 // Return the paths of the shown labels of a scan and of their surfaces.
 export function pathsOfMap(item) {
   const path = pathOf(item);

@@ -8,6 +8,7 @@ import {
   pathOf,
   scanChanged,
   tell,
+  withLayer,
 } from "./page.js";
 import { fillFilters, fillScanRow } from "./list.js";
 
@@ -71,7 +72,8 @@ export async function rate(structure, rating, remark) {
   });
   const item = page.items[number];
   try {
-    const saved = await askJson(`${pathOf(item)}/ratings`, { method: "PUT", body });
+    const path = withLayer(item, `${pathOf(item)}/ratings`);
+    const saved = await askJson(path, { method: "PUT", body });
     // The next rating applies to the map that is shown, even if the server has a newer
     // one.
     saved.sha256 = detail.sha256;

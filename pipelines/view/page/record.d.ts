@@ -21,7 +21,7 @@ export interface LesionResult {
   x_mm?: number;
   y_mm?: number;
   z_mm?: number;
-  probability?: number;
+  probability?: number | null;
 }
 
 export interface LesionsResult {

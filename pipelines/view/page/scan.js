@@ -11,6 +11,7 @@ import {
   rounded,
   scanChanged,
   tell,
+  withLayer,
 } from "./page.js";
 import { forgetPlace, otherMap, showOther, showOverlay, started } from "./controls.js";
 import { markRow, progressOf } from "./list.js";
@@ -111,7 +112,7 @@ async function load(item, at, isOld) {
   const shown = (step) => {
     globalThis.trinatShown = { number, step, time: performance.now() };
   };
-  const detailed = askJson(path);
+  const detailed = askJson(withLayer(item, path));
   let coarse;
   let starting;
   if (item.there) {

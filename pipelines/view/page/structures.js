@@ -297,7 +297,7 @@ export function select(place) {
 // Choose a structure, or none with 0, where the cross-hair stays.
 export function pickStructure(place) {
   page.structure = place;
-  if (place && !layerOf(page.items[page.number])) byId("pen").value = place;
+  if (place) byId("pen").value = place;
   for (const structure of page.structures) {
     structure.row.classList.remove("chosen");
   }

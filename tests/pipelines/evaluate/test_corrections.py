@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from helpers.studies import correct_voxel, write_study
+from helpers.studies import add_lesions, correct_voxel, write_study
 
 from trinat.pipelines.common.exits import Exit
 from trinat.pipelines.evaluate import cohort, evaluation
@@ -101,6 +101,46 @@ def test_evaluate_measures_corrections_and_says_so(
     assert found == pytest.approx(dice)
     told = "fast: 1 of 3 label maps are corrected by hand; --uncorrected takes them as they were"
     assert any(line.startswith(told) for line in logged.messages) is not uncorrected
+
+
+@pytest.mark.parametrize("uncorrected", [False, True])
+def test_report_counts_corrected_lesions(
+    study: Path, uncorrected: bool, logged: pytest.LogCaptureFixture
+) -> None:
+    # The structures of c are corrected, too.
+    for name in "ac":
+        add_lesions(study / "out", name)
+    mask = study / "out/c_lesions.nii.gz"
+    correct_voxel(mask, (6, 9, 12), 1, "White-matter-lesions")
+    settings = cohort.CohortSettings(
+        predictions=study / "out",
+        out=study / "report",
+        jobs=1,
+        uncorrected=uncorrected,
+        excluded=(),
+    )
+    logged.clear()
+    cohort.report_cohort(settings)
+    rows = pd.read_csv(study / "report/lesions.csv").set_index(["subject", "structure"])
+    # 320 mm³ were found, and a voxel of 64 mm³ was painted.
+    found = [rows.loc[(name, "lesions_mm3"), "value"] for name in "ac"]
+    assert found == ([320, 320] if uncorrected else [320, 384])
+    said = "1 of 3 label maps and 1 of 3 masks of lesions are corrected by hand"
+    assert any(line.startswith(said) for line in logged.messages) is not uncorrected
+
+
+def test_a_correction_of_lesions_whose_saving_was_interrupted_counts_nowhere(
+    study: Path,
+) -> None:
+    add_lesions(study / "out", "a")
+    mask = study / "out/a_lesions.nii.gz"
+    correction = correct_voxel(mask, (6, 9, 12), 1, "White-matter-lesions")
+    sidecar_path(mask).unlink()
+    assert correction.path.is_file()
+    results = Study(study / "out")
+    checked = results.checked(results.label_maps(), lesions=True)
+    assert [file.name for file in checked if file.unfit] == ["a"]
+    assert "interrupted" in checked[0].unfit
 
 
 def test_report_counts_a_corrected_scan_whatever_grade_its_result_had(

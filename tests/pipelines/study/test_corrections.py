@@ -20,6 +20,7 @@ from trinat.pipelines.study.corrections import (
     save_correction,
     sidecar_path,
 )
+from trinat.pipelines.study.discovery import is_result
 from trinat.segmentation.errors import GeometryError, IntegrityError, OutputError
 from trinat.segmentation.io.files import sha256_of
 from trinat.segmentation.io.volume import Volume
@@ -95,6 +96,44 @@ def test_a_correction_is_called_after_its_result_and_finds_it(
     assert is_correction(tmp_path / expected)
     assert not is_correction(result)
     assert result_of(tmp_path / expected) == result
+
+
+@pytest.mark.parametrize(
+    ("name", "corrected", "changed"),
+    [
+        ("a_lesions", "a_desc-corrected_lesions", "a_desc-changed_lesions"),
+        (
+            "sub-1_space-orig_label-lesion_mask",
+            "sub-1_space-orig_label-lesion_desc-corrected_mask",
+            "sub-1_space-orig_label-lesion_desc-changed_mask",
+        ),
+    ],
+)
+def test_a_correction_of_lesions_has_names_of_its_own(
+    tmp_path: Path, name: str, corrected: str, changed: str
+) -> None:
+    mask = tmp_path / f"{name}.nii.gz"
+    assert corrected_path(mask) == tmp_path / f"{corrected}.nii.gz"
+    assert mask_path(mask) == tmp_path / f"{changed}.nii.gz"
+    assert sidecar_path(mask) == tmp_path / f"{corrected}.json"
+    # It is no label map, and no scan to segment.
+    assert not is_correction(corrected_path(mask))
+    assert is_result(corrected_path(mask))
+    assert is_result(mask_path(mask))
+
+
+def test_lesions_may_all_be_erased_and_structures_may_not(tmp_path: Path) -> None:
+    for name, why in (
+        ("a_lesions.nii.gz", ""),
+        ("a_dseg.nii.gz", "without any label"),
+    ):
+        result = write_result(tmp_path / name)
+        empty = Volume(np.zeros((16, 17, 18), np.uint8), AFFINE)
+        save(result, empty, ANNA, result)
+        found = correction_of(result)
+        assert found
+        assert why in found.why_unfit("")
+        assert bool(found.why_unfit("")) is bool(why)
 
 
 def test_a_correction_is_saved_beside_its_result_with_what_was_changed(

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
-from helpers.studies import AFFINE, write_study
+from helpers.studies import AFFINE, add_lesions, write_study
 
 from trinat.pipelines.study.corrections import (
     corrected_path,
@@ -40,6 +40,8 @@ def out(tmp_path: Path) -> Path:
 class Page:
     """A tab of a rater, as a client of the application."""
 
+    layer = ""
+
     def __init__(self, out: Path, rater: str = "anna", tab: str = TAB) -> None:
         self._app = make_app(ViewedStudy(out, rater=rater))
         self.tab = tab
@@ -55,22 +57,30 @@ class Page:
         return asyncio.run(asking())
 
     def detail(self) -> dict:
-        return self.ask("GET", "/v1/scans/0").json()
+        return self.ask("GET", "/v1/scans/0", params={"layer": self.layer}).json()
 
     def save(self, changes: bytes, builds_on: str = "", **more: str) -> httpx.Response:
         query = {
-            "builds_on": builds_on or self.detail()["sha256"],
+            "builds_on": builds_on or self.detail()["builds_on"],
             "minutes": "2.5",
             "tab": self.tab,
+            "layer": self.layer,
             **more,
         }
         path = "/v1/scans/0/correction"
         return self.ask("PUT", path, params=query, content=changes)
 
     def keep(self, changes: bytes, **more: str) -> httpx.Response:
-        query = {"builds_on": self.detail()["sha256"], "minutes": "1", **more}
+        shown = self.detail()["builds_on"]
+        query = {"builds_on": shown, "minutes": "1", "layer": self.layer, **more}
         path = f"/v1/scans/0/drafts/{self.tab}"
         return self.ask("PUT", path, params=query, content=changes)
+
+
+class LesionPage(Page):
+    """A tab in which the layer of lesions is shown."""
+
+    layer = "lesions"
 
 
 def changes(place: int, *voxels: tuple[int, int, int]) -> bytes:
@@ -253,6 +263,70 @@ def test_the_table_of_a_folder_has_a_row_for_each_corrected_scan(out: Path) -> N
     ]
     corrected = f"{name}_desc-corrected_dseg.nii.gz"
     assert row.split("\t")[:6] == [name, corrected, "2", "5.0", "2", "anna"]
+
+
+def test_lesions_are_painted_and_a_bridge_that_is_erased_splits_one(
+    tmp_path: Path,
+) -> None:
+    out = write_study(tmp_path / "out", ["a"])
+    add_lesions(out, "a")
+    page = LesionPage(out)
+    assert page.detail()["builds_on"] == sha256_of(out / "a_lesions.nii.gz")
+
+    # Voxels beside the larger lesion: 7 x 64 mm³ now, and 1 x 64 mm³ as before.
+    row = [(6, 9, 12), (7, 9, 12), (8, 9, 12)]
+    saved = page.save(changes(1, *row)).json()
+    assert saved["correction"]["file"] == "a_desc-corrected_lesions.nii.gz"
+    lesions = saved["result"]["lesions"]["lesions"]
+    assert [lesion["mm3"] for lesion in lesions] == [448, 64]
+
+    saved = page.save(changes(0, row[0])).json()
+    lesions = saved["result"]["lesions"]["lesions"]
+    assert [lesion["mm3"] for lesion in lesions] == [256, 128, 64]
+    # The middle of the voxels (7, 9, 12) and (8, 9, 12), of 4 mm.
+    assert [lesions[1][f"{axis}_mm"] for axis in "xyz"] == [30, 36, 48]
+    assert saved["result"]["lesions"]["grade"] == ""
+
+    def voxel(kind: str) -> int:
+        content = page.ask("GET", f"/v1/scans/0/{kind}").content
+        return content[7 + SHAPE[0] * (9 + SHAPE[1] * 12)]
+
+    assert (voxel("lesions"), voxel("lesions-predicted")) == (1, 0)
+    correction = correction_of(out / "a_lesions.nii.gz")
+    assert correction
+    assert correction.sidecar
+    assert correction.sidecar.structures == {"White-matter-lesions": 2}
+    # The structures have not been corrected.
+    assert Page(out).detail()["correction"] is None
+
+
+def test_structures_and_lesions_of_a_scan_have_drafts_and_rows_of_their_own(
+    tmp_path: Path,
+) -> None:
+    out = write_study(tmp_path / "out", ["a"])
+    add_lesions(out, "a")
+    structures, lesions = Page(out), LesionPage(out)
+    structures.keep(changes(RIGHT_THALAMUS, (2, 3, 4)))
+    assert lesions.detail()["drafts"] == []
+    lesions.keep(changes(1, (6, 9, 12)))
+    lesions.save(changes(1, (6, 9, 12)))
+    assert lesions.detail()["drafts"] == []
+    assert [draft["voxels"] for draft in structures.detail()["drafts"]] == [1]
+    structures.save(changes(RIGHT_THALAMUS, (2, 3, 4)))
+    rows = (out / CORRECTIONS).read_text().splitlines()[1:]
+    assert [row.split("\t")[1] for row in rows] == [
+        "a_desc-corrected_lesions.nii.gz",
+        "a_desc-corrected_dseg.nii.gz",
+    ]
+
+
+def test_other_layers_have_no_brush(out: Path) -> None:
+    answer = Page(out).save(changes(1, (6, 9, 12)), layer="parcels")
+    assert answer.status_code == 422
+    # This study has no lesions.
+    page = LesionPage(out)
+    assert page.detail()["builds_on"] == ""
+    assert page.save(changes(1, (6, 9, 12)), builds_on="0").status_code == 422
 
 
 def test_a_rating_is_of_the_corrected_map(out: Path) -> None:

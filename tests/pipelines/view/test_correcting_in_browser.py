@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from helpers.browser import Browser, find_chromium
 from helpers.service import Service, tiny_scan
-from helpers.studies import write_study
+from helpers.studies import add_lesions, write_study
 from helpers.viewer import served
 
 from trinat.pipelines.learn.corrected import next_scans
@@ -389,3 +389,41 @@ def save_as(out: Path, result: Path, corrected: Volume, rater: str) -> None:
         names={10: "Left-Thalamus"},
         lock=out / ".trinat-work/lock.corrections",
     )
+
+
+@pytest.mark.parametrize(("width", "height"), [(1280, 900), (390, 844)])
+def test_a_lesion_is_painted_beside_the_structures(
+    out: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, width: int, height: int
+) -> None:
+    pictures = Path(os.environ.get("TRINAT_PICTURES", tmp_path))
+    add_lesions(out, "a")
+    with served(out, monkeypatch) as address, opened(width, height) as page:
+        load(page, address)
+        page.evaluate("window.trinatShown = null")
+        page.evaluate("document.getElementById('lesions').click()")
+        page.wait(SHOWN, 240)
+        page.press("a")
+        page.press("x")
+        page.wait("document.getElementById('correct').checkVisibility()")
+        pens = "document.getElementById('pen').textContent"
+        assert page.evaluate(pens) == "White matter lesions"
+        first = stroke(page)
+        page.evaluate("document.getElementById('save').click()")
+        page.wait(f"{STATE}.startsWith('Saved as a_desc-corrected_lesions.nii.gz')")
+        listed = "document.querySelectorAll('#structure-card .lesions button').length"
+        # Two were found, one was painted.
+        assert page.evaluate(listed) == 3
+        (pictures / f"lesions-{width}.png").write_bytes(page.picture())
+        # The mask before the correction, and back to the structures with their own brush.
+        page.press("f")
+        page.wait("window.trinatPicture.state.flipped")
+        page.evaluate("window.trinatShown = null")
+        page.evaluate("document.getElementById('lesions').click()")
+        page.wait(SHOWN, 240)
+        begin(page)
+        assert stroke(page) > 3
+    correction = correction_of(out / "a_lesions.nii.gz")
+    assert correction
+    assert correction.sidecar
+    assert correction.sidecar.changed_voxels == first
+    assert correction_of(out / "a_dseg.nii.gz") is None
