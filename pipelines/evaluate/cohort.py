@@ -284,9 +284,7 @@ def _read_known(settings: CohortSettings) -> Known:
     ratings = read_given(settings.ratings)
 
     study = Study(settings.predictions)
-    files = study.label_maps(
-        parcels=scheme.has_parcels, corrected=not settings.uncorrected
-    )
+    files = study.label_maps(kind=scheme.kind, corrected=not settings.uncorrected)
     table = settings.participants or settings.predictions / "participants.tsv"
     matched = match_participants(
         table,

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pandas as pd
@@ -24,8 +25,14 @@ from trinat.pipelines.jobs.lock import claimed, keep_only, refuse_foreign
 from trinat.pipelines.jobs.process import cpu_count
 from trinat.pipelines.jobs.progress import BatchProgress, no_progress
 from trinat.pipelines.report.evaluation import printed
+from trinat.pipelines.report.lesions import (
+    class_row,
+    pooled,
+    scan_row,
+    tables_of_lesions,
+)
 from trinat.pipelines.report.measurements import metrics_frame, write_table
-from trinat.pipelines.report.page import provenance
+from trinat.pipelines.report.page import Table, provenance
 from trinat.pipelines.study.entry import taught_by_models
 from trinat.pipelines.study.files import ScanFile, corrected_among
 from trinat.pipelines.study.pairing import Pairing
@@ -43,6 +50,8 @@ _log = logging.getLogger(__name__)
 _OUTPUTS = (
     "pairs.csv",
     "metrics.csv",
+    "lesions.csv",
+    "lesion_classes.csv",
     "summary.json",
     "structures.csv",
     "raters.csv",
@@ -147,13 +156,44 @@ def _publish(
     write_whole(out / "summary.json", json.dumps(summary, indent=1) + "\n")
     write_table(out / "structures.csv", printed(evaluation))
     written = ["pairs.csv", "metrics.csv", "summary.json", "structures.csv"]
+    lesion_tables = []
+    if inputs.scheme.kind == "lesions":
+        lesion_tables = _write_lesions(out, measured)
+        written += ["lesions.csv", "lesion_classes.csv"]
     if settings.ratings:
         write_table(out / "raters.csv", agreement_table(inputs.ratings))
         written.append("raters.csv")
     if not settings.tables_only:
-        _write_page(inputs, evaluation, measured, facts, notices)
+        _write_page(inputs, evaluation, measured, facts, notices, lesion_tables)
         written += ["figures", "report.html"]
     keep_only(out, _OUTPUTS, written)
+
+
+def _write_lesions(out: Path, measured: Sequence[Done]) -> list[Table]:
+    """Write lesions.csv and lesion_classes.csv; return the tables of lesions for the page.
+
+    `measured` are the outcomes of pairs of masks of lesions.
+    """
+    scans = []
+    classes = []
+    of_all = []
+    for result in measured:
+        scan = scan_of(result.task)
+        values = {
+            row.metric: row.value
+            for row in result.measurements
+            if row.fs_id is not None
+        }
+        for (by, name), counts in result.lesions.items():
+            of_all.append(((scan["model"], by, name), counts))
+            if by == "all":
+                scans.append(scan_row(scan, counts, values))
+            else:
+                classes.append(class_row(scan, by, name, counts))
+    table = pd.DataFrame(scans)
+    write_table(out / "lesions.csv", table)
+    write_table(out / "lesion_classes.csv", pd.DataFrame(classes))
+    return tables_of_lesions(table, pooled(of_all))
 
 
 def _pairs_table(done: Iterable[Done], pairings: Mapping[str, Pairing]) -> pd.DataFrame:
@@ -265,12 +305,13 @@ def _write_page(
     measured: Sequence[Done],
     facts: Mapping[str, str],
     notices: Sequence[str],
+    lesions: Sequence[Table],
 ) -> None:
     """Write report.html and its figures.
 
     `measured` are the outcomes of the pairs that were measured. `facts` maps titles to texts for
     the section on provenance, such as the command and the date. `notices` are sentences to show
-    above the results.
+    above the results, and `lesions` are the tables of lesions, if masks of lesions were compared.
     """
     from trinat.pipelines.report.evaluation import drawings, evaluation_page
 
@@ -298,5 +339,6 @@ def _write_page(
         facts,
         faces=faces,
         notices=[*notices, *more_notices],
+        lesions=lesions,
     )
     write_whole(settings.out / "report.html", page)

@@ -22,6 +22,7 @@ from trinat.pipelines.study.files import (
     stored_files,
     two_maps_of_a_scan,
 )
+from trinat.pipelines.study.naming import Product
 from trinat.pipelines.study.pairing import Pairing, pair_files
 from trinat.pipelines.study.ratings import (
     Rating,
@@ -35,7 +36,7 @@ from trinat.segmentation.data.store import Store
 from trinat.segmentation.errors import ConfigError, EvaluationError
 from trinat.segmentation.labels.folding import FoldingTable, load_folding
 from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
-from trinat.segmentation.metrics.counted import made_by
+from trinat.segmentation.metrics.counted import Made, made_by
 
 _log = logging.getLogger(__name__)
 
@@ -131,7 +132,7 @@ def gather(settings: EvaluationSettings) -> Inputs:
         truths = stored_files(store, subjects, "labels")
         images = stored_files(store, subjects, "image")
     else:
-        truths = find_files(truth, parcels=scheme.has_parcels)
+        truths = find_files(truth, kind=scheme.kind)
         if settings.images is not None:
             images = find_images(settings.images, [file.path for file in truths])
     clash = clash_among(file.participant for file in truths)
@@ -142,7 +143,7 @@ def gather(settings: EvaluationSettings) -> Inputs:
     pairings: dict[str, Pairing] = {}
     for model, study in studies.items():
         label_maps = study.label_maps(
-            parcels=scheme.has_parcels, corrected=not settings.uncorrected
+            kind=scheme.kind, corrected=not settings.uncorrected
         )
         predictions = study.checked(label_maps)
         for entry in study.failed:
@@ -196,6 +197,9 @@ def plan_tasks(inputs: Inputs) -> list[Task]:
             settings.not_predicted,
             study.csf or csf_pred.get(model),
         )
+        if inputs.scheme.kind == "lesions":
+            # The ledger has the structures of the model, of which lesions are none.
+            made = Made()
         # Raises ConfigError for a structure that the scheme lacks, before anything is measured.
         made.left_out(inputs.scheme)
         for pair in pairing.pairs:
@@ -210,6 +214,7 @@ def plan_tasks(inputs: Inputs) -> list[Task]:
                 made=made,
                 rejected=rejected,
                 truth_csf=truth_csf,
+                structures=pair.prediction.output(Product.LABELS),
             )
             tasks.append(task)
     if not tasks:

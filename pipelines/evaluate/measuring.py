@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,11 +19,13 @@ from trinat.pipelines.study.corrections import Correction, structures_beside
 from trinat.pipelines.study.files import NO_ENTRY, ScanFile, refuse_changed
 from trinat.pipelines.study.pairing import Pair
 from trinat.segmentation.errors import EvaluationError, GeometryError, TrinatError
+from trinat.segmentation.inference.lesions import regions_of
 from trinat.segmentation.io.files import sha256_of
 from trinat.segmentation.io.orientation import TrustAffine
 from trinat.segmentation.io.volume import Volume
-from trinat.segmentation.labels import Csf
+from trinat.segmentation.labels import DEFAULT_SCHEME, Csf
 from trinat.segmentation.labels.folding import FoldingTable
+from trinat.segmentation.labels.lesions import LesionCounts, MatchedLesions
 from trinat.segmentation.labels.scheme import LOBES, LabelScheme, load_scheme
 from trinat.segmentation.metrics.common_grid import (
     drawn_slices,
@@ -31,6 +34,9 @@ from trinat.segmentation.metrics.common_grid import (
 )
 from trinat.segmentation.metrics.counted import Made
 from trinat.segmentation.metrics.pair import Measurement, compare
+
+# Counts of lesions by kind of class (all, size, region) and class.
+CountsByClass = dict[tuple[str, str], LesionCounts]
 
 KILLED = "its process was killed (out of memory?)"
 
@@ -46,6 +52,8 @@ class Task:
     which structures the model predicts and how it defines CSF; `truth_csf` is the definition of CSF
     in the truth. `rejected` maps the SHA-256 of a prediction to the structures in it that raters
     have rejected; each structure, or "" for the whole label map, is mapped to the raters' names.
+    `structures` is the label map of structures of the same scan, for the regions of lesions; None
+    if there is none.
     """
 
     model: str
@@ -58,20 +66,23 @@ class Task:
     made: Made = field(default_factory=Made)
     rejected: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     truth_csf: Csf = "region"
+    structures: Path | None = None
 
 
 @dataclass(frozen=True)
 class Done:
     """Outcome of the measurement of one pair of label maps.
 
-    `measurements` are its values. `facts` are columns of pairs.csv that describe the files (shape,
-    spacing_mm, truth_sha256, prediction_sha256). `note` describes how the two label maps were made
-    comparable. `failure` is the error message, and `rejected` has the names of the raters who
-    rejected the whole prediction; both are "" for a pair that was measured.
+    `measurements` are its values, and `lesions` the counts of lesions in masks of lesions. `facts`
+    are columns of pairs.csv that describe the files (shape, spacing_mm, truth_sha256,
+    prediction_sha256). `note` describes how the two label maps were made comparable. `failure` is
+    the error message, and `rejected` has the names of the raters who rejected the whole prediction;
+    both are "" for a pair that was measured.
     """
 
     task: Task
     measurements: tuple[Measurement, ...] = ()
+    lesions: CountsByClass = field(default_factory=dict)
     facts: Mapping[str, str] = field(default_factory=dict)
     note: str = ""
     failure: str = ""
@@ -138,15 +149,53 @@ def _measure_pair(task: Task) -> Done:
         scheme = load_scheme(task.scheme)
         rejected = pair.rejected
         if "" in rejected:
-            return Done(task, (), pair.facts, pair.note, rejected=rejected[""])
-        true, predicted, spacing_mm = labelled_slices(
-            pair.true, pair.predicted, pair.truth.spacing_mm
-        )
+            return Done(task, facts=pair.facts, note=pair.note, rejected=rejected[""])
+        true = pair.true
+        predicted = pair.predicted
+        spacing_mm = pair.truth.spacing_mm
+        if scheme.kind != "lesions":
+            true, predicted, spacing_mm = labelled_slices(true, predicted, spacing_mm)
         left_out = task.made.left_out(scheme, rejected, truth_csf=task.truth_csf)
-        rows = compare(true, predicted, spacing_mm, scheme, left_out).rows()
+        measured = compare(true, predicted, spacing_mm, scheme, left_out)
+        notes = [pair.note]
+        lesions: CountsByClass = {}
+        if measured.lesions is not None:
+            lesions, note = _count_lesions(measured.lesions, task, pair.truth)
+            notes.append(note)
     except (TrinatError, OSError) as error:
         return Done(task, failure=str(error))
-    return Done(task, tuple(rows), pair.facts, pair.note)
+    note = "; ".join(filter(None, notes))
+    return Done(task, tuple(measured.rows()), lesions, pair.facts, note)
+
+
+def _count_lesions(
+    lesions: MatchedLesions, task: Task, truth: Volume
+) -> tuple[CountsByClass, str]:
+    """Count the lesions of a pair of masks in total, by size, and by region if regions are known.
+
+    Regions follow from the label map of structures in `task`, which must fit the grid of `truth`.
+    The second result is the reason if regions are not known, else "".
+    """
+    counts: CountsByClass = {("all", "all"): lesions.counts}
+    for name, of_size in lesions.counts_by_size.items():
+        counts["size (mm³)", name] = of_size
+    if task.structures is None:
+        return counts, "regions of lesions not known: no label map of structures"
+    scheme = load_scheme(DEFAULT_SCHEME)
+    file = replace(task.pair.prediction, path=task.structures, numbers={}, fold=None)
+    try:
+        structures, _ = on_grid_of(
+            read_labels(file, task.trust_affine), truth, resample=task.resample
+        )
+        classes = as_classes(structures, file, scheme, task.numbering)
+    except (TrinatError, OSError) as error:
+        return counts, f"regions of lesions not known: {error}"
+    true, predicted = regions_of(
+        [lesions.true, lesions.predicted], replace(truth, data=classes), scheme
+    )
+    for region, of_region in lesions.counts_by_region(true, predicted).items():
+        counts["region", region] = of_region
+    return counts, ""
 
 
 def read_pair(task: Task) -> AlignedPair:
@@ -179,7 +228,9 @@ def read_pair(task: Task) -> AlignedPair:
     scheme = load_scheme(task.scheme)
     true = as_classes(truth, pair.truth, scheme, task.truth_numbering)
     predicted = as_classes(prediction, pair.prediction, scheme, task.numbering)
-    slices = drawn_slices(true, truth.spacing_mm)
+    slices = None
+    if scheme.kind != "lesions":
+        slices = drawn_slices(true, truth.spacing_mm)
     if slices is not None:
         # The truth is labelled on some slices only and unknown between them.
         notes.append(slices.note)

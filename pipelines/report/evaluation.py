@@ -13,7 +13,7 @@ from trinat.pipelines.common.text import count
 from trinat.pipelines.report import figures, measurements, summary, tables
 from trinat.pipelines.report.case_view import ERROR_COLORS, CaseView, Palette
 from trinat.pipelines.report.drawing import Drawing
-from trinat.pipelines.report.page import render, short_name
+from trinat.pipelines.report.page import Table, render, short_name
 from trinat.pipelines.report.summary import Evaluation
 from trinat.pipelines.report.tables import digits_of
 from trinat.segmentation.labels.scheme import LabelScheme
@@ -54,11 +54,8 @@ def drawings(evaluation: Evaluation) -> dict[str, list[Drawing]]:
     evaluation = evaluation.without_absent()
     frame = evaluation.frame
     models = evaluation.models
-    measured = set(frame["metric"].unique())
     structures = measurements.structures_of(frame)
-    boxes = [
-        figures.box_plot(frame, metric) for metric in PLOTTED if metric in measured
-    ]
+    boxes = [figures.box_plot(frame, metric) for metric in evaluation.measured(PLOTTED)]
     volumes = [figures.bland_altman_plot(frame, model, structures) for model in models]
     confusions = [figures.confusion_plot(frame, model) for model in models]
     # Every two models are compared in overlap and in distance.
@@ -86,6 +83,7 @@ def evaluation_page(
     *,
     faces: str = "",
     notices: Sequence[str] = (),
+    lesions: Sequence[Table] = (),
 ) -> str:
     """Return the page of an evaluation as HTML.
 
@@ -95,6 +93,7 @@ def evaluation_page(
     - `provenance` is shown at the end: texts such as program version, date and command, by title.
     - `faces` is a sentence on whether the pictures show faces.
     - `notices` are shown before the warnings that the page derives from the numbers.
+    - `lesions` are the tables of lesions, if masks of lesions were compared.
     """
     every_notice = [*notices, *_notices(evaluation)]
     evaluation = evaluation.without_absent()
@@ -108,7 +107,7 @@ def evaluation_page(
     )
     # Tables by the metric's title, one for each model.
     heat = {}
-    for metric in PRINTED:
+    for metric in evaluation.measured(PRINTED):
         heat[METRICS[metric].title] = [
             tables.heat(evaluation, model, metric, scheme)
             for model in evaluation.models
@@ -128,6 +127,7 @@ def evaluation_page(
         headline=tables.headline(evaluation),
         groups=tables.groups(evaluation),
         plots=plots,
+        lesions=lesions,
         structures=tables.structures(evaluation),
         heat=heat,
         not_predicted=tables.not_predicted(evaluation),
@@ -349,7 +349,7 @@ def printed(evaluation: Evaluation) -> pd.DataFrame:
                 "structure": short_name(structure),
                 "participants": str(dice["participants"]),
             }
-            for metric in PRINTED:
+            for metric in evaluation.measured(PRINTED):
                 statistic = evaluation.statistic(model, metric, structure)
                 for key in ("mean", "sd", "low", "high"):
                     value = statistic.get(key, np.nan)

@@ -49,6 +49,12 @@ Members = Mapping[str, Sequence[str]]
 _STATISTICS = ["participants", "undefined", "mean", "median", "sd", "low", "high"]
 
 
+def measured_among(metrics: Sequence[str], frame: pd.DataFrame) -> list[str]:
+    """Return those of some metrics that `frame`, the table of metrics.csv, has."""
+    measured = set(frame["metric"].unique())
+    return [metric for metric in metrics if metric in measured]
+
+
 def structure_statistics(frame: pd.DataFrame, members: Members) -> pd.DataFrame:
     """Return the statistics over participants of each model, metric, and structure or group.
 
@@ -123,7 +129,7 @@ def comparisons(frame: pd.DataFrame, members: Members) -> pd.DataFrame:
     """
     tables = []
     for first, second in combinations(models_of(frame), 2):
-        for metric in HEADLINE:
+        for metric in measured_among(HEADLINE, frame):
             table = _comparison(frame, first, second, metric, members)
             if not table.empty:
                 tables.append(table.assign(first=first, second=second, metric=metric))
@@ -361,6 +367,10 @@ class Evaluation:
     def models(self) -> list[str]:
         """The evaluated models, in the order of the command line."""
         return models_of(self.frame)
+
+    def measured(self, metrics: Sequence[str]) -> list[str]:
+        """Return those of some metrics that were measured."""
+        return measured_among(metrics, self.frame)
 
     def without_absent(self) -> Evaluation:
         """Return a copy without the structures that no label map of the evaluation has.

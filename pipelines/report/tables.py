@@ -39,10 +39,13 @@ _LEFT_OUT = (
     "Values that only one of the two models has, one a structure and scan: not compared"
 )
 
-_HEADLINE_COLUMNS: Columns = [
-    Column(METRICS[metric].title_with_unit, 0, METRICS[metric].definition)
-    for metric in HEADLINE
-]
+
+def _headline_columns(evaluation: Evaluation) -> Columns:
+    """Return a column for each main metric that was measured."""
+    return [
+        Column(METRICS[metric].title_with_unit, 0, METRICS[metric].definition)
+        for metric in evaluation.measured(HEADLINE)
+    ]
 
 
 def headline(evaluation: Evaluation) -> Table:
@@ -57,10 +60,15 @@ def headline(evaluation: Evaluation) -> Table:
             "participants"
         )
         intervals = [
-            _mean_with_interval(evaluation, model, metric) for metric in HEADLINE
+            _mean_with_interval(evaluation, model, metric)
+            for metric in evaluation.measured(HEADLINE)
         ]
         rows.append([model, participants, *intervals])
-    columns: Columns = ["Model", Column("Participants", 0), *_HEADLINE_COLUMNS]
+    columns: Columns = [
+        "Model",
+        Column("Participants", 0),
+        *_headline_columns(evaluation),
+    ]
     caption = "All structures: mean over participants, with its 95 % interval"
     return table("headline", caption, columns, rows, kind="intervals")
 
@@ -97,10 +105,14 @@ def groups(evaluation: Evaluation) -> Table:
         for group in shown:
             intervals = [
                 _mean_with_interval(evaluation, model, metric, group)
-                for metric in HEADLINE
+                for metric in evaluation.measured(HEADLINE)
             ]
             rows.append([short_name(group), model, *intervals])
-    columns: Columns = ["Group", Column("Model", pick=True), *_HEADLINE_COLUMNS]
+    columns: Columns = [
+        "Group",
+        Column("Model", pick=True),
+        *_headline_columns(evaluation),
+    ]
     caption = "Groups of structures: mean over participants, with its 95 % interval"
     return table("groups", caption, columns, rows, kind="intervals")
 

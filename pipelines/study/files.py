@@ -30,7 +30,7 @@ from trinat.pipelines.study.corrections import (
 )
 from trinat.pipelines.study.discovery import absolute, is_result, stem_ends, walk
 from trinat.pipelines.study.entry import Entry
-from trinat.pipelines.study.naming import LAYERS, Product
+from trinat.pipelines.study.naming import LAYERS, RESULT_ENDINGS, Product
 from trinat.pipelines.study.participants import Facts
 from trinat.pipelines.study.record import ScanResult
 from trinat.segmentation.data.identity import (
@@ -63,6 +63,7 @@ from trinat.segmentation.errors import (
 )
 from trinat.segmentation.io.streams import SCAN_SUFFIXES, is_archive, remedy_for_format
 from trinat.segmentation.labels.folding import FoldingTable
+from trinat.segmentation.labels.scheme import MapKind
 
 if TYPE_CHECKING:
     from trinat.segmentation.data.store import Original, Store
@@ -71,6 +72,8 @@ if TYPE_CHECKING:
 _READ = tuple(suffix for suffix in SCAN_SUFFIXES if suffix != ".img")
 # Endings of names of scans in BIDS.
 _SCANS = ("_t1w", "_t2w", "_pdw", "_flair")
+# Endings of results that masks of lesions by others may have, too.
+_ENDINGS_OF_MASKS = ("_lesions", "_mask")
 # Entities that describe the kind of a file: they may differ between the two files of a pair.
 _NOT_IDENTITY = ("space", "desc", "label", "res", "den", "seg", "atlas")
 _AGAIN = "put it back, or run `trinat prepare` again with its new place"
@@ -199,7 +202,7 @@ def find_files(
     place: Path,
     *,
     suffix: str = Product.LABELS.suffix,
-    parcels: bool = False,
+    kind: MapKind = "structures",
     corrected: bool = True,
     entries: Mapping[Path, Listed] = MappingProxyType({}),
 ) -> list[ScanFile]:
@@ -207,8 +210,10 @@ def find_files(
 
     `place` may be a single file; a BIDS dataset or derivative; a FreeSurfer SUBJECTS_DIR; a folder
     with files called *_dseg at any depth; or a folder of files. With files called *_dseg, other
-    images directly in the folder are label maps, too, except their scans and results. With
-    `parcels`, maps of cortical parcels are preferred if there are any.
+    images directly in the folder are label maps, too, except their scans and results. The `kind`
+    parcels prefers maps of cortical parcels if there are any. The kind lesions returns masks
+    instead: of BIDS those with `label-lesion`, files called *_lesions at any depth, or the files of
+    a folder.
 
     In a folder, a correction (a label map corrected by hand) replaces the label map that it
     corrects and gets its name. Without `corrected`, label maps are returned as they were before
@@ -230,20 +235,21 @@ def find_files(
     if not place.is_dir():
         remedy = "check the path; a relative one starts at the current folder"
         raise ConfigError("no such file or folder", where=place, remedy=remedy)
-    found = _with_corrections(
-        _files_below(place, suffix, parcels=parcels), corrected=corrected
-    )
+    found = _with_corrections(_files_below(place, suffix, kind), corrected=corrected)
     if found:
         return sorted(
             name_files(found, place, entries),
             key=lambda file: (natural_order(file.name), str(file.path)),
         )
     what = "no image here"
-    if suffix == Product.LABELS.suffix:
-        what = "no label map here"
     remedy = (
         "give a BIDS folder, a SUBJECTS_DIR, or a folder of .nii.gz, .nii or .mgz files"
     )
+    if kind == "lesions":
+        what = "no mask of lesions here"
+        remedy = "give a folder of masks, or run trinat predict --lesions"
+    elif suffix == Product.LABELS.suffix:
+        what = "no label map here"
     raise EvaluationError(what, where=place, remedy=remedy)
 
 
@@ -262,13 +268,16 @@ def find_images(place: Path, label_maps: Iterable[Path]) -> list[ScanFile]:
     return find_files(place, suffix=suffix)
 
 
-def _files_below(place: Path, suffix: str, *, parcels: bool) -> list[ScanFile]:
+def _files_below(place: Path, suffix: str, kind: MapKind) -> list[ScanFile]:
     """Return the label maps or images in a folder of unknown layout.
 
-    `suffix` is that of the BIDS names, such as dseg or T1w. With `parcels`, maps of cortical
-    parcels are preferred. Layouts are tried one after the other (BIDS, SUBJECTS_DIR, files called
-    *_dseg, any files); the first layout with any files is used.
+    `suffix` is that of the BIDS names, such as dseg or T1w, and `kind` that of the label maps.
+    Layouts are tried one after the other (BIDS, SUBJECTS_DIR, files called *_dseg, any files); the
+    first layout with any files is used.
     """
+    if kind == "lesions":
+        return _lesion_masks(place)
+    parcels = kind == "parcels"
     of_labels = suffix == Product.LABELS.suffix
     bids = [_identify_by_name(path) for path in anat_files(place, suffix)]
     if bids:
@@ -301,6 +310,30 @@ def _files_below(place: Path, suffix: str, *, parcels: bool) -> list[ScanFile]:
         file_below(place, path)
         for path in walk(place)
         if path.name.lower().endswith(_READ) and not is_result(path)
+    ]
+
+
+def _lesion_masks(place: Path) -> list[ScanFile]:
+    """Return the masks of lesions in a folder: of BIDS, files called *_lesions, or any files.
+
+    Results of other kinds are not masks of lesions.
+    """
+    label = Product.LESIONS.own_entities["label"]
+    bids = [
+        _identify_by_name(path)
+        for path in anat_files(place, Product.LESIONS.suffix)
+        if entities(without_suffix(path)).get("label") == label
+    ]
+    if bids:
+        return bids
+    marked = _marked_label_maps(place, Product.LESIONS.plain)
+    if marked:
+        return [file_below(place, path) for path in marked]
+    others = tuple(end for end in RESULT_ENDINGS if end not in _ENDINGS_OF_MASKS)
+    return [
+        _identify_by_name(path)
+        for path in image_files(place, _READ).values()
+        if not stem_ends(path, *others)
     ]
 
 
@@ -564,8 +597,8 @@ def _identify_by_name(path: Path) -> ScanFile:
     # Parts that look like entities but are not, as in sub-01_ses-2.auto, may distinguish scans.
     with_dash = [part.split("-")[0] for part in name.split("_") if "-" in part]
     if "sub" not in facts or not facts.keys() >= set(with_dash):
-        name = name.removesuffix(f"_{Product.LABELS.suffix}")
-        name = name.removesuffix(f"_{Product.PARCELS.plain}")
+        for product in (Product.LABELS, Product.PARCELS, Product.LESIONS):
+            name = name.removesuffix(f"_{product.plain}")
         return ScanFile(name, path, name)
     known = {
         entity: value for entity, value in facts.items() if entity not in _NOT_IDENTITY

@@ -25,7 +25,13 @@ from pydantic import (
     model_serializer,
 )
 
-from trinat.segmentation.labels import HEMISPHERES, Csf, Side
+from trinat.segmentation.labels import (
+    HEMISPHERES,
+    LESION_REGIONS,
+    LESION_SIZES_MM3,
+    Csf,
+    Side,
+)
 from trinat.segmentation.labels.measures import INTRACRANIAL
 
 if TYPE_CHECKING:
@@ -35,9 +41,6 @@ if TYPE_CHECKING:
 GRADES = ("failed", "reject", "look", "ungraded", "pass")
 # Grades of structures that require a reason.
 DOUBTFUL = ("reject", "look")
-# Regions of lesions, and the limits between the classes of size in which they are counted.
-LESION_REGIONS = ("periventricular", "juxtacortical", "infratentorial", "deep")
-LESION_SIZES_MM3 = (10, 100, 1000)
 # Group statistics (means, tests, norms, adjustments, changes) leave out results of these grades.
 EXCLUDED_GRADES = ("reject",)
 

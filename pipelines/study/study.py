@@ -38,7 +38,7 @@ from trinat.segmentation.data.sources.base import natural_order
 from trinat.segmentation.errors import ConfigError, IntegrityError
 from trinat.segmentation.io.files import sha256_of
 from trinat.segmentation.labels import Csf
-from trinat.segmentation.labels.scheme import LabelScheme
+from trinat.segmentation.labels.scheme import LabelScheme, MapKind
 
 # Number of folders above a file that are searched for the ledger of its result.
 _FOLDERS_ABOVE = 4
@@ -127,12 +127,12 @@ class Study:
         return next(iter(meanings), None)
 
     def label_maps(
-        self, *, parcels: bool = False, corrected: bool = True
+        self, *, kind: MapKind = "structures", corrected: bool = True
     ) -> list[ScanFile]:
         """Return the label maps as `find_files` does, each with its ledger entry if there is one.
 
-        With `parcels`, maps of cortical parcels are preferred. Without `corrected`, label maps are
-        returned as they were before correction by hand.
+        `kind` is as in `find_files`. Without `corrected`, label maps are returned as they were
+        before correction by hand.
         """
         entries = {
             absolute(folder / name): (folder, entry)
@@ -140,9 +140,7 @@ class Study:
             for entry in of_folder
             for name in entry.outputs
         }
-        return find_files(
-            self.folder, parcels=parcels, corrected=corrected, entries=entries
-        )
+        return find_files(self.folder, kind=kind, corrected=corrected, entries=entries)
 
     def checked(
         self, label_maps: Sequence[ScanFile], *, lesions: bool = False

@@ -17,7 +17,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 from safetensors.torch import save_file
-from scipy import ndimage
 
 from trinat.segmentation.inference.lesion_network import (
     Image,
@@ -30,6 +29,7 @@ from trinat.segmentation.inference.lesion_network import (
 )
 from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.labels.lesions import MatchedLesions
 from trinat.segmentation.space.conform import conform
 from trinat.segmentation.space.views import reoriented
 from trinat.segmentation.synthetic.lesions import LESION
@@ -42,8 +42,6 @@ from trinat.segmentation.training.lesion_fit import (
 _STEPS = 1000
 # A scan of a patient counts as much as so many painted ones.
 _REAL_WEIGHT = 5.0
-_TOUCHING = np.ones((3, 3, 3), bool)
-_SMALLEST_VOXELS = 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,21 +144,9 @@ def _row(scan: _Scan, network: LesionNetwork) -> str:
     truth = scan.lesions
     both = np.count_nonzero(found & truth)
     dice = 2 * both / max(found.sum() + truth.sum(), 1)
-    hits, missed = _hits(truth, found)
-    _, invented = _hits(found, truth)
-    f1 = 2 * hits / max(2 * hits + missed + invented, 1)
+    counts = MatchedLesions.between(truth, found, 1.0).counts
     return (
-        f"| {scan.name} | {dice:.2f} | {f1:.2f} | {hits} | {missed} | {invented} "
+        f"| {scan.name} | {dice:.2f} | {counts.f1:.2f} | {counts.found} "
+        f"| {counts.true - counts.found} | {counts.predicted - counts.right} "
         f"| {found.sum() / 1000:.1f} | {truth.sum() / 1000:.1f} |"
     )
-
-
-def _hits(lesions: NDArray[np.bool_], other: NDArray[np.bool_]) -> tuple[int, int]:
-    """Count the lesions that touch the other map, and those that do not."""
-    parts, count = ndimage.label(lesions, _TOUCHING)
-    sizes = np.bincount(parts.ravel(), minlength=count + 1)
-    shared = np.bincount(parts[other], minlength=count + 1)
-    counted = sizes >= _SMALLEST_VOXELS
-    counted[0] = False
-    hits = int(np.count_nonzero(counted & (shared > 0)))
-    return hits, int(np.count_nonzero(counted)) - hits

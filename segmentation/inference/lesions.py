@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,17 +17,14 @@ from scipy import ndimage
 
 from trinat.segmentation.inference.checks.limits import GradeName
 from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.labels import LESION_REGIONS, LesionRegion
+from trinat.segmentation.labels.lesions import (
+    SMALLEST_MM3,
+    NumberedLesions,
+    number_lesions,
+)
 from trinat.segmentation.labels.scheme import LabelScheme
 
-Region = Literal["periventricular", "juxtacortical", "infratentorial", "deep"]
-REGIONS: tuple[Region, ...] = (
-    "periventricular",
-    "juxtacortical",
-    "infratentorial",
-    "deep",
-)
-# Smallest lesion by default: three voxels of 1 mm.
-SMALLEST_MM3 = 3.0
 # A voxel with at least this probability is lesion.
 LIKELY = 0.5
 # A lesion with a voxel this near to a ventricle is periventricular, one this near to the cortex is
@@ -50,7 +46,7 @@ _SUPRATENTORIAL = (2, 3, 4, 10, 11, 12, 13, 41, 42, 43, 49, 50, 51, 52)
 _MANY_OF_WHITE = 0.05
 _MOST_OF_WHITE = 0.25
 _MANY_MM3 = 1000.0
-# Voxels that share a face, an edge or a corner belong to one lesion.
+# Voxels that share a face, an edge or a corner are connected.
 _TOUCHING = np.ones((3, 3, 3), bool)
 
 
@@ -66,7 +62,7 @@ class Lesion:
     number: int
     volume_mm3: float
     centroid_mm: tuple[float, float, float]
-    region: Region
+    region: LesionRegion
     probability: float
 
 
@@ -102,15 +98,15 @@ class Lesions:
         return sum(lesion.volume_mm3 for lesion in self.lesions)
 
     @property
-    def count_by_region(self) -> dict[Region, int]:
+    def count_by_region(self) -> dict[LesionRegion, int]:
         """Number of lesions in each region."""
         counts = Counter(lesion.region for lesion in self.lesions)
-        return {region: counts[region] for region in REGIONS}
+        return {region: counts[region] for region in LESION_REGIONS}
 
     @property
-    def volume_by_region_mm3(self) -> dict[Region, float]:
+    def volume_by_region_mm3(self) -> dict[LesionRegion, float]:
         """Total volume of the lesions in each region, in mm³."""
-        volumes = dict.fromkeys(REGIONS, 0.0)
+        volumes = dict.fromkeys(LESION_REGIONS, 0.0)
         for lesion in self.lesions:
             volumes[lesion.region] += lesion.volume_mm3
         return volumes
@@ -133,19 +129,11 @@ def find_lesions(
     True if the network that found the probability is unreliable in slices as thin as these.
     """
     grid = probability.grid
-    voxel_mm3 = grid.voxel_mm3
-    parts, _ = ndimage.label(probability.data >= LIKELY, _TOUCHING)
-    sizes = np.bincount(parts.ravel())
-    # Voxel volumes are not exact, hence the tolerance.
-    kept = np.flatnonzero(sizes * voxel_mm3 >= smallest_mm3 - 1e-6)
-    kept = kept[kept > 0]
-    # Largest first; lesions of equal size in the order of the map.
-    kept = kept[np.argsort(-sizes[kept], kind="stable")]
-    numbers_of = np.zeros(len(sizes), np.int32)
-    numbers_of[kept] = np.arange(1, len(kept) + 1)
-    numbers = numbers_of[parts]
-    regions = _region_per_lesion(numbers, len(kept), structures, scheme)
-    means = _sum_per_lesion(probability.data, numbers, len(kept)) / sizes[kept]
+    is_likely = probability.data >= LIKELY
+    found = number_lesions(is_likely, grid.voxel_mm3, smallest_mm3)
+    numbers = found.numbers
+    [regions] = regions_of([found], structures, scheme)
+    probabilities = _mean_per_lesion(probability.data, found)
     lesions = []
     boxes = ndimage.find_objects(numbers)
     for number, box in enumerate(boxes, start=1):
@@ -155,10 +143,10 @@ def find_lesions(
         lesions.append(
             Lesion(
                 number=number,
-                volume_mm3=len(places) * voxel_mm3,
+                volume_mm3=float(found.volumes_mm3[number - 1]),
                 centroid_mm=(x, y, z),
                 region=regions[number - 1],
-                probability=float(means[number - 1]),
+                probability=float(probabilities[number - 1]),
             )
         )
     volume = Volume(numbers, probability.affine, structures.codes, structures.notes)
@@ -224,56 +212,56 @@ def _implausible_places(
     return reasons
 
 
-def _region_per_lesion(
-    numbers: NDArray[np.int32],
-    count: int,
-    structures: Volume,
-    scheme: LabelScheme,
-) -> list[Region]:
-    """Return the region of each lesion, in the order of their numbers.
+def regions_of(
+    masks: Sequence[NumberedLesions], structures: Volume, scheme: LabelScheme
+) -> list[list[LesionRegion]]:
+    """Return the region of each lesion of each mask, in the order of their numbers.
 
-    `numbers` (X, Y, Z) is the map of lesions, numbered from 1 to `count`; `structures` has classes
-    of `scheme` on the same grid.
+    `structures` has the class of `scheme` of each voxel, on the same grid as all masks.
     """
-    if not count:
-        return []
-    from_ventricle = _distance_mm(_LATERAL_VENTRICLES, numbers, structures, scheme)
-    from_cortex = _distance_mm(_CORTEX, numbers, structures, scheme)
-    below = _distance_mm(_INFRATENTORIAL, numbers, structures, scheme)
-    above = _distance_mm(_SUPRATENTORIAL, numbers, structures, scheme)
-    every = np.arange(1, count + 1)
-    nearest_ventricle = ndimage.minimum(from_ventricle, numbers, every)
-    nearest_cortex = ndimage.minimum(from_cortex, numbers, every)
-    is_below = _sum_per_lesion((below < above).astype(float), numbers, count)
-    is_above = _sum_per_lesion((below >= above).astype(float), numbers, count)
-    regions: list[Region] = []
-    for lesion in range(count):
-        if is_below[lesion] > is_above[lesion]:
-            regions.append("infratentorial")
-        elif nearest_ventricle[lesion] <= _NEAR_VENTRICLE_MM:
-            regions.append("periventricular")
-        elif nearest_cortex[lesion] <= _NEAR_CORTEX_MM:
-            regions.append("juxtacortical")
-        else:
-            regions.append("deep")
-    return regions
+    if not any(lesions.count for lesions in masks):
+        return [[] for _ in masks]
+    is_lesion = np.any([lesions.numbers > 0 for lesions in masks], axis=0)
+    from_ventricle = _distance_mm(_LATERAL_VENTRICLES, is_lesion, structures, scheme)
+    from_cortex = _distance_mm(_CORTEX, is_lesion, structures, scheme)
+    below = _distance_mm(_INFRATENTORIAL, is_lesion, structures, scheme)
+    above = _distance_mm(_SUPRATENTORIAL, is_lesion, structures, scheme)
+    is_below = (below < above).astype(np.float32)
+    found = []
+    for lesions in masks:
+        every = np.arange(1, lesions.count + 1)
+        nearest_ventricle = ndimage.minimum(from_ventricle, lesions.numbers, every)
+        nearest_cortex = ndimage.minimum(from_cortex, lesions.numbers, every)
+        share_below = _mean_per_lesion(is_below, lesions)
+        regions: list[LesionRegion] = []
+        for lesion in range(lesions.count):
+            if share_below[lesion] > 0.5:
+                regions.append("infratentorial")
+            elif nearest_ventricle[lesion] <= _NEAR_VENTRICLE_MM:
+                regions.append("periventricular")
+            elif nearest_cortex[lesion] <= _NEAR_CORTEX_MM:
+                regions.append("juxtacortical")
+            else:
+                regions.append("deep")
+        found.append(regions)
+    return found
 
 
 def _distance_mm(
     numbers: tuple[int, ...],
-    lesions: NDArray[np.int32],
+    is_lesion: NDArray[np.bool_],
     structures: Volume,
     scheme: LabelScheme,
 ) -> NDArray[np.float64]:
     """Return the distance from each voxel to the nearest of some structures, (X, Y, Z), in mm.
 
     `numbers` are the FreeSurfer numbers of these structures, and `structures` has the class of
-    `scheme` of each voxel. Voxels inside `lesions` (X, Y, Z; 0 is no lesion) and small components
-    of the structures are ignored. The distance is infinite if nothing else is left of the
+    `scheme` of each voxel. Voxels in the mask `is_lesion` (X, Y, Z) and small components of the
+    structures are ignored. The distance is infinite if nothing else is left of the
     structures.
     """
     classes = [label.index for label in scheme.labels if label.fs_id in numbers]
-    mask = np.isin(structures.data, classes) & (lesions == 0)
+    mask = np.isin(structures.data, classes) & ~is_lesion
     parts, _ = ndimage.label(mask, _TOUCHING)
     sizes_mm3 = np.bincount(parts.ravel()) * structures.grid.voxel_mm3
     is_large = sizes_mm3 >= _LARGE_PART_MM3
@@ -286,13 +274,11 @@ def _distance_mm(
     return found
 
 
-def _sum_per_lesion(
-    values: NDArray[np.floating], numbers: NDArray[np.int32], count: int
+def _mean_per_lesion(
+    values: NDArray[np.floating], lesions: NumberedLesions
 ) -> NDArray[np.float64]:
-    """Return the sum of values (X, Y, Z) over each lesion, (count,).
-
-    `numbers` (X, Y, Z) is the map of lesions, numbered from 1 to `count`.
-    """
-    weights = values.ravel().astype(np.float64)
-    sums = np.bincount(numbers.ravel(), weights, minlength=count + 1)
-    return np.asarray(sums[1:], np.float64)
+    """Return the mean of values (X, Y, Z) over each lesion, (L,)."""
+    numbers = lesions.numbers.ravel()
+    sums = np.bincount(numbers, values.ravel(), minlength=lesions.count + 1)
+    sizes = np.bincount(numbers, minlength=lesions.count + 1)
+    return np.asarray(sums[1:] / sizes[1:], np.float64)

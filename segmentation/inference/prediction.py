@@ -18,12 +18,13 @@ from torch import Tensor
 from trinat.segmentation.errors import LabelError
 from trinat.segmentation.grid import grown, is_empty, occupied_box
 from trinat.segmentation.inference.lesion_network import LesionMap
-from trinat.segmentation.inference.lesions import SMALLEST_MM3, Lesions, find_lesions
+from trinat.segmentation.inference.lesions import Lesions, find_lesions
 from trinat.segmentation.inference.parcels import Parcels
 from trinat.segmentation.inference.uncertainty import Uncertainty, entropy_of
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels import Csf
 from trinat.segmentation.labels.label import CSF_GROUP
+from trinat.segmentation.labels.lesions import SMALLEST_MM3
 from trinat.segmentation.labels.scheme import TISSUES, LabelScheme, tissue_numbers
 from trinat.segmentation.space.conform import (
     ConformPlan,

@@ -1,4 +1,4 @@
-"""Label schemes, and the folding of FreeSurfer numbers into them.
+"""Label schemes, the folding of FreeSurfer numbers into them, and lesions in masks.
 
 This file defines what the help texts of the commands need, and does not import numpy.
 """
@@ -6,7 +6,7 @@ This file defines what the help texts of the commands need, and does not import 
 from __future__ import annotations
 
 from importlib import resources
-from typing import Literal
+from typing import Literal, get_args
 
 # Extent of CSF (number 24) in a label map: a small region outside of the ventricles, as in
 # FreeSurfer's aseg and manual labels, or all fluid inside the skull around the brain, as in label
@@ -19,6 +19,12 @@ HEMISPHERES: dict[Side, str] = {"left": "lh", "right": "rh"}
 
 # Scheme that is used if none is named.
 DEFAULT_SCHEME = "quicknat33"
+
+# Regions of lesions, and the limits between the classes of size in which lesions are counted: below
+# 10 mm³, from 10 to 100, from 100 to 1,000, and from 1,000 mm³.
+LesionRegion = Literal["periventricular", "juxtacortical", "infratentorial", "deep"]
+LESION_REGIONS: tuple[LesionRegion, ...] = get_args(LesionRegion)
+LESION_SIZES_MM3 = (10, 100, 1000)
 
 
 def _shipped_schemes() -> tuple[str, ...]:

@@ -37,6 +37,7 @@ __all__ = [
     "TISSUES",
     "Label",
     "LabelScheme",
+    "MapKind",
     "MergedScheme",
     "Viewer",
     "load_scheme",
@@ -53,6 +54,9 @@ LOBES = ("frontal", "parietal", "temporal", "occipital", "cingulate", "insula")
 
 # Tissues with the numbers 1, 2 and 3 in a map of tissues, as in BIDS; 0 is everything else.
 TISSUES = ("GM", "WM", "CSF")
+
+# Kind of label maps that a scheme is for. Maps of lesions are masks: every number but 0 is lesion.
+MapKind = Literal["structures", "parcels", "lesions"]
 
 Viewer = Literal["freesurfer", "itksnap", "slicer", "fsleyes"]
 # Header of a viewer's table, and the format of the line of a label; background is transparent.
@@ -132,6 +136,15 @@ class LabelScheme:
         """True if the scheme has parcels of the cortex in place of the whole cortex."""
         return any(label.group in LOBES for label in self.labels)
 
+    @property
+    def kind(self) -> MapKind:
+        """Kind of the label maps that are read with this scheme."""
+        if self.has_parcels:
+            return "parcels"
+        if all(label.group == "lesion" for label in self.labels[1:]):
+            return "lesions"
+        return "structures"
+
     def from_freesurfer(
         self,
         array: NDArray[Any],
@@ -147,7 +160,8 @@ class LabelScheme:
         With `fold` the map has the numbers of that table instead. `extra` maps further numbers to
         FreeSurfer numbers, and numbers in `ignore` become background; both take precedence over the
         tables. `spacing_mm` is used to find the nearest side for numbers without one. `where` names
-        the file in errors. Raises a LabelError for unknown numbers.
+        the file in errors. Raises a LabelError for unknown numbers. In the scheme of lesions, every
+        number but 0 and those in `ignore` is lesion.
         """
         array = np.asarray(array)
         if not np.issubdtype(array.dtype, np.integer):
@@ -156,6 +170,8 @@ class LabelScheme:
                 where=where,
                 remedy="read the file as labels",
             )
+        if self.kind == "lesions":
+            return (~np.isin(array, [0, *ignore])).astype(np.uint8)
         class_map = ClassMap.build(self.name, self._classes, extra or {}, ignore, fold)
         indices = class_map.apply(array, spacing_mm, where)
         for label in self.labels:

@@ -212,6 +212,24 @@ _ALL = (
         "as the pair",
         "as the pair",
     ),
+    _share(
+        "lesion_f1",
+        "Lesion F1",
+        "Harmonic mean of lesion recall and lesion precision. Voxels that touch are one lesion, if "
+        "they have 3 mm³ or more. Of masks of lesions only, as the next two.",
+    ),
+    _share(
+        "lesion_recall",
+        "Lesion recall",
+        "Share of the true lesions that share at least one voxel with a predicted lesion.",
+        invented="undefined",
+    ),
+    _share(
+        "lesion_precision",
+        "Lesion precision",
+        "Share of the predicted lesions that share at least one voxel with a true lesion.",
+        "undefined",
+    ),
     Metric(
         "generalised_dice",
         "Generalised Dice",
@@ -227,11 +245,13 @@ _ALL = (
 )
 
 # Every metric is in metrics.csv, in summary.json and in the report's table of structures. The
-# selections below are also shown elsewhere:
+# selections below are also shown elsewhere, as far as they were measured:
 METRICS: dict[str, Metric] = {metric.key: metric for metric in _ALL}
+LESION_WISE = ("lesion_f1", "lesion_recall", "lesion_precision")
 # Cards, summary tables and comparisons of models: few metrics, to keep the number of tests small.
 HEADLINE = (
     "dice",
+    *LESION_WISE,
     "iou",
     "hd95",
     "surface_dice_1mm",
@@ -239,7 +259,7 @@ HEADLINE = (
     "absolute_volume_difference",
 )
 # structures.csv, and the tables of scans x structures on the page.
-PRINTED = HEADLINE[:4]
+PRINTED = ("dice", "iou", "hd95", "surface_dice_1mm", *LESION_WISE)
 # Box plots.
 PLOTTED = (*PRINTED, "assd", "boundary_iou", "volume_difference")
 # Decimal places by unit.

@@ -15,6 +15,7 @@ from trinat.segmentation.errors import EvaluationError
 from trinat.segmentation.grid import around_both
 from trinat.segmentation.io.volume import ScanLike, Volume
 from trinat.segmentation.labels import DEFAULT_SCHEME, Csf
+from trinat.segmentation.labels.lesions import MatchedLesions
 from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
 from trinat.segmentation.metrics import overlap, surface
 from trinat.segmentation.metrics.common_grid import labelled_slices, on_grid_of
@@ -64,6 +65,8 @@ class PairMeasurements:
     the prediction. `values[metric]` has one number for each class, (K,), NaN if undefined. `notes`
     has one text for each class: an `Absence`, the reason why the structure does not count, or "".
     `without_confusions` are the true classes whose confusions with other classes are not reported.
+    `lesions` has the lesions of both maps, on their whole grid; None if these are not masks of
+    lesions.
     """
 
     scheme: LabelScheme
@@ -73,6 +76,7 @@ class PairMeasurements:
     notes: tuple[str, ...]
     without_confusions: frozenset[int]
     voxel_mm3: float
+    lesions: MatchedLesions | None = None
 
     def rows(self) -> list[Measurement]:
         """Return all measurements: of structures, of groups, and confusions between structures."""
@@ -152,6 +156,10 @@ def compare(
     unknown, other_csf, rejected = _classes_by_reason(scheme, excluded)
     if rejected:
         prediction = np.where(np.isin(prediction, rejected), np.uint8(0), prediction)
+    voxel_mm3 = float(np.prod(spacing_mm))
+    lesions = None
+    if scheme.kind == "lesions":
+        lesions = MatchedLesions.between(truth, prediction, voxel_mm3)
     voxels = truth.size
     truth, prediction = _crop(truth, prediction)
     joint = overlap.joint_histogram(truth, prediction, len(scheme))
@@ -167,6 +175,11 @@ def compare(
             )
     values = _voxel_values(joint, spacing_mm, scheme)
     values |= _surface_values(truth, prediction, spacing_mm, len(scheme))
+    if lesions is not None:
+        counts = lesions.counts
+        values["lesion_f1"] = np.array([np.nan, counts.f1])
+        values["lesion_recall"] = np.array([np.nan, counts.recall])
+        values["lesion_precision"] = np.array([np.nan, counts.precision])
     not_counted = [*unknown, *other_csf, *rejected]
     for metric in values.keys() - {"truth_volume"}:
         values[metric][not_counted] = np.nan
@@ -181,7 +194,8 @@ def compare(
         generalised_dice=overlap.generalised_dice(joint, not_counted),
         notes=tuple(notes),
         without_confusions=frozenset([*other_csf, *rejected]),
-        voxel_mm3=float(np.prod(spacing_mm)),
+        voxel_mm3=voxel_mm3,
+        lesions=lesions,
     )
 
 
@@ -330,7 +344,7 @@ def evaluate(
         Label maps of FreeSurfer numbers, (X, Y, Z). A bare array is on the grid of the other
         map; two arrays have voxels of 1 mm.
     labels : str or path
-        Label scheme: name of a shipped one, or a TSV file.
+        Label scheme: name of a shipped one, or a TSV file. "lesions" compares masks of lesions.
     resample : bool
         Resample the prediction to the truth's grid if they differ; otherwise that is an error.
     not_predicted : list of str
@@ -374,9 +388,10 @@ def evaluate(
     spacing_mm = true.spacing_mm
     true_classes = scheme.from_freesurfer(true.data, spacing_mm=spacing_mm)
     predicted_classes = scheme.from_freesurfer(predicted.data, spacing_mm=spacing_mm)
-    true_classes, predicted_classes, spacing_mm = labelled_slices(
-        true_classes, predicted_classes, spacing_mm
-    )
+    if scheme.kind != "lesions":
+        true_classes, predicted_classes, spacing_mm = labelled_slices(
+            true_classes, predicted_classes, spacing_mm
+        )
     left_out = made.left_out(scheme, truth_csf=truth_csf)
     found = compare(true_classes, predicted_classes, spacing_mm, scheme, left_out)
     return _by_structure(found)

@@ -71,9 +71,9 @@ def test_parcels_from_before_a_correction_are_named(
     result.parent.mkdir(parents=True, exist_ok=True)
     result.touch()
     (tmp_path / f"{of_scan}_{parcels}.nii.gz").touch()
-    assert corrected_among(find_files(tmp_path, parcels=True)) == ""
+    assert corrected_among(find_files(tmp_path, kind="parcels")) == ""
     corrected_path(result).touch()
-    told = corrected_among(find_files(tmp_path, parcels=True))
+    told = corrected_among(find_files(tmp_path, kind="parcels"))
     assert told.startswith(
         "the structures of 1 of 1 scans are corrected by hand; their maps"
     )

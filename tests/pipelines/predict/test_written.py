@@ -540,7 +540,7 @@ def test_parcels_of_a_bids_dataset_have_names_of_bids(tmp_path: Path) -> None:
     assert (tmp_path / "out/seg-parcels_dseg.tsv").is_file()
     (structures,) = find_files(tmp_path / "out")
     assert structures.path.name == "sub-01_space-orig_desc-trinat_dseg.nii.gz"
-    (parcels,) = find_files(tmp_path / "out", parcels=True)
+    (parcels,) = find_files(tmp_path / "out", kind="parcels")
     assert parcels.path.name == f"{name}.nii.gz"
     assert parcels.identity == structures.identity
 

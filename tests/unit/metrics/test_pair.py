@@ -10,7 +10,12 @@ import pytest
 
 from trinat.segmentation.errors import EvaluationError
 from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
-from trinat.segmentation.metrics.definitions import METRICS, NOT_PREDICTED, OTHER_CSF
+from trinat.segmentation.metrics.definitions import (
+    LESION_WISE,
+    METRICS,
+    NOT_PREDICTED,
+    OTHER_CSF,
+)
 from trinat.segmentation.metrics.pair import PairMeasurements, compare, evaluate
 from trinat.segmentation.metrics.surface import hausdorff_mm, surface_distances
 
@@ -75,7 +80,12 @@ ABSENT = {
 
 @pytest.mark.parametrize("absence", ABSENT)
 @pytest.mark.parametrize(
-    "metric", [m for m in METRICS if m not in ("side_swap", "generalised_dice")]
+    "metric",
+    [
+        metric
+        for metric in METRICS
+        if metric not in ("side_swap", "generalised_dice", *LESION_WISE)
+    ],
 )
 def test_absent_structures_follow_the_stated_policy(
     measured: PairMeasurements, absence: str, metric: str
@@ -89,6 +99,34 @@ def test_absent_structures_follow_the_stated_policy(
         assert number == 8 * 3.0
     else:
         assert number == float(stated)
+
+
+@pytest.mark.parametrize("absence", ABSENT)
+@pytest.mark.parametrize("metric", LESION_WISE)
+def test_absent_lesions_follow_the_stated_policy(absence: str, metric: str) -> None:
+    truth, prediction = np.zeros((2, 4, 4, 4), np.uint8)
+    if absence == "missed":
+        truth[:2] = 1
+    if absence == "invented":
+        prediction[:2] = 1
+    measured = compare(truth, prediction, SPACING_MM, load_scheme("lesions"))
+    stated = getattr(METRICS[metric], ABSENT[absence][1])
+    number = value(measured, "White-matter-lesions", metric)
+    assert math.isnan(number) if stated == "undefined" else number == float(stated)
+
+
+def test_lesions_that_meet_at_a_corner_are_one() -> None:
+    truth, prediction = np.zeros((2, 16, 16, 16), np.uint8)
+    truth[:2, :2, :2] = truth[2:4, 2:4, 2:4] = 1
+    truth[9:] = 1
+    prediction[0, 0, 0] = 1
+    table = evaluate(truth, prediction, labels="lesions")
+    found = table.loc["White-matter-lesions"]
+    # The one voxel of the prediction is too small for a lesion.
+    assert (found["lesion_recall"], found["lesion_f1"]) == (0, 0)
+    prediction[:2, 0, :2] = 5
+    found = evaluate(truth, prediction, labels="lesions").loc["White-matter-lesions"]
+    assert (found["lesion_recall"], found["lesion_precision"]) == (0.5, 1)
 
 
 def test_notes_say_why_a_value_is_undefined(measured: PairMeasurements) -> None:
