@@ -79,7 +79,7 @@ _LESIONS = f"_{Product.LESIONS.plain}"
 _LESIONS_IN_BIDS = f"_label-{Product.LESIONS.own_entities['label']}"
 _MASK = f"_{Product.BRAIN_MASK.suffix}"
 # Part of the names of masks of the voxels that were changed in a mask of lesions.
-_CHANGED = "_desc-changed"
+CHANGED = "_desc-changed"
 _COLUMNS = (
     "scan",
     "corrected",
@@ -591,7 +591,7 @@ def _stems(result: Path) -> tuple[str, str]:
         return f"{stem}{CORRECTED}{_LABELS}", f"{stem}{CORRECTED}{_MASK}"
     kind = _LESIONS if stem.endswith(_LESIONS) else _MASK
     stem = stem.removesuffix(kind)
-    return f"{stem}{CORRECTED}{kind}", f"{stem}{_CHANGED}{kind}"
+    return f"{stem}{CORRECTED}{kind}", f"{stem}{CHANGED}{kind}"
 
 
 def _endings(path: Path) -> tuple[str, ...]:

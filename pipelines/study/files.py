@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from trinat.pipelines.study.cases import Case, Found, Refusal, given_names
 from trinat.pipelines.study.corrections import (
+    CHANGED,
     Correction,
     corrected_path,
     correction_of,
@@ -323,12 +324,13 @@ def _lesion_masks(place: Path) -> list[ScanFile]:
         _identify_by_name(path)
         for path in anat_files(place, Product.LESIONS.suffix)
         if entities(without_suffix(path)).get("label") == label
+        and CHANGED not in path.name
     ]
     if bids:
         return bids
     marked = _marked_label_maps(place, Product.LESIONS.plain)
     if marked:
-        return [file_below(place, path) for path in marked]
+        return [file_below(place, path) for path in marked if CHANGED not in path.name]
     others = tuple(end for end in RESULT_ENDINGS if end not in _ENDINGS_OF_MASKS)
     return [
         _identify_by_name(path)
@@ -344,9 +346,10 @@ def _with_corrections(files: Sequence[ScanFile], *, corrected: bool) -> list[Sca
     both cases, a correction is not listed as a file of its own if its label map is listed.
     """
     paths_of_files = {file.path for file in files}
+    corrections = {corrected_path(file.path) for file in files}
     kept = []
     for file in files:
-        if is_correction(file.path) and result_of(file.path) in paths_of_files:
+        if file.path in corrections:
             continue
         path = corrected_path(file.path)
         if corrected and path in paths_of_files:

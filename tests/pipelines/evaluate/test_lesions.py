@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from helpers.ellipsoids import read_metrics, value, write
-from helpers.studies import add_lesions, write_study
+from helpers.studies import add_lesions, correct_voxel, write_study
 
 from trinat.pipelines.evaluate.evaluation import (
     EvaluationSettings,
@@ -39,7 +39,9 @@ VOXEL = (slice(0, 1), slice(0, 1), slice(20, 21))
 HALF = (slice(20, 24), slice(20, 24), slice(20, 22))
 
 
-def evaluated(folder: Path, *, tables_only: bool = True) -> Path:
+def evaluated(
+    folder: Path, *, tables_only: bool = True, uncorrected: bool = False
+) -> Path:
     """Compare the masks in `truth` and `pred`, and return the folder of the tables."""
     out = folder / "out"
     evaluate_predictions(
@@ -50,6 +52,7 @@ def evaluated(folder: Path, *, tables_only: bool = True) -> Path:
             labels="lesions",
             jobs=1,
             tables_only=tables_only,
+            uncorrected=uncorrected,
         )
     )
     return out
@@ -126,6 +129,20 @@ def test_label_maps_of_structures_are_no_masks_of_lesions(tmp_path: Path) -> Non
         evaluated(tmp_path)
     assert refused.value.where == str(tmp_path / "pred")
     assert "--lesions" in refused.value.remedy
+
+
+@pytest.mark.parametrize(("uncorrected", "recall"), [(False, 1), (True, 0)])
+def test_a_corrected_mask_replaces_the_predicted_one(
+    tmp_path: Path, uncorrected: bool, recall: float
+) -> None:
+    write(tmp_path / "truth/a.nii.gz", mask(VOXEL))
+    # The mask of changed voxels, which is written beside the correction, is no mask of lesions.
+    result = tmp_path / "pred/a_lesions.nii.gz"
+    write(result, mask(LARGE))
+    correct_voxel(result, (0, 0, 20), 1, "White-matter-lesions")
+    out = evaluated(tmp_path, uncorrected=uncorrected)
+    [row] = pd.read_csv(out / "lesions.csv").to_dict("records")
+    assert row["recall"] == recall
 
 
 @pytest.mark.slow
