@@ -185,7 +185,7 @@ class LabelScheme:
 
         There are two for a number without a side, and none for an unknown number.
         """
-        targets = freesurfer_targets(self._classes).get(number, ())
+        targets = self._targets.get(number, ())
         return {self._classes[target] for target in targets if target in self._classes}
 
     def to_freesurfer(self, indices: NDArray[Any]) -> NDArray[np.int16]:
@@ -292,6 +292,11 @@ class LabelScheme:
         if near:
             remedy = f"did you mean {' or '.join(dict.fromkeys(near))}?"
         raise LabelError(f"{structure!r} is no structure of {self.name}", remedy=remedy)
+
+    @cached_property
+    def _targets(self) -> dict[int, tuple[int, ...]]:
+        """What becomes of each FreeSurfer number in this scheme: one number, or left and right."""
+        return freesurfer_targets(self._classes)
 
     @cached_property
     def _classes(self) -> dict[int, int]:
