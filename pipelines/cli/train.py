@@ -187,10 +187,14 @@ def learn(settings: LearnSettings, quiet: options.Quiet = False) -> int:
     """
     from trinat.pipelines.common.models import print_licences
     from trinat.pipelines.learn.learning import learn
+    from trinat.pipelines.learn.lesions import learn_lesions
 
     prepare_process(settings.threads)
     with log_lines(quiet):
-        learnt = learn(settings, progress=not quiet)
+        if settings.lesions:
+            learnt = learn_lesions(settings)
+        else:
+            learnt = learn(settings, progress=not quiet)
     for line in learnt.lines:
         typer.echo(line)
     print_licences([str(settings.out)])

@@ -20,8 +20,8 @@ class Corrected:
     """A scan in the results, with its corrected label map.
 
     `scan` is the scan in the results, `image` the path of its image and `labels` that of the
-    corrected label map. `structures` are the names of the structures that a rater has changed in
-    the viewer; None for an imported label map, in which every voxel counts.
+    corrected label map, or mask of lesions. `structures` are the names of the structures that a
+    rater has changed in the viewer; None for an imported label map, in which every voxel counts.
     """
 
     scan: ScanFile
@@ -42,8 +42,12 @@ class Corrected:
         return Pair(truth, image, how="its name in the results")
 
 
-def find_corrected(study: Study) -> tuple[list[Corrected], list[str]]:
+def find_corrected(
+    study: Study, *, lesions: bool = False
+) -> tuple[list[Corrected], list[str]]:
     """Return the corrected scans of a study, and a message for each correction that cannot be used.
+
+    With `lesions`, these are scans whose mask of lesions was corrected.
 
     If the study was opened with a folder of other label maps (`study.against`), these are taken as
     the corrected label maps; otherwise the corrections painted in the viewer, or put next to the
@@ -55,9 +59,10 @@ def find_corrected(study: Study) -> tuple[list[Corrected], list[str]]:
     for scan in study.scans:
         labels = None
         structures = None
+        correction = scan.lesion_correction if lesions else scan.correction
         if study.against is not None:
             labels = study.other(scan)
-        elif correction := scan.correction:
+        elif correction is not None:
             labels = correction.path
             why = correction.why_unfit(scan.entry.input_sha256)
             if correction.sidecar is not None and not why:

@@ -67,7 +67,7 @@ _log = logging.getLogger(__name__)
 # factors on the probabilities of structures are fitted to both.
 _FEWEST_TO_TRAIN = 3
 _FACTORS = "factors"
-_SEE = "see what is wrong with it"
+SEE = "see what is wrong with it"
 
 
 @dataclass(frozen=True)
@@ -193,8 +193,8 @@ def _prepare_material(study: Study, settings: LearnSettings) -> _Material:
     or if there is nothing to gain.
     """
     corrected, failures = find_corrected(study)
-    require_scans(corrected, failures, settings.results, _SEE)
-    model = load_model(settings.model or _find_source_model(corrected))
+    require_scans(corrected, failures, settings.results, SEE)
+    model = load_model(settings.model or find_source_model(corrected))
     # Raises for an invalid name of the model before any work is done.
     description_of(model, settings.out)
     numbering = None
@@ -215,7 +215,7 @@ def _prepare_material(study: Study, settings: LearnSettings) -> _Material:
     failures += failed
     for reason in failures:
         _log.info("not used: %s", reason)
-    require_scans(scans, failures, settings.results, _SEE)
+    require_scans(scans, failures, settings.results, SEE)
     used = {pair.truth.path for pair in pairs}
     corrected = [each for each in corrected if each.labels in used]
     return _Material(
@@ -281,7 +281,7 @@ def _fit_factors(material: _Material, settings: LearnSettings, why: str) -> Lear
     before = tuple(found.dice[BEFORE])
     after = tuple(found.dice[FITTED])
     judged = Judged(found.participants, before, after, found.held_out)
-    _refuse_if_no_better(judged, settings.out)
+    refuse_if_no_better(judged, settings.out)
     _save_factors(material, found, settings)
     factors = f"fitted to all: {describe_odds(found.fusions[FITTED])}"
     lines = (why, *found.table(), factors, str(judged))
@@ -354,7 +354,7 @@ def _choose_training(
         after=tuple(scores[chosen]),
         held_out=True,
     )
-    _refuse_if_no_better(judged, settings.out)
+    refuse_if_no_better(judged, settings.out)
     if chosen == _FACTORS:
         _save_factors(material, _factors_of(material), settings)
     else:
@@ -477,7 +477,7 @@ def _save_trained(
     write_provenance(trained.run, settings.out)
 
 
-def _refuse_if_no_better(judged: Judged, out: Path) -> None:
+def refuse_if_no_better(judged: Judged, out: Path) -> None:
     """Raise EvaluationError if the mean Dice of a new model has risen by less than `WORTHWHILE`.
 
     `judged` has the scores of both models, and `out` is the folder for the new one.
@@ -511,7 +511,7 @@ def structures_corrected(
     return sorted(classes)
 
 
-def _find_source_model(corrected: Sequence[Corrected]) -> str:
+def find_source_model(corrected: Sequence[Corrected]) -> str:
     """Return the name of the model that made the results, one of those that come with trinat.
 
     ConfigError is raised if another model, or more than one, made them.

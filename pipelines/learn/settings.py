@@ -32,7 +32,9 @@ _Images = Annotated[
 class LearnSettings:
     """Settings of `trinat learn`.
 
-    `labels` is a folder of label maps that were corrected elsewhere. `numbering` is the name or
+    `labels` is a folder of label maps, or with `lesions` of masks of lesions, that were made or
+    corrected elsewhere. With `lesions`, the lesion network of the model is improved instead of its
+    networks for structures. `numbering` is the name or
     file of the table that maps their numbers to FreeSurfer's; None if they are FreeSurfer's.
     `model` is the model to improve, by default the shipped model that made the results. `recipe`
     and `seconds` (the time limit) apply only if networks are trained.
@@ -45,6 +47,13 @@ class LearnSettings:
         ),
     ]
     out: ModelOut
+    lesions: Annotated[
+        bool,
+        Option(
+            "Learn the network for lesions from corrected lesions (or masks in --labels), and "
+            "leave the networks for structures as they are."
+        ),
+    ] = False
     labels: _Labels = None
     numbering: Annotated[
         str | None,

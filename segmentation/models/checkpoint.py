@@ -43,6 +43,7 @@ from trinat.segmentation.models.model_info import (
 )
 from trinat.segmentation.models.zoo import (
     COPY_AGAIN,
+    LESIONS_FILE,
     MODEL_FILE,
     PARCELS_FOLDER,
     find_model,
@@ -152,13 +153,14 @@ def save_changed(
     networks: Mapping[View, Network] | None = None,
     *,
     parcels: Path | None = None,
+    lesions: bytes | None = None,
     overwrite: bool = False,
 ) -> ModelInfo:
     """Save a copy of a model with another description and, if given, other networks.
 
     Labels, template and precision are those of `model`. `parcels` is the folder of a model that
-    divides the cortex, None for none. `overwrite` replaces the whole folder; without it a folder
-    that contains anything is refused.
+    divides the cortex, None for none, and `lesions` the file of a lesion network. `overwrite`
+    replaces the whole folder; without it a folder that contains anything is refused.
     """
     return save_model(
         folder,
@@ -167,6 +169,7 @@ def save_changed(
         label_table=model.label_table,
         template=model.template,
         parcels=parcels,
+        lesions=lesions,
         precision=model.info.precision,
         overwrite=overwrite,
     )
@@ -180,15 +183,17 @@ def save_model(
     label_table: str | Path | None = None,
     template: Template | None = None,
     parcels: Path | None = None,
+    lesions: bytes | None = None,
     precision: Precision = "float32",
     overwrite: bool = False,
 ) -> ModelInfo:
     """Write a model folder atomically and return the contents of its model.yaml.
 
     `label_table` is the TSV of a user's own scheme. `parcels` is the folder of a model that divides
-    the cortex; its files are copied unchanged. With `precision` float16 the weights of convolutions
-    are stored in half precision, and computed with in float32 again. `overwrite` replaces the whole
-    folder; without it a folder that contains anything is refused.
+    the cortex; its files are copied unchanged. `lesions` is the file of a lesion network. With
+    `precision` float16 the weights of convolutions are stored in half precision, and computed with
+    in float32 again. `overwrite` replaces the whole folder; without it a folder that contains
+    anything is refused.
     """
     final = Path(folder)
     if final.is_dir() and any(final.iterdir()) and not overwrite:
@@ -222,6 +227,8 @@ def save_model(
         for path in parcels.iterdir():
             if path.is_file():
                 contents[f"{PARCELS_FOLDER}/{path.name}"] = read_bytes(path)
+    if lesions is not None:
+        contents[LESIONS_FILE] = lesions
     _write_folder(final, contents)
     return info
 

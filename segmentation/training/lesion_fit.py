@@ -7,6 +7,7 @@ the number of voxels that it stands for.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +17,6 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from trinat.segmentation.inference.lesion_network import (
     FEATURES,
-    Image,
     LesionNetwork,
     VoxelFeatures,
 )
@@ -33,6 +33,8 @@ _BRIGHT = 0.1
 _EXTRA_VOXELS = 2000
 _BATCH = 4096
 _RATE = 5e-3
+# Rate at which a trained network is trained further.
+_RATE_OF_MORE = 1e-3
 _WEIGHT_DECAY = 5e-2
 _DICE_WEIGHT = 0.5
 
@@ -87,25 +89,35 @@ def sample_voxels(
 
 
 def fit_lesion_network(
-    samples: Sequence[VoxelSample], prior: Image, *, steps: int, seed: int = 0
+    samples: Sequence[VoxelSample],
+    start: LesionNetwork,
+    *,
+    steps: int,
+    anew: bool = False,
+    seed: int = 0,
 ) -> LesionNetwork:
     """Train a network on voxels of several scans.
 
-    The loss is cross entropy plus the Dice loss of the whole batch. `prior` is the map of how often
-    lesions lie at each position. The same seed gives the same network.
+    The loss is cross entropy plus the Dice loss of the whole batch. Training goes on from the
+    network `start`, at a lower rate; or with `anew` from random weights, of which only the map of
+    how often lesions lie at each position is that of `start`. The same seed gives the same network.
     """
     features = torch.from_numpy(np.concatenate([one.features for one in samples]))
     truth = torch.from_numpy(np.concatenate([one.is_lesion for one in samples])).float()
     weights = torch.from_numpy(np.concatenate([one.weights for one in samples]))
     generator = torch.Generator().manual_seed(seed)
-    with torch.random.fork_rng([]):
-        torch.manual_seed(seed)
-        network = LesionNetwork(prior.shape)
-    network.prior.copy_(torch.from_numpy(prior))
-    network.mean.copy_(features.mean(0))
-    network.deviation.copy_(features.std(0).clamp(min=1e-3))
+    network = deepcopy(start)
+    rate = _RATE_OF_MORE
+    if anew:
+        rate = _RATE
+        with torch.random.fork_rng([]):
+            torch.manual_seed(seed)
+            network = LesionNetwork(tuple(start.prior.shape))
+        network.prior.copy_(start.prior)
+        network.mean.copy_(features.mean(0))
+        network.deviation.copy_(features.std(0).clamp(min=1e-3))
     optimiser = torch.optim.AdamW(
-        network.parameters(), _RATE, weight_decay=_WEIGHT_DECAY
+        network.parameters(), rate, weight_decay=_WEIGHT_DECAY
     )
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
     # Voxels with a large weight are drawn more often, in proportion to the square root of the

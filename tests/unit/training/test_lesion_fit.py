@@ -6,6 +6,7 @@ import numpy as np
 
 from trinat.segmentation.inference.lesion_network import (
     FEATURES,
+    LesionNetwork,
     VoxelFeatures,
     lesion_probability,
 )
@@ -13,7 +14,7 @@ from trinat.segmentation.training.lesion_fit import fit_lesion_network, sample_v
 
 SHAPE = (20, 40, 40)
 BRIGHTER = FEATURES.index("brighter_1mm")
-PRIOR = np.zeros((4, 4, 4), np.float32)
+UNTRAINED = LesionNetwork((4, 4, 4))
 
 
 def scan(seed: int) -> tuple[VoxelFeatures, np.ndarray]:
@@ -38,7 +39,7 @@ def test_voxels_of_a_sample_stand_for_all_voxels_of_their_kind():
 def test_a_network_learns_what_lesions_are():
     rng = np.random.default_rng(0)
     samples = [sample_voxels(*scan(seed), rng) for seed in (1, 2)]
-    network = fit_lesion_network(samples, PRIOR, steps=300)
+    network = fit_lesion_network(samples, UNTRAINED, steps=300, anew=True)
     features, lesions = scan(3)
     found = lesion_probability(network, features) > 0.5
     dice = 2 * (found & lesions).sum() / (found.sum() + lesions.sum())
@@ -47,6 +48,20 @@ def test_a_network_learns_what_lesions_are():
 
 def test_the_same_seed_gives_the_same_network():
     sample = sample_voxels(*scan(1), np.random.default_rng(0))
-    one, other = (fit_lesion_network([sample], PRIOR, steps=3) for _ in range(2))
+    one, other = (
+        fit_lesion_network([sample], UNTRAINED, steps=3, anew=True) for _ in range(2)
+    )
     for name, values in one.state_dict().items():
         assert values.equal(other.state_dict()[name])
+
+
+def test_training_goes_on_from_a_network_that_stays_as_it_is():
+    sample = sample_voxels(*scan(1), np.random.default_rng(0))
+    start = fit_lesion_network([sample], UNTRAINED, steps=3, anew=True)
+    before = {name: values.clone() for name, values in start.state_dict().items()}
+    further = fit_lesion_network([sample], start, steps=3)
+    for name, values in further.state_dict().items():
+        assert start.state_dict()[name].equal(before[name])
+        # The scale of the features stays that of the first training.
+        is_weight = name.startswith("layers")
+        assert values.equal(before[name]) is not is_weight

@@ -1,0 +1,235 @@
+"""Learn a network for lesions from corrected masks: `trinat learn --lesions`.
+
+The networks for structures stay as they are. There are two candidates: the model's own network for
+lesions, trained further, and a new one. Each scan is scored with networks that have not seen its
+participant. A model that is no better than the one before is not written.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import JsonValue
+from safetensors.torch import save
+
+from trinat.pipelines.common.exits import batch_exit
+from trinat.pipelines.common.models import check_out, description_of
+from trinat.pipelines.common.text import count
+from trinat.pipelines.learn.corrected import find_corrected
+from trinat.pipelines.learn.learning import (
+    SEE,
+    Judged,
+    Learnt,
+    find_source_model,
+    refuse_if_no_better,
+)
+from trinat.pipelines.learn.settings import LearnSettings
+from trinat.pipelines.models.held_out import BEFORE, choose, dice_lines, folds_of
+from trinat.pipelines.models.scans_with_truth import require_scans, work_on_each
+from trinat.pipelines.study.pairing import Pair
+from trinat.pipelines.study.study import Study
+from trinat.segmentation.errors import ConfigError, EvaluationError
+from trinat.segmentation.inference.lesion_network import (
+    LesionNetwork,
+    VoxelFeatures,
+    features_of,
+    groups_of,
+    lesion_probability,
+    load_lesion_network,
+)
+from trinat.segmentation.inference.lesions import LIKELY
+from trinat.segmentation.inference.predictor import Predictor
+from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.metrics.common_grid import on_grid_of
+from trinat.segmentation.models.checkpoint import load_model, save_changed
+from trinat.segmentation.models.zoo import find_lesions_file
+from trinat.segmentation.space.conform import conform
+from trinat.segmentation.training.lesion_fit import (
+    VoxelSample,
+    fit_lesion_network,
+    sample_voxels,
+)
+
+_log = logging.getLogger(__name__)
+
+_FURTHER = "trained further"
+_NEW = "new"
+_STEPS = {_FURTHER: 300, _NEW: 1000}
+# Scans with a lower Dice do not count as slices that the new network can be used for.
+_RELIABLE_DICE = 0.5
+# A network is used for slices that are thinner than those that it learnt from by this factor.
+_THINNER = 0.8
+
+
+@dataclass(frozen=True, eq=False)
+class _Patient:
+    """A scan with a mask of its lesions.
+
+    `features` are those of its voxels, in half precision: a scan has a million voxels. `lesions`
+    (X, Y, Z) is the mask on the working grid, `sample` some of its voxels for training, and
+    `thick_mm` the largest side of the scan's voxels.
+    """
+
+    participant: str
+    name: str
+    features: VoxelFeatures
+    lesions: NDArray[np.bool_]
+    sample: VoxelSample
+    thick_mm: float
+
+    def dice(self, network: LesionNetwork) -> float:
+        """Return the Dice of the lesions that a network finds with those of the mask."""
+        values = self.features.values.astype(np.float32)
+        probability = lesion_probability(network, replace(self.features, values=values))
+        found = probability >= LIKELY
+        both = np.count_nonzero(found & self.lesions)
+        either = np.count_nonzero(found) + np.count_nonzero(self.lesions)
+        return 2 * both / either
+
+
+def learn_lesions(settings: LearnSettings) -> Learnt:
+    """Improve a model's network for lesions; write it if Dice of held-out participants rises.
+
+    Scans without lesions are learnt from, but have no Dice. Returns messages on what was done, and
+    the exit status. EvaluationError is raised if the new model is no better, ConfigError if there
+    are lesions of less than two participants.
+    """
+    check_out(settings.out, settings.overwrite)
+    study = Study(settings.results, images=settings.images, against=settings.labels)
+    corrected, failures = find_corrected(study, lesions=True)
+    require_scans(corrected, failures, settings.results, SEE)
+    model = load_model(settings.model or find_source_model(corrected))
+    description = description_of(model, settings.out)
+    start = load_lesion_network(find_lesions_file(model.folder))
+    predictor = Predictor(model, device=settings.device)
+
+    def read(pair: Pair) -> _Patient:
+        return _read(predictor, pair, start, settings)
+
+    pairs = [each.pair for each in corrected]
+    _, patients, failed = work_on_each(pairs, read)
+    failures += failed
+    for reason in failures:
+        _log.info("not used: %s", reason)
+    require_scans(patients, failures, settings.results, SEE)
+    scored = [patient for patient in patients if patient.lesions.any()]
+    participants = {patient.participant for patient in scored}
+    if len(participants) < 2:
+        raise ConfigError(
+            f"{count(len(participants), 'participant')} with lesions: no other participant is left "
+            "to validate the training",
+            where=settings.results,
+            remedy="correct a scan of another participant",
+        )
+
+    scores = _held_out_scores(patients, scored, start)
+    chosen = choose(scores)
+    judged = Judged(
+        participants=tuple(patient.participant for patient in scored),
+        before=tuple(scores[BEFORE]),
+        after=tuple(scores[chosen]),
+        held_out=True,
+    )
+    refuse_if_no_better(judged, settings.out)
+    network = _fit(patients, start, chosen)
+    thicknesses = [
+        patient.thick_mm * _THINNER
+        for patient, dice in zip(scored, scores[chosen], strict=True)
+        if dice >= _RELIABLE_DICE
+    ]
+    network.thinnest_mm.fill_(min([float(start.thinnest_mm), *thicknesses]))
+    figures: dict[str, JsonValue] = {
+        "kind": chosen,
+        "scans": len(patients),
+        "mean_dice_before": round(float(np.mean(judged.before)), 4),
+        "mean_dice_after": round(float(np.mean(judged.after)), 4),
+    }
+    metrics = {**model.info.metrics, "lesions": figures}
+    save_changed(
+        model,
+        settings.out,
+        description.model_copy(update={"metrics": metrics}),
+        parcels=model.parcels,
+        lesions=save(network.state_dict()),
+        overwrite=settings.overwrite,
+    )
+    lines = (
+        f"{count(len(patients), 'mask')} of lesions, {count(len(participants), 'participant')} "
+        f"left out in turn: the network for lesions is the one {chosen}",
+        *dice_lines(scores, [patient.name for patient in scored], held_out=True),
+        str(judged),
+    )
+    exit_status = batch_exit(done=len(patients), failed=len(failures))
+    return Learnt(lines, exit_status)
+
+
+def _read(
+    predictor: Predictor, pair: Pair, start: LesionNetwork, settings: LearnSettings
+) -> _Patient:
+    """Read a scan and its mask of lesions, and find its structures as `trinat predict` does.
+
+    EvaluationError is raised if the scan has too little white matter or cortex.
+    """
+    path = pair.prediction.path
+    scan = Volume.read(path, trust_affine=settings.trust_affine)
+    mask = Volume.read(pair.truth.path, labels=True, trust_affine=settings.trust_affine)
+    mask, _ = on_grid_of(mask, scan)
+    prepared = predictor.prepare(scan)
+    image = predictor.image_of(prepared)
+    region, fusion, _ = predictor.find_and_fuse(image, plan=prepared.plan)
+    plan = prepared.plan.cropped(region.box)
+    predictor.weigh(fusion.fused, plan)
+    thick_mm = max(scan.spacing_mm)
+    features = features_of(
+        image[region.box].cpu().numpy(),
+        groups_of(fusion.fused.cpu(), predictor.model.scheme),
+        start.prior.numpy(),
+        thick_mm,
+    )
+    if features is None:
+        raise EvaluationError("too little white matter or cortex found", where=path)
+    on_scan = replace(mask, data=(mask.data > 0).astype(np.uint8))
+    lesions = conform(on_scan, labels=True, plan=plan).volume.data > 0
+    return _Patient(
+        participant=pair.truth.participant,
+        name=pair.truth.name,
+        features=replace(features, values=features.values.astype(np.float16)),
+        lesions=lesions,
+        sample=sample_voxels(features, lesions, np.random.default_rng(0)),
+        thick_mm=thick_mm,
+    )
+
+
+def _held_out_scores(
+    patients: Sequence[_Patient], scored: Sequence[_Patient], start: LesionNetwork
+) -> dict[str, list[float]]:
+    """Return the Dice of each scored scan, by the name of the candidate.
+
+    Candidates have learnt from `patients`, without those in the fold of the scan's participant.
+    """
+    fold_of = folds_of([patient.participant for patient in scored])
+    scores = {BEFORE: [patient.dice(start) for patient in scored]}
+    for kind in _STEPS:
+        networks = {}
+        for fold in set(fold_of.values()):
+            others = [
+                each for each in patients if fold_of.get(each.participant) != fold
+            ]
+            networks[fold] = _fit(others, start, kind)
+        scores[kind] = [
+            patient.dice(networks[fold_of[patient.participant]]) for patient in scored
+        ]
+        _log.info("network for lesions, %s: judged", kind)
+    return scores
+
+
+def _fit(
+    patients: Sequence[_Patient], start: LesionNetwork, kind: str
+) -> LesionNetwork:
+    """Train a candidate: the network `start` further, or a new one."""
+    samples = [patient.sample for patient in patients]
+    return fit_lesion_network(samples, start, steps=_STEPS[kind], anew=kind == _NEW)
