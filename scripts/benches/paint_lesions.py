@@ -1,6 +1,6 @@
 """Paint training scans with lesions of white matter.
 
-They are written as pairs for `trinat prepare --source pairs`.
+The folder has `images`, `labels` (the structures, with lesions) and `lesions` (masks).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def run(*arguments: str) -> None:
         for path in sorted(options.masks.glob("*.nii.gz"))
         if path.name.removesuffix(".nii.gz") not in options.without
     ]
-    for kind in ("images", "labels"):
+    for kind in ("images", "labels", "lesions"):
         (options.out / kind).mkdir(parents=True, exist_ok=True)
     for name, image, labels in _heads(options.subjects, options.maps):
         head, affine = _read(image, labels)
@@ -65,8 +65,11 @@ def run(*arguments: str) -> None:
             scale = 1000 / np.percentile(painted.image[head.numbers > 0], 99)
             values = np.clip(painted.image * scale, 0, 4000).astype(np.int16)
             Volume(values, affine).write(options.out / "images" / target.name)
+            lesions = painted.numbers == LESION
+            mask = Volume(lesions.astype(np.uint8), affine)
+            mask.write(options.out / "lesions" / target.name, labels=True)
             Volume(painted.numbers, affine).write(target, labels=True)
-            voxels = int((painted.numbers == LESION).sum())
+            voxels = int(lesions.sum())
             print(target.name, painted.contrast, f"{painted.thick_mm:.1f}", voxels)
 
 

@@ -141,7 +141,7 @@ def find_lesions_file(folder: Path) -> Path:
         raise ModelError(
             "has no network for lesions of white matter",
             where=folder,
-            remedy="take the model `any`, or train one into its folder (docs/notes/lesions.md)",
+            remedy="take the model `any`, or make one with `trinat learn --lesions`",
         )
     return path
 
