@@ -35,6 +35,7 @@ from trinat.segmentation.inference import quality
 from trinat.segmentation.inference.measuring import measure_parcels
 from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.longitudinal.lesions import on_grid, sites_of
 from trinat.segmentation.longitudinal.participant import (
     image_to_align,
     in_order,
@@ -165,6 +166,7 @@ class CaseWorker:
                 entries.append(self.write(one))
                 # Release the prediction: it takes as much memory as all that the scans share.
                 one.found = None
+            _match_lesions(scan.scans)
             participant = Entry.of(scan.case, self.settings, "done")
             return replace(participant, of_scans=tuple(entries))
         try:
@@ -205,6 +207,10 @@ class CaseWorker:
                     setattr(result, name, further)
                     result.measures_mm3 |= further.measures_mm3()
                     result.notes += [f"{name}: {reason}" for reason in further.reasons]
+            if scan.longitudinal is not None and self.settings.output.lesions:
+                scan.longitudinal.voxel_mm3 = found.voxel_mm3
+                numbers = on_grid(found.lesions.numbers, found.plan.working)
+                scan.lesions = (numbers, found.lesions.count)
             # Use a unique name: a worker that was given up for dead may still be writing.
             staging = self.settings.staging / secrets.token_hex(8)
             with stage("write"):
@@ -331,6 +337,24 @@ def _find_mismatches(
             )
         refused += [(scans[number].case, reason) for number in other.scans]
     return refused
+
+
+def _match_lesions(scans: Sequence[CaseInProgress]) -> None:
+    """Set which lesions of a participant's scans lie at one place, if lesions were requested."""
+    maps = []
+    counts = []
+    points = []
+    for scan in scans:
+        # A scan whose files could not be written may have none.
+        if scan.lesions is not None and scan.longitudinal is not None:
+            numbers, count = scan.lesions
+            maps.append(numbers)
+            counts.append(count)
+            points.append(scan.longitudinal)
+    if not maps:
+        return
+    for point, sites in zip(points, sites_of(maps, counts), strict=True):
+        point.lesion_sites = sites
 
 
 def _take_result(participant: ParticipantInProgress, number: int) -> None:

@@ -18,6 +18,9 @@ from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.timing import Clock, stage, timed
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from trinat.segmentation.inference.prediction import Prediction
     from trinat.segmentation.longitudinal.participant import Together
     from trinat.segmentation.space.conform import Conformed
@@ -44,6 +47,9 @@ class CaseInProgress:
     # Set if the scan was segmented together with other scans of the participant: data for the
     # tables of changes, and the cases of all these scans.
     longitudinal: TimePoint | None = None
+    # If lesions were requested: the numbers of the scan's lesions in the participant's space, and
+    # how many lesions there are.
+    lesions: tuple[NDArray[np.int32], int] | None = None
     together: tuple[Case, ...] = ()
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import fields
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from natsort import natsorted
 
-from trinat.pipelines.predict.settings import CHANGES, changes_table
+from trinat.pipelines.predict.lesion_changes import LesionChange, lesion_changes
+from trinat.pipelines.predict.settings import CHANGES, LESION_CHANGES, changes_table
 from trinat.pipelines.report.changes import (
     Course,
     change_of,
@@ -75,7 +77,26 @@ def write_changes(
             digits = 3 if output else 1
             rows = [_table_row(course, digits) for course in of_output]
             write_tsv(folder / table, (*columns, *_OF_CHANGE), rows)
-    write_whole(folder / page, changes_page(courses, left_out))
+    lesions = [vars(change) for change in _lesion_changes(participants, excluded)]
+    if any(entry.result.lesions for scans in participants.values() for entry in scans):
+        of_lesions = [field.name for field in fields(LesionChange)]
+        rows = [list(lesion.values()) for lesion in lesions]
+        write_tsv(folder / LESION_CHANGES, of_lesions, rows)
+    write_whole(folder / page, changes_page(courses, left_out, lesions))
+
+
+def _lesion_changes(
+    participants: Mapping[str, Sequence[Entry]], excluded: Collection[str]
+) -> list[LesionChange]:
+    """Return the changes of all lesions from each scan to the next, over the usable scans."""
+    usable = {}
+    for participant, scans in participants.items():
+        left_out = {
+            case for case, structure, _ in _left_out(scans, excluded) if not structure
+        }
+        taken = [entry for entry in scans if entry.case not in left_out]
+        usable[participant] = _sort_by_time(taken)
+    return lesion_changes(usable, excluded)
 
 
 def courses_in(

@@ -56,11 +56,14 @@ def changes_table(name: str) -> str:
     return f"{name}_changes.tsv"
 
 
+# Table of single lesions over time; `lesions_changes.tsv` has their volumes.
+LESION_CHANGES = "lesions_over_time.tsv"
 # Files of a run with --longitudinal: changes, their volumes, their page, and changes of further
 # outputs.
 CHANGES = (
     *("changes.tsv", "timepoints.tsv", "changes.html"),
     *map(changes_table, FURTHER),
+    LESION_CHANGES,
 )
 # Folder next to the page, with its slices of the most doubtful scans.
 SLICES = ".trinat-page"
@@ -542,11 +545,6 @@ class PredictRequest(WorkerOptions):
             raise ConfigError(
                 "--longitudinal cannot be combined with --uncertainty",
                 remedy="leave one of them out",
-            )
-        if self.output.lesions:
-            raise ConfigError(
-                "--longitudinal cannot be combined with --lesions",
-                remedy="segment the scans without --longitudinal",
             )
         if self.sessions:
             raise ConfigError(

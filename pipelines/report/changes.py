@@ -305,6 +305,7 @@ def compare_changes(
 def changes_page(
     by_output: Mapping[str, Sequence[Course]],
     left_out: Sequence[tuple[str, str, str]] = (),
+    lesions: Sequence[Mapping[str, Any]] = (),
 ) -> str:
     """Return the HTML page of longitudinal changes: warnings, a plot, and tables of all changes.
 
@@ -312,7 +313,8 @@ def changes_page(
     each, and the name of another output (thickness, callosum or lesions) to the courses of its
     measures; each output has a section of its own. `left_out` has a tuple for each scan or
     structure that is excluded from changes: the scan, the structure ("" for the whole scan), and
-    the reason.
+    the reason. `lesions` are the rows of the table of single lesions; the page shows those that
+    have changed.
     """
     courses = by_output[""]
     participants = {course.participant for course in courses}
@@ -327,6 +329,14 @@ def changes_page(
     for scan, structure, why in left_out:
         what = short_name(structure) if structure else "all of it"
         rows_left_out.append([scan, what, why])
+    sections = []
+    for name, of_output in by_output.items():
+        if name:
+            variables = _section_variables(of_output, name)
+            if name == "lesions":
+                variables["changes"] = [*variables["changes"], _lesion_table(lesions)]
+            title = FURTHER[name].title
+            sections.append({"name": name, "title": title, **variables})
     return render(
         "changes.html",
         title="Changes between scans",
@@ -334,15 +344,7 @@ def changes_page(
         notices=_notices(courses, left_out),
         cards=cards,
         **_section_variables(courses),
-        sections=[
-            {
-                "name": name,
-                "title": FURTHER[name].title,
-                **_section_variables(of_output, name),
-            }
-            for name, of_output in by_output.items()
-            if name
-        ],
+        sections=sections,
         looked_at=len(every),
         left_out=table(
             "left-out-table",
@@ -603,6 +605,43 @@ def _change_table(courses: Sequence[Course], output: str) -> Table:
         identity = "undated-table"
         caption = "Participants without dates, sorted by change relative to noise"
     return record_table(identity, caption, columns, rows, note=note)
+
+
+def _lesion_table(lesions: Sequence[Mapping[str, Any]]) -> Table:
+    """Return the table of lesions that are new, grown, shrunken or gone; the largest changes first.
+
+    `lesions` are rows of the table of single lesions.
+    """
+    changed = [
+        {**lesion, "difference_mm3": lesion["mm3"] - lesion["previous_mm3"]}
+        for lesion in lesions
+        if lesion["change"] != "unchanged"
+    ]
+    changed.sort(key=lambda lesion: -abs(lesion["difference_mm3"]))
+    hint = "Change of volume if the surface moves by half a voxel"
+    columns: NamedColumns = {
+        "participant": "Participant",
+        "scan": "Scan",
+        "previous_scan": "Compared with",
+        "lesion": Column("Lesion", 0),
+        "change": Column("Change", pick=True),
+        "region": "Region",
+        "previous_mm3": Column("Before (mm³)", 0),
+        "mm3": Column("After (mm³)", 0),
+        "difference_mm3": Column("Difference (mm³)", 0, sign=True),
+        "noise_mm3": Column("Noise (mm³)", 0, hint),
+        "beyond_noise": "Beyond noise",
+    }
+    note = f"{count(len(lesions) - len(changed), 'lesion')} unchanged."
+    if len(changed) > _MOST_ROWS:
+        note += f" The first {_MOST_ROWS}; lesions_over_time.tsv has all."
+    return record_table(
+        "lesion-table",
+        "Lesions that changed from one scan to the next",
+        columns,
+        changed[:_MOST_ROWS],
+        note=note,
+    )
 
 
 def _unit(courses: Sequence[Course]) -> str:

@@ -309,6 +309,9 @@ class TimePoint(_Record):
     - `stretch_percent` is how much larger the head is in this scan, along one axis, than in most of
       the participant's scans; 0 for an equal size.
     - `views` are the views that were requested; empty for all views of the model.
+    - `lesion_sites` has a number for each lesion of the scan: lesions of all scans of the
+      participant that lie at one place have the same number. `voxel_mm3` is the volume of a voxel
+      of the scan. Both are set only if lesions were requested.
     """
 
     participant: str
@@ -318,6 +321,8 @@ class TimePoint(_Record):
     volumes_mm3: dict[str, FiniteFloat]
     stretch_percent: FiniteFloat = 0
     views: tuple[str, ...] = ()
+    lesion_sites: list[int] = []
+    voxel_mm3: FiniteFloat = 0
 
 
 class ScanResult(_Record):

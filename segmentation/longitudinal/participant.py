@@ -280,11 +280,18 @@ def _segment_and_join(
     weight = len(views) / len(predictor.views)
     joining = Joining(image[region.box], fusion.fused, weight)
     maps = []
+    lesions = []
     for conformed, scan, part, flow in zip(prepared, images, parts, flows, strict=True):
+        seen = sight.of(scan)
         of_scan, maps_of_scan = predictor.fuse(
-            sight.of(scan), near, plan=conformed.plan, mirror=mirror
+            seen, near, plan=conformed.plan, mirror=mirror
         )
         maps.append(maps_of_scan)
+        # Lesions are found in each scan by itself, because they may be in one scan only.
+        of_lesions = predictor.find_lesions(
+            seen[region.box], of_scan.fused, conformed.plan.cropped(region.box)
+        )
+        lesions.append(of_lesions)
         with stage("join"):
             joining.add(of_scan.fused, part, flow)
         del of_scan
@@ -301,8 +308,9 @@ def _segment_and_join(
             maps=maps_of_scan,
             remarks=remarks,
             parcels=parcels,
+            lesions=of_lesions,
         )
-        for scan, maps_of_scan in zip(prepared, maps, strict=True)
+        for scan, maps_of_scan, of_lesions in zip(prepared, maps, lesions, strict=True)
     ]
     return Together(joining, conclude)
 

@@ -12,6 +12,8 @@ from helpers.serial import table
 from trinat.pipelines.predict.changes import write_changes
 from trinat.pipelines.study.entry import Entry
 from trinat.pipelines.study.record import (
+    LesionResult,
+    LesionsResult,
     ScanResult,
     SheetResult,
     ThicknessResult,
@@ -162,6 +164,68 @@ def test_thickness_of_one_scan_has_not_changed(tmp_path: Path) -> None:
     ]
     write_changes(tmp_path, scans)
     assert not (tmp_path / "thickness_changes.tsv").exists()
+
+
+def with_lesions(
+    case: str, year: float, *lesions: tuple[int, float], grade: str = "pass"
+):
+    """Return the entry of a scan with lesions, each with its site and its volume in mm³."""
+    rows = [
+        LesionResult(
+            lesion=number,
+            mm3=mm3,
+            region="deep",
+            x_mm=float(site),
+            y_mm=0,
+            z_mm=0,
+            probability=0.9,
+        )
+        for number, (site, mm3) in enumerate(lesions, start=1)
+    ]
+    found = LesionsResult(grade=grade, reasons=[], lesions=rows)
+    entry = scan(case, 1.0, year, lesions=found)
+    assert entry.result.longitudinal is not None
+    entry.result.longitudinal.lesion_sites = [site for site, _ in lesions]
+    entry.result.longitudinal.voxel_mm3 = 1.0
+    return entry
+
+
+def test_lesions_are_followed_from_scan_to_scan(tmp_path: Path) -> None:
+    scans = [
+        with_lesions("a", 2020, (1, 500), (2, 100), (3, 8), (4, 60)),
+        # The first has become two lesions.
+        with_lesions("b", 2021, (1, 300), (1, 210), (2, 40), (5, 12), (4, 140)),
+        with_lesions("c", 2022, (1, 510), grade="reject"),
+    ]
+    write_changes(tmp_path, scans)
+    rows = table(tmp_path / "lesions_over_time.tsv")
+    found = {
+        row["lesion"]: (row["change"], float(row["mm3"]), row["beyond_noise"])
+        for row in rows
+    }
+    # Half a voxel of the surface of a ball of 500, 100, 140 mm³: 152, 52 and 65 mm³.
+    assert found == {
+        "1": ("unchanged", 510, "no"),
+        "2": ("shrunken", 40, "yes"),
+        "3": ("gone", 0, "no"),
+        "4": ("grown", 140, "yes"),
+        "5": ("new", 12, "no"),
+    }
+    assert {(row["previous_scan"], row["scan"]) for row in rows} == {("a", "b")}
+    page = (tmp_path / "changes.html").read_text()
+    (section,) = re.findall(r'<section id="lesions">.*?</section>', page, re.S)
+    assert "1 lesion unchanged" in section
+    write_changes(tmp_path, scans, ())
+    rows = table(tmp_path / "lesions_over_time.tsv")
+    assert {row["change"] for row in rows if row["scan"] == "c"} == {
+        "unchanged",
+        "gone",
+    }
+
+
+def test_a_run_without_lesions_has_no_table_of_them(tmp_path: Path) -> None:
+    write_changes(tmp_path, [scan("a", 1.0, 2020, "a b"), scan("b", 2.0, 2021, "a b")])
+    assert not (tmp_path / "lesions_over_time.tsv").exists()
 
 
 def session(

@@ -11,15 +11,18 @@ from pathlib import Path
 import nibabel as nib
 import numpy as np
 import pytest
-from helpers.overfitted import with_parcels
+from helpers.lesions import save_lesion_network
+from helpers.overfitted import miniature, overfitted_model, with_parcels
 from helpers.serial import QUICK, run_serially, table, write_scans
 from helpers.sessions import head_of, pose_of, session_of
+from scipy import ndimage
 
 from trinat.pipelines.predict.settings import RunSettings
 from trinat.pipelines.study.cases import Case
 from trinat.pipelines.study.entry import Entry
 from trinat.pipelines.study.ledger import read_entries
 from trinat.segmentation.io.files import sha256_of
+from trinat.segmentation.io.volume import Volume
 
 TOGETHER = replace(QUICK, longitudinal=True)
 POSES = {"MR1": np.eye(4), "MR2": pose_of(5, 2), "MR3": pose_of(-4, 1)}
@@ -92,6 +95,40 @@ def test_the_cortex_of_all_scans_has_parcels(tmp_path: Path) -> None:
         np.testing.assert_array_equal(parcels >= 30100, np.isin(labels, (3, 42)))
     rows = table(out / "parcels.tsv")
     assert [row["case"] for row in rows] == ["P0_MR1"] * 98 + ["P0_MR2"] * 98
+
+
+@pytest.mark.slow
+@pytest.mark.important
+def test_a_lesion_of_the_second_scan_is_new(tmp_path: Path) -> None:
+    head, truth = miniature()
+    # A dark ball in the middle of the white matter.
+    white = ndimage.distance_transform_edt(np.isin(truth.data, (2, 41)))
+    middle = np.unravel_index(white.argmax(), white.shape)
+    offsets = np.indices(white.shape) - np.reshape(middle, (3, 1, 1, 1))
+    dark = np.where((offsets**2).sum(0) <= 9, 0.5 * head.data, head.data)
+    later = Volume(dark.astype(np.float32), head.affine)
+    scans = tmp_path / "in"
+    scans.mkdir()
+    session_of(head, POSES["MR1"]).write(scans / "P0_MR1.nii.gz")
+    session_of(later, POSES["MR2"], seed=1).write(scans / "P0_MR2.nii.gz")
+    model = tmp_path / "model"
+    shutil.copytree(overfitted_model(), model)
+    save_lesion_network(model, brighter=0.25)
+    out = tmp_path / "out"
+    output = replace(TOGETHER, lesions=True)
+    run_serially(scans, out, output=output, model=str(model), excluded=())
+    rows = table(out / "lesions_over_time.tsv")
+    place = POSES["MR2"] @ head.affine @ [*middle, 1]
+    new = [row for row in rows if row["change"] == "new"]
+    centres = [[float(row[f"{axis}_mm"]) for axis in "xyz"] for row in new]
+    apart_mm = np.linalg.norm(np.array(centres) - place[:3], axis=1)
+    assert apart_mm.min() < 2
+    found = new[int(apart_mm.argmin())]
+    assert found["beyond_noise"] == "yes"
+    # Each lesion of a scan is in one row.
+    for case, column in (("P0_MR1", "previous_mm3"), ("P0_MR2", "mm3")):
+        listed = sum(float(row["mm3"]) for row in table(out / f"{case}_lesions.tsv"))
+        assert sum(float(row[column]) for row in rows) == pytest.approx(listed, abs=1)
 
 
 @pytest.mark.slow

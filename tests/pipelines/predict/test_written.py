@@ -474,13 +474,6 @@ def test_a_model_without_a_network_for_lesions_is_refused(tmp_path: Path) -> Non
     assert raised.value.where == str(random_model())
 
 
-def test_lesions_are_not_for_joint_segmentation(tmp_path: Path) -> None:
-    scans = write_scans(tmp_path / "in", "a.nii.gz")
-    output = replace(QUICK, lesions=True, longitudinal=True)
-    with pytest.raises(ConfigError):
-        run_serially(scans, tmp_path / "out", output=output)
-
-
 def test_parcels_of_the_raters_have_their_own_numbers_and_names(tmp_path: Path) -> None:
     scans = write_heads(tmp_path / "in", "a.nii.gz")
     model = with_parcels(tmp_path / "model", "neuromorphometrics49")
