@@ -63,6 +63,8 @@ export interface TimePoint {
   volumes_mm3?: Record<string, number>;
   stretch_percent?: number;
   views?: string[];
+  lesion_sites?: number[];
+  voxel_mm3?: number;
 }
 
 export interface ScanResult {
