@@ -378,9 +378,17 @@ function factsOf(structure, place) {
     ["Views agree", agreementOf(structure)?.toFixed(3)],
     ["IoU of samples", result.iou?.[name]?.toFixed(3)],
     ["Volume CV", result.volume_cv?.[name]?.toFixed(3)],
-    ["Lesions", lesionsOf(structure)?.length],
+    [lesionsTitle(structure, volume), lesionsOf(structure)?.length],
     ["Grade", lesionsOf(structure) ? result.lesions.grade : gradeOf(structure)],
   ];
+}
+
+// Lesions are counted by the server: the number is old until a correction is saved.
+function lesionsTitle(structure, volume) {
+  const offMm3 = Math.abs(volume - volumeOfLesions(structure));
+  return offMm3 > page.picture?.voxelMm3() / 2
+    ? "Lesions before these changes"
+    : "Lesions";
 }
 
 // Mean and standard deviation of a parcel's thickness; empty where it was not measured.

@@ -408,8 +408,11 @@ def test_a_lesion_is_painted_beside_the_structures(
         pens = "document.getElementById('pen').textContent"
         assert page.evaluate(pens) == "White matter lesions"
         first = stroke(page)
+        card = "document.getElementById('structure-card').textContent"
+        assert "Lesions before these changes2" in page.evaluate(card)
         page.evaluate("document.getElementById('save').click()")
         page.wait(f"{STATE}.startsWith('Saved as a_desc-corrected_lesions.nii.gz')")
+        assert "Lesions3" in page.evaluate(card)
         listed = "document.querySelectorAll('#structure-card .lesions button').length"
         # Two were found, one was painted.
         assert page.evaluate(listed) == 3
