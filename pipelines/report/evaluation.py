@@ -338,6 +338,7 @@ def printed(evaluation: Evaluation) -> pd.DataFrame:
         *measurements.structures_of(evaluation.frame),
         *measurements.groups_of(evaluation.frame),
     ]
+    metrics = evaluation.measured(PRINTED)
     rows = []
     for model in evaluation.models:
         for structure in names:
@@ -349,7 +350,7 @@ def printed(evaluation: Evaluation) -> pd.DataFrame:
                 "structure": short_name(structure),
                 "participants": str(dice["participants"]),
             }
-            for metric in evaluation.measured(PRINTED):
+            for metric in metrics:
                 statistic = evaluation.statistic(model, metric, structure)
                 for key in ("mean", "sd", "low", "high"):
                     value = statistic.get(key, np.nan)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from itertools import combinations
 from typing import Any
 
@@ -91,13 +92,13 @@ def _statistics(
         participants.to_numpy(float), definition.least, definition.most
     )
     # Number of undefined values over structures and scans. A group has the sum of its structures.
-    of_each = by_scan(frame, model, metric).isna().sum()
+    of_each = by_scan(frame, model, metric).isna().sum().to_dict()
     undefined = []
     for name in participants.columns:
         parts = [part for part in members.get(name, ()) if part in of_each]
         if not parts:  # a structure, or a number of the whole scan
             parts = [name]
-        undefined.append(int(of_each[parts].sum()))
+        undefined.append(sum(of_each[part] for part in parts))
     return pd.DataFrame(
         {
             "model": model,
@@ -406,10 +407,19 @@ class Evaluation:
         The row maps names of columns to values. `structure` may also be a group of structures, such
         as group:all.
         """
-        found = where(self.statistics, model=model, metric=metric, structure=structure)
-        if found.empty:
-            return {}
-        return dict(found.iloc[0])
+        return self._statistic_of.get((model, metric, structure), {})
+
+    @cached_property
+    def _statistic_of(self) -> dict[tuple[str, str, str], dict[str, Any]]:
+        """Rows of `statistics` by model, metric and structure.
+
+        A report reads a thousand of them; to search the table for each takes seconds.
+        """
+        found = {}
+        for row in self.statistics.to_dict("records"):
+            key = (row["model"], row["metric"], row["structure"])
+            found[key] = {str(name): value for name, value in row.items()}
+        return found
 
     def to_json(self) -> dict[str, Any]:
         """Return the tables for summary.json as lists of records; undefined numbers are null.

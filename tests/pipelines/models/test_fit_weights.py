@@ -96,6 +96,12 @@ def test_a_blind_view_loses_its_weight_and_the_model_gains(
     } == before
 
 
+@pytest.fixture
+def few_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Try weights of a coarser grid: 20 candidates instead of 72."""
+    monkeypatch.setattr("trinat.segmentation.inference.fusion_fit._STEPS", 6)
+
+
 def fit_weights(
     model: Path, scans: Path, truth: Path, out: Path | None = None
 ) -> Fitted:
@@ -139,6 +145,7 @@ def test_weights_then_odds_then_limits(
     assert again.lines[-1].startswith("limits: skipped")
 
 
+@pytest.mark.usefixtures("few_weights")
 def test_a_new_model_is_written_and_the_old_one_stays(
     lame: Path, data: Path, tmp_path: Path
 ) -> None:
@@ -157,6 +164,7 @@ def test_a_new_model_is_written_and_the_old_one_stays(
     assert info.fusion.weights[View.SAGITTAL] < 0.2
 
 
+@pytest.mark.usefixtures("few_weights")
 def test_weights_that_gain_too_little_are_not_kept(
     lame: Path, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,6 +177,7 @@ def test_weights_that_gain_too_little_are_not_kept(
     assert (lame / "model.yaml").read_bytes() == before
 
 
+@pytest.mark.usefixtures("few_weights")
 def test_a_geometric_mean_that_is_chosen_is_written_into_the_model(
     lame: Path, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -126,10 +126,9 @@ def lopsided(scale: tuple[float, float, float] = (1, 1, 1)) -> Volume:
     return Volume(data.astype(np.float32), affine)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_noise_of_the_background_does_not_hide_which_side_is_which(seed: int) -> None:
+def test_noise_of_the_background_does_not_hide_which_side_is_which() -> None:
     head = lopsided()
-    noise = np.random.default_rng(seed).normal(0, 0.05, (2, *head.shape))
+    noise = np.random.default_rng(0).normal(0, 0.05, (2, *head.shape))
     noisy = np.hypot(head.data + noise[0], noise[1]).astype(np.float32)
     true = Volume(noisy, head.affine)
     exchanged = Volume(np.ascontiguousarray(noisy[::-1]), head.affine)
