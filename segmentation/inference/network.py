@@ -111,6 +111,7 @@ class ViewNetwork:
         size = self.batch
         if every > 1 and self.device.type == "cpu":
             size = 1
+        found = []
         for start in range(every // 2, len(slices), every * size):
             some = slice(start, start + every * size, every)
             rows = slice(0, slices.shape[2])
@@ -123,7 +124,11 @@ class ViewNetwork:
                     # Networks pad their input to a multiple; extend the range to that size instead.
                     rows = _grown(shown.any(1), self._multiple)
                     columns = _grown(shown.any(0), self._multiple)
-            yield start, rows, columns, slices[some, :, rows, columns]
+            found.append((some, rows, columns))
+        # Buffers that grow from batch to batch leave gaps in memory. The largest batch comes first.
+        found.sort(key=lambda part: -_length(part[1]) * _length(part[2]))
+        for some, rows, columns in found:
+            yield some.start, rows, columns, slices[some, :, rows, columns]
 
     def _batch_probabilities(
         self,
@@ -159,6 +164,11 @@ def suitable_batch(config: NetworkConfig, device: torch.device) -> int:
     most_filters = _BATCH[kind] * _FILTERS[kind] * config.pixels
     slices = max(most_filters // config.filters, 1)
     return min(slices, _BATCH[kind])
+
+
+def _length(part: slice) -> int:
+    """Return the number of indices of a slice with steps of 1."""
+    return int(part.stop - part.start)
 
 
 def _grown(is_set: Tensor, multiple: int) -> slice:
