@@ -63,7 +63,7 @@ from trinat.pipelines.study.ratings import (
 from trinat.pipelines.study.record import measured_in
 from trinat.pipelines.study.study import Study
 from trinat.segmentation.data.identity import clash_among
-from trinat.segmentation.errors import EvaluationError
+from trinat.segmentation.errors import ConfigError, EvaluationError
 from trinat.segmentation.io.files import write_whole
 from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
 from trinat.segmentation.metrics.counted import made_by
@@ -274,10 +274,16 @@ def _read_known(settings: CohortSettings) -> Known:
     """Read the label scheme and the tables of a report, find the label maps, and match the two.
 
     Equal names of participants in several folders, and several label maps of one scan, are logged.
-    Raises ConfigError if a table that the user has named does not exist, and DatasetError if the
+    Raises ConfigError for the label scheme of lesions, and if a table that the user has named does
+    not exist, and DatasetError if the
     participants table has none of the participants of these label maps.
     """
     scheme = load_scheme(settings.labels)
+    if scheme.kind == "lesions":
+        raise ConfigError(
+            f"--labels {settings.labels} is for trinat evaluate",
+            remedy="leave it out: results of trinat predict --lesions have a section on lesions",
+        )
     norms = None
     if settings.reference is not None:
         norms = read_norms(settings.reference, scheme)

@@ -103,7 +103,7 @@ def evaluation_page(
     structures = len(measurements.structures_of(frame))
     lead = (
         f"{' and '.join(evaluation.models)} against the truth: {count(scans, 'scan')} of "
-        f"{count(participants, 'participant')}, {structures} structures ({scheme.name})."
+        f"{count(participants, 'participant')}, {count(structures, 'structure')} ({scheme.name})."
     )
     # Tables by the metric's title, one for each model.
     heat = {}

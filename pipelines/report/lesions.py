@@ -97,7 +97,7 @@ def tables_of_lesions(scans: pd.DataFrame, classes: pd.DataFrame) -> list[Table]
         "lesion-class-table",
         "Lesions of all scans together, by size and region",
         {
-            "by": Column("By", pick=True),
+            "by": "By",
             "class": "Class",
             "model": Column("Model", pick=True),
             **shares,

@@ -10,11 +10,12 @@ import pytest
 from helpers.ellipsoids import read_metrics, value, write
 from helpers.studies import add_lesions, correct_voxel, write_study
 
+from trinat.pipelines.evaluate.cohort import CohortSettings, report_cohort
 from trinat.pipelines.evaluate.evaluation import (
     EvaluationSettings,
     evaluate_predictions,
 )
-from trinat.segmentation.errors import EvaluationError
+from trinat.segmentation.errors import ConfigError, EvaluationError
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.lesions import number_lesions
 
@@ -143,6 +144,13 @@ def test_a_corrected_mask_replaces_the_predicted_one(
     out = evaluated(tmp_path, uncorrected=uncorrected)
     [row] = pd.read_csv(out / "lesions.csv").to_dict("records")
     assert row["recall"] == recall
+
+
+def test_a_report_refuses_the_scheme_of_lesions(tmp_path: Path) -> None:
+    out = write_study(tmp_path / "out", ["a"])
+    with pytest.raises(ConfigError) as refused:
+        report_cohort(CohortSettings(out, tmp_path / "report", labels="lesions"))
+    assert refused.value.remedy
 
 
 @pytest.mark.slow
