@@ -239,7 +239,7 @@ def _at_sites(
 
 def _compare_sessions(scans: list[_Scan], files: dict[str, ScanFile]) -> None:
     """Raise unless the scans of a participant have their own sessions."""
-    seen = {}
+    seen: dict[tuple[str, str], _Scan] = {}
     for scan in scans:
         file = files[scan.path]
         other = seen.setdefault((file.participant, file.table_session), scan)

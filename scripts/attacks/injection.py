@@ -105,7 +105,7 @@ class Calls:
                 calls.report.write_text(json.dumps(calls.counts))
             end(status)
 
-        io.open = builtins.open = open_  # type: ignore[assignment]
+        io.open = builtins.open = open_
         os.fsync, os.mkdir, os._exit = fsync, making, leave  # type: ignore[assignment]
         os.replace, os.rename = renaming(replace), renaming(rename)
 

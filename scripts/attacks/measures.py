@@ -152,7 +152,9 @@ def callosum(attempt: Try) -> None:
     if measured.section is None:
         is_sound = set(values) == {None}
     else:
-        is_sound = all(np.isfinite(value) and value > 0 for value in values)
+        is_sound = all(
+            value is not None and np.isfinite(value) and value > 0 for value in values
+        )
     if not is_sound:
         raise wrong(f"{what}: measures {measured.measures}")
     callosum_result(measured)

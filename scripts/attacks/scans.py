@@ -34,7 +34,8 @@ _SUFFIXES = (".nii", ".nii.gz", ".mgz")
 
 @functools.cache
 def nifti() -> bytes:
-    return odd_scan((24, 20, 22)).to_bytes()
+    content: bytes = odd_scan((24, 20, 22)).to_bytes()
+    return content
 
 
 @functools.cache
@@ -55,7 +56,9 @@ def _put(name: str, index: int, *values: float) -> Damage:
     """Return a damage that sets a header field to one of these values."""
 
     def damage(content: bytes, chance: random.Random) -> bytes:
-        return NIFTI1.put(content, name, index, chance.choice(values), order="<")
+        value = chance.choice(values)
+        damaged: bytes = NIFTI1.put(content, name, index, value, order="<")
+        return damaged
 
     return damage
 

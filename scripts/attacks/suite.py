@@ -173,11 +173,13 @@ class Suite:
 
     def table(self) -> str:
         columns = ("attack", "tries", *Verdict)
-        rows = [
-            (name, tally.total(), *(tally[verdict] for verdict in Verdict))
+        counts = {
+            name: (tally.total(), *(tally[verdict] for verdict in Verdict))
             for name, tally in self.tallies.items()
-        ]
-        total = ("all", *(sum(row[i] for row in rows) for i in range(1, len(columns))))
+        }
+        totals = (sum(column) for column in zip(*counts.values(), strict=True))
+        rows = [(name, *numbers) for name, numbers in counts.items()]
+        total = ("all", *totals)
         cells = [[str(cell) for cell in row] for row in (columns, *rows, total)]
         widths = [max(len(row[i]) for row in cells) for i in range(len(columns))]
         lines = [

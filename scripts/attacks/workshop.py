@@ -66,13 +66,14 @@ class Running:
             pause_s = min(0.05, pause_s * 1.3)
             status = self.poll()
         self.signal(signal.SIGKILL, group=True)
-        texts = [
-            self.log.with_suffix(ending).read_text(errors="replace")
-            if self.log.with_suffix(ending).exists()
-            else ""
-            for ending in (".out", ".err")
-        ]
-        return Done(status, *texts, hung)
+        return Done(status, self._printed(".out"), self._printed(".err"), hung)
+
+    def _printed(self, ending: str) -> str:
+        """Return what was printed to the file with this ending, or "" if there is none."""
+        path = self.log.with_suffix(ending)
+        if not path.exists():
+            return ""
+        return path.read_text(errors="replace")
 
     def poll(self) -> int | None:
         pid, code = os.waitpid(self.pid, os.WNOHANG)
@@ -183,15 +184,15 @@ def _ready(before: Callable[[], object], serial: bool) -> None:
     if serial:
         from trinat.pipelines.predict import engine, run
 
-        run.local_engine = lambda settings, *_, **__: engine.SerialEngine(settings)  # type: ignore[assignment,misc]
+        run.local_engine = lambda settings, *_, **__: engine.SerialEngine(settings)  # type: ignore[attr-defined]
     before()
 
 
 def time_limit(seconds: float) -> AbstractContextManager[None]:
     """Raise `Bad` for a hang if the block does not end in time."""
-    return limits.time_limit(
-        seconds, Bad(Verdict.HANG, f"not done after {seconds:g} s")
-    )
+    hang = Bad(Verdict.HANG, f"not done after {seconds:g} s")
+    limit: AbstractContextManager[None] = limits.time_limit(seconds, hang)
+    return limit
 
 
 def happens(chance: random.Random, share: float) -> bool:

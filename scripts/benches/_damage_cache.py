@@ -208,6 +208,7 @@ def _segment(case: Case, heads: Heads, segmenter: Predictor, folder: Path) -> fl
         if case.is_part:
             damaged = _middle(damaged, head)
     found = segmenter.segment(damaged.scan)
+    assert found.agreement is not None
     values = np.full(len(found.scheme), np.nan)
     if case.kind is not None:
         good = read_stored(folder / f"{case.good}.npz")

@@ -17,6 +17,7 @@ import json
 import os
 import tempfile
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -231,6 +232,11 @@ def _use_of_children(process: psutil.Process) -> tuple[int, dict[int, float]]:
     return total, spent_s
 
 
+def _not_passed(grades: Mapping[str, str]) -> dict[str, str]:
+    """Return the grades of the structures that have another grade than "pass"."""
+    return {name: grade for name, grade in grades.items() if grade != "pass"}
+
+
 def _compare(found: Volume, expected: Volume) -> None:
     """Print the share of equal brain voxels, and the largest change of a volume."""
     brain = (found.data > 0) | (expected.data > 0)
@@ -255,7 +261,10 @@ def _compare_results(
     pairs = {
         "grade": (result["grade"], graded.name),
         "reasons": (result["reasons"], list(graded.reasons)),
-        "structures": (result["structure_grades"], dict(graded.structures)),
+        "structures": (
+            _not_passed(result["structure_grades"]),
+            _not_passed(graded.structures),
+        ),
         "notes": (result["notes"], [n for n in (*expected.notes, measured.note) if n]),
         "intracranial volume": (
             result["measures_mm3"][INTRACRANIAL.column],
@@ -263,9 +272,6 @@ def _compare_results(
         ),
     }
     for what, (of_page, of_python) in pairs.items():
-        if what == "structures":
-            of_page = {k: v for k, v in of_page.items() if v != "pass"}
-            of_python = {k: v for k, v in of_python.items() if v != "pass"}
         text = f"{what}: {of_page}"
         if of_page != of_python:
             text += f", of predict {of_python}"

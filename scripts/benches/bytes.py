@@ -27,6 +27,7 @@ from fnmatch import fnmatch
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pydicom
@@ -196,7 +197,7 @@ def run_all(folder: Path) -> None:
 def helps() -> dict[str, list[str]]:
     """Return steps that show the help of each command."""
     found = {"help": ["trinat", "--help"], "help-bids": ["trinat-bids", "--help"]}
-    groups = [((), typer.main.get_command(app))]
+    groups: list[tuple[tuple[str, ...], Any]] = [((), typer.main.get_command(app))]
     while groups:
         words, group = groups.pop()
         for name, command in group.commands.items():
@@ -292,8 +293,8 @@ def make_inputs(folder: Path) -> None:
 
     image, affine = turned(head_image(head_labels()), "LPS")
     write_classic(folder / "dicom", Volume(image, affine))
-    for number in ("01", "02"):
-        anat = folder / f"bids/sub-{number}/anat/sub-{number}_T1w.nii.gz"
+    for name in ("01", "02"):
+        anat = folder / f"bids/sub-{name}/anat/sub-{name}_T1w.nii.gz"
         write_nifti(anat, head_image(head_labels()), "LPS")
     description = '{"Name": "small", "BIDSVersion": "1.10.0"}\n'
     (folder / "bids/dataset_description.json").write_text(description)

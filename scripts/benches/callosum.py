@@ -50,7 +50,7 @@ def run(folder: str, *pairs: str) -> None:
             f"{found.volume_mm3:.0f} mm3, FreeSurfer {true_mm3:.0f}, {found.grade}",
             flush=True,
         )
-    whole, parts, volumes, true_volumes = np.transpose(rows)
+    whole, parts, volumes, true_volumes = np.array(rows).T
     for text, taken in (("all", volumes > 0), ("of usual size", true_volumes < _LARGE)):
         r = np.corrcoef(volumes[taken], true_volumes[taken])[0, 1]
         print(

@@ -42,11 +42,11 @@ class Operation(NamedTuple):
     from_host: bool
 
 
-class Counted(TorchDispatchMode):
+class Counted(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records the operations on `meta` within this block, except views."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.operations: list[Operation] = []
 
     def __torch_dispatch__(
@@ -109,7 +109,8 @@ def count(
     view = segmenter.views[0]
     axes = segmenter.model.info.preprocessing.slice_axes(view)
     image = image.to("meta")
-    with Counted() as counted:
+    counted = Counted()
+    with counted:
         for _ in segmenter._networks.of_view[view].probabilities(image, axes, every=8):
             pass
         fusion, _maps = segmenter._add_views(

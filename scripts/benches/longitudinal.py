@@ -31,6 +31,7 @@ several outputs with --longitudinal:
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -63,7 +64,7 @@ _TABLE = "sessions.tsv"
 
 
 def run(what: str = "", *arguments: str) -> None:
-    commands = {
+    commands: dict[str, Callable[..., None]] = {
         "sessions": _write_sessions,
         "found": _print_found,
         "retest": _print_retest,
@@ -124,7 +125,7 @@ def _print_found(out: str, result: str) -> None:
     for participant, sessions in table.groupby("participant"):
         for name in _NAMES[sessions["structure"].iloc[0]]:
             cases = sessions["scan"].str.removesuffix(".nii.gz")
-            volumes = points.loc[cases, name].to_numpy()
+            volumes = points[name].loc[list(cases)].to_numpy()
             found = 100 * (volumes / volumes[0] - 1)
             slope = slope_of(sessions["percent"].to_numpy(float), found)
             text = " ".join(f"{value:+.2f}" for value in found)
@@ -254,7 +255,7 @@ def _further(output: Path) -> list[pd.DataFrame]:
             # Profiles have numbered columns, and no changes.
             columns = [
                 column
-                for column in frame
+                for column in map(str, frame)
                 if unit_of(column) and not re.search(r"_\d\d_mm$", column)
             ]
             tables.append(frame[columns])
@@ -275,7 +276,7 @@ def differences(participants: pd.DataFrame, volumes: pd.DataFrame) -> pd.DataFra
     pairs = []
     for _, sessions in participants.groupby("participant"):
         cases = sessions["scan"].str.removesuffix(".nii.gz").iloc[:2]
-        pairs.append(volumes.loc[cases].to_numpy())
+        pairs.append(volumes.loc[list(cases)].to_numpy())
     measured = np.stack(pairs)
     first, second = measured[:, 0], measured[:, 1]
     percents = 200 * (second - first) / (second + first)

@@ -56,10 +56,12 @@ def run(
         )
         for number, model in enumerate(models.split(",")):
             given = (str(scan), "--model", model, "--threads", threads, "--quiet")
-            given += ("--precision", precision)
+            wanted = ("--precision", precision)
             # A folder for each round, because `predict` skips scans that it has done.
             rounds = [
-                _measure("predict", *given, "--out", str(root / f"{number}-{i}"))
+                _measure(
+                    "predict", *given, *wanted, "--out", str(root / f"{number}-{i}")
+                )
                 for i in range(int(repetitions))
             ]
             seconds, work, peak = (

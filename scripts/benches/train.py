@@ -100,7 +100,7 @@ def bare_step(
             logits = network(slices)
         optimiser.zero_grad(set_to_none=True)
         if with_loss:
-            cross_entropy(logits.float(), labels).backward()
+            cross_entropy(logits.float(), labels).backward()  # type: ignore[no-untyped-call]
         else:
             logits.backward(gradient)
         optimiser.step()
