@@ -8,10 +8,12 @@ participant. A model that is no better than the one before is not written.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 from pydantic import JsonValue
 from safetensors.torch import save
@@ -59,10 +61,10 @@ _log = logging.getLogger(__name__)
 _FURTHER = "trained further"
 _NEW = "new"
 _STEPS = {_FURTHER: 300, _NEW: 1000}
-# Scans with a lower Dice do not count as slices that the new network can be used for.
+# Below this mean Dice, a network is unreliable.
 _RELIABLE_DICE = 0.5
-# A network is used for slices that are thinner than those that it learnt from by this factor.
-_THINNER = 0.8
+# A network is reliable in slices that are thinner by this factor than those that it was scored in.
+_THINNER = 0.9
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,12 +138,10 @@ def learn_lesions(settings: LearnSettings) -> Learnt:
     )
     refuse_if_no_better(judged, settings.out)
     network = _fit(patients, start, chosen)
-    thicknesses = [
-        patient.thick_mm * _THINNER
-        for patient, dice in zip(scored, scores[chosen], strict=True)
-        if dice >= _RELIABLE_DICE
-    ]
-    network.thinnest_mm.fill_(min([float(start.thinnest_mm), *thicknesses]))
+    limits = [_thinnest_mm(scored, judged.after)]
+    if chosen == _FURTHER:
+        limits.append(float(start.thinnest_mm))
+    network.thinnest_mm.fill_(min(limits))
     figures: dict[str, JsonValue] = {
         "kind": chosen,
         "scans": len(patients),
@@ -225,6 +225,18 @@ def _held_out_scores(
         ]
         _log.info("network for lesions, %s: judged", kind)
     return scores
+
+
+def _thinnest_mm(scored: Sequence[_Patient], dice: Sequence[float]) -> float:
+    """Return the thickness below which a network is unreliable; infinity if it always is.
+
+    `dice` has the Dice of each scan in `scored`. The limit is a little below the thinnest slices
+    whose scans have a mean Dice of `_RELIABLE_DICE`.
+    """
+    thick_mm = [round(patient.thick_mm, 1) for patient in scored]
+    means = pd.Series(dice).groupby(thick_mm).mean()
+    reliable_mm = means.index[means >= _RELIABLE_DICE]
+    return float(reliable_mm.min()) * _THINNER if len(reliable_mm) else math.inf
 
 
 def _fit(
