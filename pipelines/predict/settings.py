@@ -323,11 +323,18 @@ class RunSettings(WorkerOptions):
         """Return a hash of everything that results of a case depend on, except scan and model.
 
         These are trinat's version, the output settings, further models, and the age and sex of the
-        participant if volumes are compared with norms.
+        participant if volumes are compared with norms. Settings with their default value are left
+        out, so that a new setting does not make existing results outdated.
         """
+        defaults = asdict(type(self.output)())
+        changed = {
+            name: value
+            for name, value in asdict(self.output).items()
+            if value != defaults[name]
+        }
         content = [
             version("trinat"),
-            asdict(self.output),
+            changed,
             self.further_models,
             None if case.facts is None else asdict(case.facts),
         ]

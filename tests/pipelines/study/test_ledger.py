@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -88,6 +88,21 @@ def test_done_means_same_input_model_settings_and_output(run) -> None:
     assert not entry.is_current(case, replace(settings, model_sha256="other"))
     assert not entry.is_current(
         case, replace(settings, output=OutputSettings(clean=True))
+    )
+
+
+@dataclass(frozen=True)
+class LaterSettings(OutputSettings):
+    """Output settings of a later version, with one more."""
+
+    stars: bool = False
+
+
+def test_a_new_setting_leaves_results_current_until_it_is_used(run) -> None:
+    case, settings, entry = run
+    assert entry.is_current(case, replace(settings, output=LaterSettings()))
+    assert not entry.is_current(
+        case, replace(settings, output=LaterSettings(stars=True))
     )
 
 
