@@ -317,6 +317,7 @@ def _save_factors(
         settings.out,
         description.model_copy(update=changed),
         parcels=material.model.parcels,
+        lesions=material.model.lesions,
         overwrite=settings.overwrite,
     )
 
@@ -472,6 +473,7 @@ def _save_trained(
         settings.out,
         description.model_copy(update=changed),
         parcels=material.model.parcels,
+        lesions=material.model.lesions,
         overwrite=settings.overwrite,
     )
     write_provenance(trained.run, settings.out)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -104,6 +104,7 @@ def learn_lesions(settings: LearnSettings) -> Learnt:
     study = Study(settings.results, images=settings.images, against=settings.labels)
     corrected, failures = find_corrected(study, lesions=True)
     require_scans(corrected, failures, settings.results, SEE)
+    _require_two({each.scan.participant for each in corrected}, settings)
     model = load_model(settings.model or find_source_model(corrected))
     description = description_of(model, settings.out)
     start = load_lesion_network(find_lesions_file(model.folder))
@@ -120,14 +121,7 @@ def learn_lesions(settings: LearnSettings) -> Learnt:
     require_scans(patients, failures, settings.results, SEE)
     scored = [patient for patient in patients if patient.lesions.any()]
     participants = {patient.participant for patient in scored}
-    if len(participants) < 2:
-        raise ConfigError(
-            f"{count(len(participants), 'participant')} with lesions: no other participant is left "
-            "to validate the training",
-            where=settings.results,
-            remedy="correct a scan of another participant",
-        )
-
+    _require_two(participants, settings)
     scores = _held_out_scores(patients, scored, start)
     chosen = choose(scores)
     judged = Judged(
@@ -165,6 +159,17 @@ def learn_lesions(settings: LearnSettings) -> Learnt:
     )
     exit_status = batch_exit(done=len(patients), failed=len(failures))
     return Learnt(lines, exit_status)
+
+
+def _require_two(participants: Collection[str], settings: LearnSettings) -> None:
+    """Raise ConfigError if masks are of fewer than two participants."""
+    if len(participants) < 2:
+        raise ConfigError(
+            f"masks with lesions are of {count(len(participants), 'participant')}: no other one is "
+            "left to validate the training",
+            where=settings.results,
+            remedy="correct a scan of another participant",
+        )
 
 
 def _read(

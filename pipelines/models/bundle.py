@@ -112,6 +112,7 @@ def bundle(
         label_table=first.label_table,
         template=template,
         parcels=first.parcels,
+        lesions=first.lesions,
         precision=precision,
         overwrite=overwrite,
     )

@@ -233,5 +233,6 @@ def _write(settings: FitSettings, model: Model) -> None:
         settings.out,
         description_of(model, settings.out),
         parcels=model.parcels,
+        lesions=model.lesions,
         overwrite=settings.overwrite,
     )

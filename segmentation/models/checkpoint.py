@@ -95,6 +95,12 @@ class Model:
         return parcels_folder_of(self.folder)
 
     @property
+    def lesions(self) -> bytes | None:
+        """File of the network for lesions of white matter, or None."""
+        path = self.folder / LESIONS_FILE
+        return read_bytes(path) if path.is_file() else None
+
+    @property
     def not_predicted(self) -> NDArray[np.int64]:
         """Indices of the classes that the model does not predict."""
         names = self.info.not_predicted

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers.lesions import save_lesion_network
 from helpers.miniatures import head_image, head_labels, write_nifti
 from helpers.overfitted import overfitted_model, shy_model
 from helpers.refusals import refusal
@@ -345,6 +346,7 @@ def test_from_two_participants_the_cortex_gets_its_size(tmp_path: Path) -> None:
     results = results_of(tmp_path, ("sub-01", "sub-02"))
     shy = shy_model(tmp_path / "shy")
     save_parcels(shy / "parcels", "desikan34")
+    lesions = save_lesion_network(shy)
     out = tmp_path / "own"
     words = ["learn", results, "--labels", results, "--model", shy, "--out", out]
     command = [str(word) for word in (*words, "--device", "cpu")]
@@ -359,6 +361,7 @@ def test_from_two_participants_the_cortex_gets_its_size(tmp_path: Path) -> None:
     assert odds["Left-Cerebral-Cortex"] > 2 * odds["Left-Cerebral-White-Matter"]
     assert (info.name, info.training.licence) == ("own", "CC BY-NC 3.0")
     assert read_scheme(out / "parcels").name == "desikan34"
+    assert (out / lesions.name).read_bytes() == lesions.read_bytes()
 
     # A model that already has its factors does not gain any more.
     command[command.index(str(out))] = str(tmp_path / "worse")

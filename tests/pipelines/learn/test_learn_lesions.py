@@ -15,7 +15,9 @@ from helpers.miniatures import head_image, head_labels, write_nifti
 from helpers.overfitted import overfitted_model
 from helpers.studies import add_lesions, correct_voxel, write_study
 from scipy import ndimage
+from typer.testing import CliRunner
 
+from trinat.pipelines.cli import app
 from trinat.pipelines.common.exits import Exit
 from trinat.pipelines.learn import lesions
 from trinat.pipelines.learn.corrected import find_corrected
@@ -104,8 +106,11 @@ def test_masks_of_lesions_become_a_network(tmp_path: Path) -> None:
 
 def test_one_participant_does_not_suffice(tmp_path: Path) -> None:
     settings = write_patients(tmp_path, "p1")
-    with pytest.raises(ConfigError):
-        learn_lesions(settings)
+    words = ["learn", settings.results, "--lesions", "--labels", settings.labels]
+    words += ["--model", settings.model, "--out", settings.out]
+    done = CliRunner().invoke(app, [str(word) for word in words], standalone_mode=False)
+    assert isinstance(done.exception, ConfigError)
+    assert done.exception.where == str(settings.results)
     assert not settings.out.exists()
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.lesions import save_lesion_network
 from helpers.overfitted import SMALL
 from helpers.refusals import refusal
 from helpers.small_model import save_parcels
@@ -104,11 +105,13 @@ def test_a_model_whose_scans_are_stripped_first_stays_one(tmp_path: Path) -> Non
         bundle([sources[0], other], tmp_path / "not")
 
 
-def test_a_model_keeps_its_networks_for_parcels(tmp_path: Path) -> None:
+def test_a_model_keeps_its_networks_for_parcels_and_lesions(tmp_path: Path) -> None:
     first, other = model(tmp_path / "first", C), model(tmp_path / "other", A)
     save_parcels(first / "parcels")
+    lesions = save_lesion_network(first)
     bundle([first, other], tmp_path / "out")
     assert load_model(tmp_path / "out/parcels").scheme.name == "desikan34"
+    assert (tmp_path / "out" / lesions.name).read_bytes() == lesions.read_bytes()
 
 
 @pytest.mark.parametrize("views", [(S,), (C, A)])
