@@ -42,12 +42,10 @@ class Corrected:
         return Pair(truth, image, how="its name in the results")
 
 
-def find_corrected(
-    study: Study, *, lesions: bool = False
-) -> tuple[list[Corrected], list[str]]:
+def find_corrected(study: Study) -> tuple[list[Corrected], list[str]]:
     """Return the corrected scans of a study, and a message for each correction that cannot be used.
 
-    With `lesions`, these are scans whose mask of lesions was corrected.
+    If the `kind` of the study is "lesions", these are scans whose mask of lesions was corrected.
 
     If the study was opened with a folder of other label maps (`study.against`), these are taken as
     the corrected label maps; otherwise the corrections painted in the viewer, or put next to the
@@ -59,7 +57,9 @@ def find_corrected(
     for scan in study.scans:
         labels = None
         structures = None
-        correction = scan.lesion_correction if lesions else scan.correction
+        correction = scan.correction
+        if study.kind == "lesions":
+            correction = scan.lesion_correction
         if study.against is not None:
             labels = study.other(scan)
         elif correction is not None:
@@ -90,7 +90,7 @@ def find_corrected(
     if study.against is not None:
         failures.extend(
             f"{file.name}: no result belongs to its scan"
-            for file in find_files(study.against)
+            for file in find_files(study.against, kind=study.kind)
             if file.path not in used
         )
     if not found and not failures:

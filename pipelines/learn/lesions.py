@@ -101,8 +101,13 @@ def learn_lesions(settings: LearnSettings) -> Learnt:
     are lesions of less than two participants.
     """
     check_out(settings.out, settings.overwrite)
-    study = Study(settings.results, images=settings.images, against=settings.labels)
-    corrected, failures = find_corrected(study, lesions=True)
+    study = Study(
+        settings.results,
+        images=settings.images,
+        against=settings.labels,
+        kind="lesions",
+    )
+    corrected, failures = find_corrected(study)
     require_scans(corrected, failures, settings.results, SEE)
     _require_two({each.scan.participant for each in corrected}, settings)
     model = load_model(settings.model or find_source_model(corrected))

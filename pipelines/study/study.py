@@ -52,11 +52,13 @@ class Study:
     an output folder. In the last case only the entries with an output there are used. Label maps of
     other programs have no entries. `images` is a folder to search for the images if they have moved
     since the run; `against` is a folder of other label maps of the same scans. None if not used.
+    `kind` is that of the label maps in `against`: of structures, or masks of lesions.
     """
 
     folder: Path
     images: Path | None = None
     against: Path | None = None
+    kind: MapKind = "structures"
 
     @cached_property
     def _ledgers(self) -> dict[Path, LedgerContents]:
@@ -242,7 +244,7 @@ class Study:
         """Paths of the label maps in the folder `against`, by the path of the scan's own."""
         if self.against is None:
             return {}
-        return self._partners(find_files(self.against))
+        return self._partners(find_files(self.against, kind=self.kind))
 
     def _partners(self, files: Sequence[ScanFile]) -> dict[Path, Path]:
         """Return the file of another folder that belongs to each scan, by path of its label map.

@@ -130,11 +130,26 @@ def test_painted_lesions_are_found_and_structures_are_not(tmp_path: Path) -> Non
     correct_voxel(out / "b_dseg.nii.gz", (15, 8, 6), 49, "Right-Thalamus")
     mask = out / "a_lesions.nii.gz"
     painted = correct_voxel(mask, (6, 9, 12), 1, "White-matter-lesions")
-    found, failures = find_corrected(Study(out), lesions=True)
+    found, failures = find_corrected(Study(out, kind="lesions"))
     assert [each.labels for each in found] == [painted.path]
     assert failures == []
     found, _ = find_corrected(Study(out))
     assert [each.scan.case for each in found] == ["b"]
+
+
+@pytest.mark.parametrize("name", ["a", "a_lesions", "below/a_lesions"])
+def test_masks_from_elsewhere_may_be_called_as_trinat_calls_them(
+    tmp_path: Path, name: str
+) -> None:
+    out = write_study(tmp_path / "out", ["a", "b"])
+    add_lesions(out, "a")
+    mask = tmp_path / f"masks/{name}.nii.gz"
+    mask.parent.mkdir(parents=True)
+    shutil.copy(out / "a_lesions.nii.gz", mask)
+    study = Study(out, against=tmp_path / "masks", kind="lesions")
+    found, failures = find_corrected(study)
+    assert [each.labels for each in found] == [mask]
+    assert failures == []
 
 
 @pytest.mark.parametrize(
