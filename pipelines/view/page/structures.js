@@ -385,8 +385,10 @@ function factsOf(structure, place) {
 
 // Lesions are counted by the server: the number is old until a correction is saved.
 function lesionsTitle(structure, volume) {
+  // Without counts there is no whole picture, and nothing is painted.
+  if (!page.counts) return "Lesions";
   const offMm3 = Math.abs(volume - volumeOfLesions(structure));
-  return offMm3 > page.picture?.voxelMm3() / 2
+  return offMm3 > page.picture.voxelMm3() / 2
     ? "Lesions before these changes"
     : "Lesions";
 }
