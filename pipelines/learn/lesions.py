@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import pandas as pd
@@ -29,7 +29,7 @@ from trinat.pipelines.learn.learning import (
     find_source_model,
     refuse_if_no_better,
 )
-from trinat.pipelines.learn.settings import LearnSettings
+from trinat.pipelines.learn.settings import FOR_STRUCTURES, LearnSettings
 from trinat.pipelines.models.held_out import BEFORE, choose, dice_lines, folds_of
 from trinat.pipelines.models.scans_with_truth import require_scans, work_on_each
 from trinat.pipelines.study.pairing import Pair
@@ -98,8 +98,9 @@ def learn_lesions(settings: LearnSettings) -> Learnt:
 
     Scans without lesions are learnt from, but have no Dice. Returns messages on what was done, and
     the exit status. EvaluationError is raised if the new model is no better, ConfigError if there
-    are lesions of less than two participants.
+    are lesions of less than two participants, or if settings apply only without lesions.
     """
+    _refuse_others(settings)
     check_out(settings.out, settings.overwrite)
     study = Study(
         settings.results,
@@ -164,6 +165,17 @@ def learn_lesions(settings: LearnSettings) -> Learnt:
     )
     exit_status = batch_exit(done=len(patients), failed=len(failures))
     return Learnt(lines, exit_status)
+
+
+def _refuse_others(settings: LearnSettings) -> None:
+    """Raise ConfigError if a setting is changed that applies only to structures."""
+    for field in fields(settings):
+        changed = getattr(settings, field.name) != field.default
+        if changed and field.name in FOR_STRUCTURES:
+            raise ConfigError(
+                f"--{field.name} has no effect with --lesions",
+                remedy="leave one of them out",
+            )
 
 
 def _require_two(participants: Collection[str], settings: LearnSettings) -> None:

@@ -16,6 +16,8 @@ from trinat.pipelines.common.option import (
 )
 
 DEFAULT_RECIPE = "learn"
+# Settings of `LearnSettings` for label maps of structures.
+FOR_STRUCTURES = ("numbering", "method", "recipe", "seconds")
 _Labels = Annotated[
     Path | None,
     Option(
@@ -34,10 +36,10 @@ class LearnSettings:
 
     `labels` is a folder of label maps, or with `lesions` of masks of lesions, that were made or
     corrected elsewhere. With `lesions`, the lesion network of the model is improved instead of its
-    networks for structures. `numbering` is the name or
-    file of the table that maps their numbers to FreeSurfer's; None if they are FreeSurfer's.
-    `model` is the model to improve, by default the shipped model that made the results. `recipe`
-    and `seconds` (the time limit) apply only if networks are trained.
+    networks for structures. `numbering` is the name or file of the table that maps their numbers to
+    FreeSurfer's; None if they are FreeSurfer's. `model` is the model to improve, by default the
+    shipped model that made the results. `recipe` and `seconds` (the time limit) apply only if
+    networks are trained. The settings in `FOR_STRUCTURES` do not apply with `lesions`.
     """
 
     results: Annotated[

@@ -47,12 +47,17 @@ export function checkBrainSize({ settings, volumesMm3 }) {
  * @param {Evidence} evidence
  * @returns {Finding[]}
  */
-export function checkResolution({ settings, scan }) {
+export function checkResolution({ settings, scan, volumesMm3 }) {
+  const { limits } = settings;
   const spacing = Math.max(...columnLengths(scan.affine));
-  const reason = `voxels are ${
+  const small = [...volumesMm3]
+    .filter(([, mm3]) => mm3 < limits.small_mm3)
+    .map(([name]) => name);
+  let reason = `voxels are ${
     fixed(spacing, 1)
   } mm apart: small structures come out wrong`;
-  return above(spacing, settings.limits.spacing_mm, reason);
+  if (small.length) reason += `: ${some(small)}`;
+  return above(spacing, limits.spacing_mm, reason, small);
 }
 
 /** @param {Evidence} evidence @returns {Finding[]} */

@@ -57,11 +57,19 @@ def check_resolution(evidence: Evidence, limits: Limits) -> list[Finding]:
     """Report thick voxels, because small structures are lost between thick slices.
 
     The largest voxel side of the scan counts. Returns [] or one finding, which is a reason to look
-    at the scan or to reject it.
+    at the scan or to reject it. It names the structures that are small in this scan.
     """
     spacing = max(evidence.scan.spacing_mm)
+    small = tuple(
+        name for name, mm3 in evidence.volumes_mm3.items() if mm3 < limits.small_mm3
+    )
     reason = f"voxels are {spacing:.1f} mm apart: small structures come out wrong"
-    return above(spacing, limits.spacing_mm, reason)
+    if small:
+        reason += f": {some(small)}"
+    return [
+        Finding(finding.rejects, reason, small)
+        for finding in above(spacing, limits.spacing_mm, reason)
+    ]
 
 
 def check_missing(evidence: Evidence, limits: Limits) -> list[Finding]:

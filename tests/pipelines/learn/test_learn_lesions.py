@@ -114,6 +114,15 @@ def test_one_participant_does_not_suffice(tmp_path: Path) -> None:
     assert not settings.out.exists()
 
 
+@pytest.mark.parametrize(
+    ("option", "value"), [("method", "training"), ("seconds", 9.0)]
+)
+def test_options_for_structures_are_refused(tmp_path: Path, option, value) -> None:
+    settings = LearnSettings(tmp_path, tmp_path / "own", lesions=True)
+    with pytest.raises(ConfigError, match=f"--{option}"):
+        learn_lesions(replace(settings, **{option: value}))
+
+
 @pytest.mark.slow
 def test_a_mask_on_another_grid_is_named_and_the_others_are_used(
     tmp_path: Path,

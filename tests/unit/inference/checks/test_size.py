@@ -35,12 +35,21 @@ def test_the_brain_is_tissue_without_ventricles() -> None:
 
 
 @pytest.mark.parametrize(
-    ("slice_mm", "rejects"), [(2.0, []), (3.0, [False]), (7.0, [True])]
+    ("slice_mm", "rejects"), [(1.5, []), (2.0, [False]), (7.0, [True])]
 )
 def test_thick_slices_are_looked_at(slice_mm, rejects) -> None:
     scan = Grid((4, 4, 4), np.diag([1.0, 1.0, slice_mm, 1.0]))
     findings = check_resolution(evidence(NOTHING, scan=scan), LIMITS)
     assert [finding.rejects for finding in findings] == rejects
+
+
+def test_between_thick_slices_small_structures_are_looked_at() -> None:
+    volumes = {"white": 2_000, "left nucleus": 1_999}
+    scan = Grid((4, 4, 4), np.diag([2.0, 2.0, 2.0, 1.0]))
+    (finding,) = check_resolution(
+        evidence(NOTHING, scan=scan, volumes_mm3=volumes), LIMITS
+    )
+    assert finding.structures == ("left nucleus",)
 
 
 def test_what_was_not_found_is_named() -> None:
