@@ -446,14 +446,13 @@ def courses_plot(courses: Sequence[Course]) -> Drawing:
     label = (
         f"{len(structures)} structures or measures over time, one line per participant"
     )
-    return Drawing(
-        "courses",
-        figure,
-        label,
-        marks,
-        caption="Band: 95 of 100 scans are inside if nothing changes, for participants with "
-        f"{_fewest_scans(courses)} scans.",
-    )
+    caption = ""
+    if any(course.retest_percent is not None for course in courses):
+        caption = (
+            "Band: 95 of 100 scans are inside if nothing changes, for participants with "
+            f"{_fewest_scans(courses)} scans."
+        )
+    return Drawing("courses", figure, label, marks, caption=caption)
 
 
 def _fewest_scans(courses: Sequence[Course]) -> int:
