@@ -10,7 +10,6 @@ import contextlib
 import io
 import json
 import logging
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -62,8 +61,6 @@ def quantise(path: Path, batches: list[Slices]) -> None:
     measured. Raises ModelError if too many labels change.
     """
     require_extra("quantise", "nncf", "onnx", "onnxruntime")
-    # NNCF reports each use to its makers unless this is set before the import.
-    os.environ["NNCF_CI"] = "1"
     import nncf
     import onnx
     from nncf.quantization.advanced_parameters import (

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import onnx
@@ -43,6 +46,29 @@ def test_every_view_is_exported_with_the_same_labels(tmp_path: Path) -> None:
     assert share_of_equal_labels(networks[View.CORONAL], paths[0]) >= 0.9999
     # The weights of another view must fail the comparison.
     assert share_of_equal_labels(networks[View.AXIAL], paths[0]) < 0.9
+
+
+@pytest.mark.slow
+@pytest.mark.important
+def test_an_export_reports_nothing_to_the_makers_of_onnx_runtime(
+    tmp_path: Path,
+) -> None:
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("CI", "ORT_DISABLE_TELEMETRY", "ORT_RUNNING_UNIT_TESTS")
+    }
+    environment["HOME"] = str(tmp_path / "home")
+    subprocess.run(
+        [
+            *(sys.executable, "-c", "from trinat.pipelines.cli import main; main()"),
+            *("export", random_model(), "--out", tmp_path / "onnx"),
+        ],
+        env=environment,
+        check=True,
+    )
+    # What it would report waits there.
+    assert not list(tmp_path.glob("home/.cache/Microsoft/**/*"))
 
 
 def test_a_network_that_gives_other_labels_is_not_written(
