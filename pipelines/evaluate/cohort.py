@@ -275,8 +275,8 @@ def _read_known(settings: CohortSettings) -> Known:
 
     Equal names of participants in several folders, and several label maps of one scan, are logged.
     Raises ConfigError for the label scheme of lesions, and if a table that the user has named does
-    not exist, and DatasetError if the
-    participants table has none of the participants of these label maps.
+    not exist. Raises DatasetError if the participants table has none of the participants of these
+    label maps.
     """
     scheme = load_scheme(settings.labels)
     if scheme.kind == "lesions":

@@ -107,9 +107,9 @@ class Corrections:
         """Return what the page shows of a scan's correction and of the rater's unfinished drafts.
 
         All values are JSON values. `builds_on` is the SHA-256 of the map to correct; "" if the scan
-        has none. `correction` is None if there is none; for a label map of
-        another program most values are empty. `drafts` are sorted from newest to oldest.
-        `unreadable` has a message for each file that cannot be used.
+        has none. `correction` is None if there is none; for a label map of another program most
+        values are empty. `drafts` are sorted from newest to oldest. `unreadable` has a message for
+        each file that cannot be used.
         """
         drafts: list[dict[str, Any]] = []
         unreadable: list[str] = []

@@ -295,7 +295,7 @@ class LabelScheme:
 
     @cached_property
     def _targets(self) -> dict[int, tuple[int, ...]]:
-        """What becomes of each FreeSurfer number in this scheme: one number, or left and right."""
+        """Numbers of this scheme for each FreeSurfer number: one number, or left and right."""
         return freesurfer_targets(self._classes)
 
     @cached_property
