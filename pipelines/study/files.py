@@ -332,10 +332,18 @@ def _lesion_masks(place: Path) -> list[ScanFile]:
     if marked:
         return [file_below(place, path) for path in marked if CHANGED not in path.name]
     others = tuple(end for end in RESULT_ENDINGS if end not in _ENDINGS_OF_MASKS)
-    return [
+    files = [
         _identify_by_name(path)
         for path in image_files(place, _READ).values()
         if not stem_ends(path, *others)
+    ]
+    if files:
+        return files
+    # Masks in subfolders, as `trinat predict` finds scans there.
+    return [
+        file_below(place, path)
+        for path in walk(place)
+        if path.name.lower().endswith(_READ) and not stem_ends(path, *others)
     ]
 
 

@@ -15,6 +15,7 @@ from trinat.pipelines.evaluate.evaluation import (
     EvaluationSettings,
     evaluate_predictions,
 )
+from trinat.pipelines.study.files import find_files
 from trinat.segmentation.errors import ConfigError, EvaluationError
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.lesions import number_lesions
@@ -178,3 +179,10 @@ def test_regions_follow_from_the_structures_of_a_run(tmp_path: Path) -> None:
     assert regions.loc["deep", columns].tolist() == [1, 1, 2, 1]
     assert regions.loc["deep", ["true_mm3", "predicted_mm3"]].tolist() == [256, 320]
     assert regions.loc["periventricular", columns].tolist() == [0, 0, 0, 0]
+
+
+def test_masks_in_subfolders_are_found(tmp_path: Path) -> None:
+    for name in ("p1", "p2"):
+        write(tmp_path / name / f"{name}.nii.gz", mask(SMALL))
+    found = find_files(tmp_path, kind="lesions")
+    assert sorted(file.path.parent.name for file in found) == ["p1", "p2"]
