@@ -12,12 +12,12 @@ import math
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
-from torch.nn.functional import grid_sample, interpolate
+from torch.nn.functional import avg_pool2d, grid_sample, interpolate
 
 from trinat.segmentation.data.transforms import NamedTransform, SliceTransforms
 from trinat.segmentation.data.transforms.base import Share
 from trinat.segmentation.errors import ConfigError
-from trinat.segmentation.labels.scheme import LabelScheme
+from trinat.segmentation.labels.scheme import LabelScheme, without_side
 from trinat.segmentation.space.views import View
 
 _Range = tuple[float, float]
@@ -54,6 +54,12 @@ class AugmentationConfig(BaseModel):
     # a random contrast for each slice: brightness follows a curve that is drawn for it
     contrast: Share = 0.0
 
+    # a random brightness for each of these structures, as iron changes that of deep grey matter
+    structures: Share = 0.0
+    structure_names: tuple[str, ...] = ()
+    # standard deviation; white matter has a brightness of 1
+    structure_shift: float = Field(default=0.05, ge=0)
+
     gain: Share = 0.8
     gain_range: _Range = (0.8, 1.25)
     bias: Share = 0.4
@@ -76,9 +82,9 @@ class AugmentationConfig(BaseModel):
 class Augmenter:
     """Random augmentation of batches of slices of one view, configured by an `AugmentationConfig`.
 
-    The order is: transforms of TorchIO and MONAI, flip, deformation, contrast, brightness,
-    resolution and noise. Each slice of a batch has its own random numbers. On a given device, the
-    seed of the generator determines the result.
+    The order is: transforms of TorchIO and MONAI, flip, deformation, structures, contrast,
+    brightness, resolution and noise. Each slice of a batch has its own random numbers. On a given
+    device, the seed of the generator determines the result.
     """
 
     def __init__(
@@ -91,7 +97,8 @@ class Augmenter:
 
         `scheme` is the scheme of the labels in the slices. For sagittal slices this is a scheme
         with one class for both sides of a structure. Raises ConfigError if slices are flipped and a
-        class has no counterpart on the other side.
+        class has no counterpart on the other side, or if the scheme lacks one of the structures
+        whose brightness shall change.
         """
         if config.flip and scheme.has_unpartnered_sides:
             raise ConfigError(
@@ -108,6 +115,8 @@ class Augmenter:
         self._partner[: len(scheme)] = torch.from_numpy(
             scheme.partner_permutation.copy()
         )
+        if config.structures:
+            self._groups = _classes_by_structure(config.structure_names, scheme)
 
     def __call__(
         self,
@@ -127,8 +136,10 @@ class Augmenter:
         is_flipped = upload(draw.happens(config.flip), images.device)
         images, labels = self._flip(images, labels, is_flipped)
         images, labels = _deform(images, labels, config, draw)
-        # Disabled contrast draws no random numbers, so that older recipes still produce the same
-        # batches.
+        # Disabled structures and contrast draw no random numbers, so that older recipes still
+        # produce the same batches.
+        if config.structures:
+            images = _shift_structures(images, labels, self._groups, config, draw)
         if config.contrast:
             images = _change_contrast(images, config, draw)
         images = _brighten(images, config, draw)
@@ -327,6 +338,45 @@ def _affine(config: AugmentationConfig, draw: _Draw) -> tuple[Tensor, Tensor]:
     matrix = turned_and_sheared @ torch.diag_embed(scale)
     shift = draw.uniform(-1, 1, 2) * config.shift
     return matrix, shift
+
+
+def _classes_by_structure(names: tuple[str, ...], scheme: LabelScheme) -> Tensor:
+    """Return a mask (structures, 256) of the classes of each structure, both sides together.
+
+    Raises ConfigError if the scheme has no class of that name.
+    """
+    groups = torch.zeros(len(names), 256, dtype=torch.bool)
+    for group, name in zip(groups, names, strict=True):
+        for label in scheme.labels:
+            if without_side(label.name) == name:
+                group[label.index] = True
+        if not group.any():
+            raise ConfigError(
+                f"{scheme.name} has no structure {name}", where="structure_names"
+            )
+    return groups
+
+
+def _shift_structures(
+    images: Tensor,
+    labels: Tensor,
+    groups: Tensor,
+    config: AugmentationConfig,
+    draw: _Draw,
+) -> Tensor:
+    """Make structures brighter or darker in some slices, by a random amount for each structure.
+
+    `groups` (structures, 256) has the classes of each structure. Borders stay as soft as those of a
+    scan of these voxels: the change is smoothed over 3×3 voxels.
+    """
+    is_changed = draw.happens(config.structures)
+    shifts = draw.normal(len(groups)) * config.structure_shift
+    shifts *= is_changed[:, None]
+    by_class = upload(shifts @ groups.to(shifts.dtype), images.device)
+    shift = by_class.gather(1, labels.long().flatten(1)).view_as(labels)
+    smooth = avg_pool2d(shift[:, None], 3, stride=1, padding=1)
+    # Empty background, such as around a skull-stripped brain, stays empty.
+    return torch.where(images > 0, (images + smooth).clamp(min=0), images)
 
 
 def _change_contrast(images: Tensor, config: AugmentationConfig, draw: _Draw) -> Tensor:

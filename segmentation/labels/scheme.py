@@ -247,8 +247,8 @@ class LabelScheme:
         return replace(
             label,
             index=index,
-            name=_without_side(label.name),
-            abbreviation=_without_side(label.abbreviation),
+            name=without_side(label.name),
+            abbreviation=without_side(label.abbreviation),
             members=tuple(members),
             partner=None,
             side=None,
@@ -273,7 +273,7 @@ class LabelScheme:
         names_of: dict[str, list[str]] = {}
         for label in self.labels:
             full = {label.name, label.abbreviation, str(label.fs_id)}
-            without_side = {_without_side(word) for word in full}
+            without_side = {without_side(word) for word in full}
             for word in {_normalised(word) for word in full | without_side}:
                 names_of.setdefault(word, []).append(label.name)
         wanted = _normalised(str(structure))
@@ -416,7 +416,7 @@ def _partner_or_itself(label: Label) -> int:
     return label.index if label.partner is None else label.partner
 
 
-def _without_side(name: str) -> str:
+def without_side(name: str) -> str:
     """Return the name without its side.
 
     "Left-Thalamus" and "Right-Thalamus" become "Thalamus"; "ctx-lh-insula" and "ctx-rh-insula"

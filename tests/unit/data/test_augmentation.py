@@ -21,6 +21,7 @@ KINDS = (
     "flip",
     "affine",
     "elastic",
+    "structures",
     "contrast",
     "gain",
     "bias",
@@ -34,7 +35,10 @@ KINDS = (
 def only(kind: str = "", share: float = 1.0, **settings: object) -> AugmentationConfig:
     """Return settings with one kind only."""
     off = dict.fromkeys(KINDS, 0.0)
-    return AugmentationConfig(**(off | ({kind: share} if kind else {}) | settings))
+    names = {"structure_names": ("Hippocampus",)}
+    return AugmentationConfig(
+        **(off | names | ({kind: share} if kind else {}) | settings)
+    )
 
 
 def batch(count: int = 4, channels: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
@@ -187,7 +191,9 @@ def test_what_enters_from_outside_is_background() -> None:
     assert float(moved[:, 0][outside].max()) <= 0.51
 
 
-@pytest.mark.parametrize("kind", ["contrast", "gain", "bias", "gamma", "noise"])
+@pytest.mark.parametrize(
+    "kind", ["structures", "contrast", "gain", "bias", "gamma", "noise"]
+)
 def test_empty_background_stays_empty(kind: str) -> None:
     images, labels = batch()
     changed, _ = apply(only(kind), images, labels)
@@ -201,6 +207,39 @@ def test_gain_multiplies_within_its_range() -> None:
     assert 0.5 <= float(gains.min()) < 0.55
     assert 1.9 < float(gains.max()) <= 2.0
     assert torch.allclose((changed / images)[:, 0, 25, 34], gains)
+
+
+def test_a_structure_changes_by_one_amount_on_both_sides_and_in_neighbouring_slices() -> (
+    None
+):
+    images, labels = batch(200, channels=3)
+    images += 1
+    changed, _ = apply(only("structures", structure_shift=0.1), images, labels)
+    shift = changed - images
+    inside = shift[:, 0, 12, 11]
+    assert torch.allclose(shift[:, 1, 12, 30], inside, atol=1e-6)
+    assert float(inside.std()) == pytest.approx(0.1, rel=0.15)
+    # Columns 8 to 13 are hippocampus: its border is smoothed over three voxels.
+    border = shift[:, 0, 12, 6:9] / inside[:, None]
+    assert torch.allclose(border, torch.tensor([0, 1 / 3, 2 / 3]), atol=1e-3)
+
+
+def test_structures_have_shifts_of_their_own() -> None:
+    images, labels = batch(200)
+    labels[labels == RIGHT] = QUICKNAT.names.index("Right-Putamen")
+    config = only("structures", structure_names=("Hippocampus", "Putamen"))
+    changed, _ = apply(config, images, labels)
+    shifts = (changed - images)[:, 0, 12, [11, 30]]
+    assert abs(float(torch.corrcoef(shifts.T)[0, 1])) < 0.2
+
+
+@pytest.mark.parametrize("view", [View.CORONAL, View.SAGITTAL])
+def test_structures_that_the_scheme_lacks_are_refused(view: View) -> None:
+    images, labels = batch()
+    with refusal(ConfigError, "structure_names"):
+        apply(
+            only("structures", structure_names=("insula",)), images, labels, view=view
+        )
 
 
 def test_contrast_follows_one_curve_in_a_slice_and_its_neighbours() -> None:
