@@ -6,7 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from benches.steadiness import acquired_anew, changed_scans, changes, moved_by, run
+from benches.steadiness import (
+    acquired_anew,
+    changed_scans,
+    changes,
+    moved_by,
+    run,
+    with_iron,
+)
 from helpers.overfitted import miniature, overfitted_model
 from scipy import ndimage
 from scipy.spatial.transform import Rotation
@@ -48,6 +55,21 @@ def test_a_head_that_is_moved_in_its_array_stays_where_it_is() -> None:
     )
 
 
+def test_iron_changes_structures_alone_as_a_share_of_white_matter() -> None:
+    labels = np.zeros((40, 40, 40), np.int16)
+    labels[:20] = 2
+    labels[24:36, 14:26, 14:26] = 12
+    labels[24:36, 2:8, 14:26] = 17
+    scan = Volume(np.where(labels == 2, 200, 150).astype(np.float32), np.eye(4))
+    changed = dict(with_iron(scan, Volume(labels, np.eye(4))))
+    difference = changed["deep grey brighter"].data - scan.data
+    assert difference[30, 20, 20] == pytest.approx(0.08 * 200, rel=1e-3)
+    assert difference[24, 20, 20] < difference[25, 20, 20] < 16
+    assert (difference[labels == 17] == 0).all()
+    assert (difference[labels == 2] == 0).all()
+    assert changed["deep grey darker, 2 mm"].spacing_mm == pytest.approx((2.0,) * 3)
+
+
 def test_a_change_is_told_in_per_cent_of_what_is_large_enough() -> None:
     before = {"Left-Putamen": 4000.0, "Left-Accumbens-area": 500.0, "CSF": 90000.0}
     after = {"Left-Putamen": 3900.0, "Left-Accumbens-area": 900.0, "CSF": 1.0}
@@ -61,11 +83,13 @@ def test_each_subject_has_a_line_for_each_change(
 ) -> None:
     folder = tmp_path / "sub-1/mri"
     folder.mkdir(parents=True)
-    scan, _ = miniature("LIA")
+    scan, labels = miniature("LIA")
     scan.write(folder / "T1.mgz")
+    labels.write(folder / "aseg.mgz")
     run(str(overfitted_model()), str(tmp_path))
     lines = capsys.readouterr().out.splitlines()
     names = [name for name, _ in changed_scans(scan)]
+    names += [name for name, _ in with_iron(scan, labels)]
     assert len(lines) == len(names)
     for line, name in zip(lines, names, strict=True):
         assert line.startswith(f"sub-1  {name}")
