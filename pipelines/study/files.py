@@ -210,11 +210,11 @@ def find_files(
     """Return the label maps (or with suffix "T1w" the images) under a path, in natural order.
 
     `place` may be a single file; a BIDS dataset or derivative; a FreeSurfer SUBJECTS_DIR; a folder
-    with files called *_dseg at any depth; or a folder of files. With files called *_dseg, other
-    images directly in the folder are label maps, too, except their scans and results. The `kind`
-    parcels prefers maps of cortical parcels if there are any. The kind lesions returns masks
-    instead: of BIDS those with `label-lesion`, files called *_lesions at any depth, or the files of
-    a folder.
+    with files called *_dseg at any depth; or a folder of files, directly in it or else at any
+    depth. With files called *_dseg, other images directly in the folder are label maps, too, except
+    their scans and results. The `kind` parcels prefers maps of cortical parcels if there are any.
+    The kind lesions returns masks instead: of BIDS those with `label-lesion`, files called
+    *_lesions at any depth, or the files of a folder.
 
     In a folder, a correction (a label map corrected by hand) replaces the label map that it
     corrects and gets its name. Without `corrected`, label maps are returned as they were before
@@ -273,8 +273,8 @@ def _files_below(place: Path, suffix: str, kind: MapKind) -> list[ScanFile]:
     """Return the label maps or images in a folder of unknown layout.
 
     `suffix` is that of the BIDS names, such as dseg or T1w, and `kind` that of the label maps.
-    Layouts are tried one after the other (BIDS, SUBJECTS_DIR, files called *_dseg, any files); the
-    first layout with any files is used.
+    Layouts are tried one after the other (BIDS, SUBJECTS_DIR, files called *_dseg, any files, any
+    files at any depth); the first layout with any files is used.
     """
     if kind == "lesions":
         return _lesion_masks(place)
@@ -299,18 +299,26 @@ def _files_below(place: Path, suffix: str, kind: MapKind) -> list[ScanFile]:
             marked = _with_parcels(place, marked)
         if marked:
             return [file_below(place, path) for path in marked]
-    paths = image_files(place, _READ).values()
     # Skip results beside the scans.
+    return _any_images(place, lambda path: of_labels or not is_result(path))
+
+
+def _any_images(place: Path, is_wanted: Callable[[Path], bool]) -> list[ScanFile]:
+    """Return the wanted images of a folder; if it has none, those at any depth.
+
+    `trinat predict` searches subfolders for scans in the same way.
+    """
     files = [
-        _identify_by_name(path) for path in paths if of_labels or not is_result(path)
+        _identify_by_name(path)
+        for path in image_files(place, _READ).values()
+        if is_wanted(path)
     ]
-    if files or of_labels:
+    if files:
         return files
-    # Search subfolders for scans in the same way as `trinat predict`.
     return [
         file_below(place, path)
         for path in walk(place)
-        if path.name.lower().endswith(_READ) and not is_result(path)
+        if path.name.lower().endswith(_READ) and is_wanted(path)
     ]
 
 
@@ -332,19 +340,7 @@ def _lesion_masks(place: Path) -> list[ScanFile]:
     if marked:
         return [file_below(place, path) for path in marked if CHANGED not in path.name]
     others = tuple(end for end in RESULT_ENDINGS if end not in _ENDINGS_OF_MASKS)
-    files = [
-        _identify_by_name(path)
-        for path in image_files(place, _READ).values()
-        if not stem_ends(path, *others)
-    ]
-    if files:
-        return files
-    # Masks in subfolders, as `trinat predict` finds scans there.
-    return [
-        file_below(place, path)
-        for path in walk(place)
-        if path.name.lower().endswith(_READ) and not stem_ends(path, *others)
-    ]
+    return _any_images(place, lambda path: not stem_ends(path, *others))
 
 
 def _with_corrections(files: Sequence[ScanFile], *, corrected: bool) -> list[ScanFile]:

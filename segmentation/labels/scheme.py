@@ -273,8 +273,8 @@ class LabelScheme:
         names_of: dict[str, list[str]] = {}
         for label in self.labels:
             full = {label.name, label.abbreviation, str(label.fs_id)}
-            without_side = {without_side(word) for word in full}
-            for word in {_normalised(word) for word in full | without_side}:
+            short = {without_side(word) for word in full}
+            for word in {_normalised(word) for word in full | short}:
                 names_of.setdefault(word, []).append(label.name)
         wanted = _normalised(str(structure))
         names = names_of.get(wanted, [])

@@ -49,6 +49,20 @@ def test_bids_names_pair_by_entities_and_ignore_descriptions(tmp_path: Path) -> 
     ]
 
 
+def test_label_maps_in_subfolders_pair_with_predictions_of_the_same_folder(
+    tmp_path: Path,
+) -> None:
+    found = pairing(
+        tmp_path,
+        ["p1/labels.nii.gz", "p2/labels.nii.gz"],
+        ["p1/labels_dseg.nii.gz", "p2/labels_dseg.nii.gz"],
+    )
+    assert [(p.truth.subject, p.prediction.subject) for p in found.pairs] == [
+        ("p1_labels", "p1_labels"),
+        ("p2_labels", "p2_labels"),
+    ]
+
+
 def test_a_participants_scans_have_names_of_their_own(tmp_path: Path) -> None:
     path = tmp_path / "sub-01_acq-x_run-2_ses-1_desc-a_dseg.nii"
     path.touch()
