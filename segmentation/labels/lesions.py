@@ -119,9 +119,12 @@ class LesionCounts:
     def f1(self) -> float:
         """Harmonic mean of recall and precision.
 
-        It is 0 if there are only true or only predicted lesions, and NaN if there are none.
+        It is 0 if there are only true or only predicted lesions, and NaN if there are none. It is
+        also NaN if these lesions match lesions of another size or region only.
         """
-        if not self.true and not self.predicted:
+        if not self.true and (self.right or not self.predicted):
+            return math.nan
+        if not self.predicted and self.found:
             return math.nan
         if not self.found or not self.right:
             return 0.0
