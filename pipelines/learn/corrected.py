@@ -9,7 +9,7 @@ from trinat.pipelines.learn.settings import NextSettings
 from trinat.pipelines.study.files import ScanFile, find_files
 from trinat.pipelines.study.next_scans import Next, next_of
 from trinat.pipelines.study.pairing import Pair
-from trinat.pipelines.study.study import Study, digest
+from trinat.pipelines.study.study import Study
 from trinat.segmentation.errors import EvaluationError
 
 _CORRECT = "correct one with `trinat view`, or give --labels"
@@ -77,13 +77,15 @@ def find_corrected(study: Study) -> tuple[list[Corrected], list[str]]:
         used.add(labels)
         image = study.image(scan)
         if image is None:
-            failures.append(
-                f"{scan.case}: its scan has been moved: give its folder with --images"
-            )
+            why = "its scan has been moved: give its folder with --images"
+            if (scan.folder / scan.entry.scan).is_dir():
+                why = "its scan is a DICOM series, from which trinat cannot learn"
+            failures.append(f"{scan.case}: {why}")
             continue
         segmented = scan.entry.input_sha256
         # In another folder the same scan may be compressed differently.
-        if study.images is None and segmented and digest(image) != segmented:
+        unchanged = scan.entry.digest_of_scan(scan.folder) == segmented
+        if study.images is None and segmented and not unchanged:
             failures.append(f"{scan.case}: its scan was changed since it was segmented")
             continue
         found.append(Corrected(scan, image, labels, structures))

@@ -7,7 +7,6 @@ interrupted, the same command resumes it there.
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,8 +23,9 @@ from trinat.pipelines.learn.corrected import Corrected
 from trinat.pipelines.learn.settings import DEFAULT_RECIPE, LearnSettings
 from trinat.pipelines.prepare.making import prepare_store
 from trinat.pipelines.prepare.options import PrepareConfig
-from trinat.pipelines.train.from_python import train
+from trinat.pipelines.train.from_python import as_overrides, train
 from trinat.pipelines.train.result import CONFIG
+from trinat.pipelines.train.run import read_recipe
 from trinat.segmentation.data.sources.base import safe_component
 from trinat.segmentation.data.splitting import split_store
 from trinat.segmentation.data.store import Store
@@ -103,12 +103,13 @@ def train_on(
         "trained on %d scans, judged by %d", len(split.train), len(split.validation)
     )
 
-    # Name the run after corrections, model and settings, so that it is resumed only if all are the
-    # same.
+    # Name the run after corrections, model, recipe and settings, so that it is resumed only if all
+    # are the same.
     changes = recipe_changes(corrected, model, settings)
     identity = Store(store).fingerprint.encode() + read_bytes(path)
     identity += read_bytes(model.folder / MODEL_FILE)
-    identity += json.dumps([settings.recipe, changes], default=str).encode()
+    recipe = read_recipe(settings.recipe, as_overrides(changes))
+    identity += f"{recipe.model_dump_json()} {settings.seconds}".encode()
     run = work / f"run-{hashlib.sha256(identity).hexdigest()[:8]}"
     done = train(
         settings.recipe,

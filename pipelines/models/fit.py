@@ -110,7 +110,9 @@ def fit(settings: FitSettings) -> Fitted:
         try:
             quality, found_limits = fit_limits(model, device=settings.device)
         except EvaluationError as error:
-            # Weights and odds that were fitted before are written all the same.
+            # Weights and odds that were fitted before are written all the same. Limits of the
+            # model as it was do not apply to them.
+            model = _with_info(model, quality=None)
             lines.append(f"limits: not found, {error}")
         else:
             model = _with_info(model, quality=quality)

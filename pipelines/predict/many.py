@@ -11,6 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from natsort import natsorted
 
 from trinat.pipelines.predict.engine import SerialEngine
@@ -116,6 +117,11 @@ def segment_many(
     return _result_table(refused + rows, None if out is None else folder)
 
 
+def _is_array_with_affine(scans: Any) -> bool:
+    """Return True for one scan as a tuple of an array and its affine."""
+    return isinstance(scans, tuple) and len(scans) == 2 and np.shape(scans[1]) == (4, 4)
+
+
 def _split_inputs(
     scans: Any, folder: Path, image: str | None
 ) -> tuple[list[str], list[Case], list[Entry]]:
@@ -126,7 +132,7 @@ def _split_inputs(
     from a torchio.Subject; None for all other inputs.
     """
     is_one = isinstance(scans, str | os.PathLike | Volume) or hasattr(scans, "dataobj")
-    if is_one or is_foreign_image(scans):
+    if is_one or is_foreign_image(scans) or _is_array_with_affine(scans):
         scans = [scans]
     inputs = []
     written = []

@@ -17,6 +17,7 @@ from natsort import natsorted
 from trinat.pipelines.study.participants import Facts
 from trinat.segmentation.data.identity import Named
 from trinat.segmentation.data.sources.base import safe_component, without_suffix
+from trinat.segmentation.io.files import files_of_scan
 
 
 def given_names(shown: str) -> dict[str, str]:
@@ -100,12 +101,7 @@ class Case:
         is_zip = os.path.isfile(self.path)  # noqa: PTH113
         if self.series and not is_zip:
             return tuple(self.path / name for name in self.series)
-        suffix = self.path.suffix
-        if suffix.lower() not in (".hdr", ".img"):
-            return (self.path,)
-        if suffix.isupper():
-            return (self.path.with_suffix(".HDR"), self.path.with_suffix(".IMG"))
-        return (self.path.with_suffix(".hdr"), self.path.with_suffix(".img"))
+        return files_of_scan(self.path)
 
 
 @dataclass(frozen=True)

@@ -163,6 +163,7 @@ class Correction:
     there is no JSON sidecar, or if it lists other hashes than those of the corrected map and its
     mask. `scan_sha256` is the hash of the scan that was corrected; "" if it is not known.
     `is_whole` is False if saving was interrupted, so that the mask does not match the sidecar.
+    `fault` is the reason why the sidecar cannot be read; "" if it can.
     """
 
     path: Path
@@ -170,14 +171,17 @@ class Correction:
     sidecar: Sidecar | None
     scan_sha256: str = ""
     is_whole: bool = True
+    fault: str = ""
 
     def why_unfit(self, scan_sha256: str) -> str:
         """Return why the correction must not be used for a scan; "" if it can be used.
 
-        `scan_sha256` is the hash of the scan as it is now; "" if unknown. Reasons are: the scan has
-        changed, saving was interrupted, the map cannot be read on the grid of the result, it has no
-        labels, or left and right are exchanged.
+        `scan_sha256` is the hash of the scan as it is now; "" if unknown. Reasons are: the
+        sidecar cannot be read, the scan has changed, saving was interrupted, the map cannot be read
+        on the grid of the result, it has no labels, or left and right are exchanged.
         """
+        if self.fault:
+            return self.fault
         if self.scan_sha256 and scan_sha256 and self.scan_sha256 != scan_sha256:
             return (
                 "is a correction of what the scan was before: correct it again, or give "
@@ -314,14 +318,15 @@ def _label_map(beside: Path, stem: str) -> Path | None:
 
 
 def correction_of(result: Path) -> Correction | None:
-    """Return the correction of a predicted label map, `result`; None if there is none.
-
-    IntegrityError is raised if the JSON sidecar of the correction is invalid.
-    """
+    """Return the correction of a predicted label map, `result`; None if there is none."""
     path = corrected_path(result)
     if not path.is_file():
         return None
-    sidecar = _read_sidecar(sidecar_path(result))
+    try:
+        sidecar = _read_sidecar(sidecar_path(result))
+    except IntegrityError as error:
+        fault = f"has a sidecar, {sidecar_path(result).name}, that {error.what}: {error.remedy}"
+        return Correction(path, result, None, fault=fault)
     mask = mask_path(result)
     if sidecar is None:
         return Correction(path, result, None, is_whole=not mask.is_file())
@@ -546,7 +551,7 @@ def _read_sidecar(path: Path) -> Sidecar | None:
         return None
     try:
         return Sidecar.model_validate_json(read_text(path))
-    except ValidationError:
+    except (ValidationError, UnicodeDecodeError):
         what = "is not what trinat writes of a correction"
         raise IntegrityError(
             what, where=path, remedy="restore it, or remove it and the mask"

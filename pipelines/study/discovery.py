@@ -23,7 +23,7 @@ from trinat.segmentation.data.sources.bids import anat_files, entities, naming_p
 from trinat.segmentation.data.sources.freesurfer import find_image, why_no_scan
 from trinat.segmentation.errors import ConfigError, InputError, reason_of, some
 from trinat.segmentation.io.dicom.series import find_series, is_dicom
-from trinat.segmentation.io.files import read_text
+from trinat.segmentation.io.files import files_of_scan, read_text
 from trinat.segmentation.io.streams import SCAN_SUFFIXES, remedy_for_format
 
 _LISTS = (".txt", ".list")
@@ -352,9 +352,7 @@ def _name_cases(
         parts = (*relative.parts[:-1], without_suffix(path))
         name = "/".join(safe_component(part) for part in parts)
         # Do not resolve links: in some archives equal scans of two sessions are links to one file.
-        same = path
-        if path.suffix == ".img":
-            same = path.with_suffix(".hdr")
+        same, *_ = files_of_scan(path)
         if same in seen:
             refusals.append(Refusal(str(relative), "given twice", harmless=True))
         elif not is_file(path):

@@ -56,8 +56,13 @@ def read_ratings(path: Path) -> list[Rating]:
     """
     if not path.exists():
         return []
-    text = io.StringIO(read_text(path, "utf-8-sig"))
-    reader = csv.DictReader(text, delimiter="\t", restval="")
+    try:
+        text = read_text(path, "utf-8-sig")
+    except UnicodeDecodeError:
+        raise DatasetError(
+            "is not in UTF-8", where=path, remedy="save it as text in UTF-8"
+        ) from None
+    reader = csv.DictReader(io.StringIO(text), delimiter="\t", restval="")
     for name in _COLUMNS:
         if name not in (reader.fieldnames or ()):
             raise DatasetError(f"has no column {name!r}", where=path)

@@ -55,7 +55,7 @@ from trinat.segmentation.errors import (
     LockedError,
     TrainingError,
 )
-from trinat.segmentation.io.files import read_text, remove_leftovers, write_whole
+from trinat.segmentation.io.files import read_bytes, remove_leftovers, write_whole
 from trinat.segmentation.models.architectures import PUBLISHED
 from trinat.segmentation.models.checkpoint import read_info
 from trinat.segmentation.models.hardware import choose_device, count_gpus
@@ -283,7 +283,7 @@ def _save_model(recipe: Recipe, out: Path, model: Path) -> list[str]:
     with run_lock(out / _LOCK, patience_s=_PATIENCE_S):
         # Saving replaces the whole folder of the model, so a card that somebody wrote is put back.
         card = model / _CARD
-        by_hand = read_text(card) if card.is_file() else ""
+        by_hand = read_bytes(card) if card.is_file() else b""
         saved = save_run(recipe, out, model)
         write_provenance(out, model)
         if by_hand:

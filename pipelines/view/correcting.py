@@ -40,7 +40,6 @@ from trinat.pipelines.view.voxels import Voxels
 from trinat.segmentation.errors import (
     GeometryError,
     InputError,
-    IntegrityError,
     OutputError,
     TrinatError,
     reason_of,
@@ -134,13 +133,14 @@ class Corrections:
         drafts.sort(key=lambda draft: draft["at"], reverse=True)
         correction = None
         shown = None
-        try:
-            result = _predicted(scan, layer)
-            if result is not None:
-                shown = newest(result)
-                correction = self._correction_data(correction_of(result))
-        except IntegrityError as error:
-            unreadable.append(_client_reason(error))
+        result = _predicted(scan, layer)
+        if result is not None:
+            shown = newest(result)
+            found = correction_of(result)
+            if found is not None and found.fault:
+                unreadable.append(f"{found.path.name} {found.fault}")
+            else:
+                correction = self._correction_data(found)
         return {
             "builds_on": digest(shown),
             "correction": correction,

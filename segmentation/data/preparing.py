@@ -24,7 +24,7 @@ from trinat.segmentation.data.slices import (
 )
 from trinat.segmentation.data.sources.base import Subject
 from trinat.segmentation.errors import GeometryError, LabelError
-from trinat.segmentation.io.files import sha256_of
+from trinat.segmentation.io.files import files_of_scan, sha256_of
 from trinat.segmentation.io.orientation import TrustAffine
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.folding import GENERATION_SURROUNDINGS
@@ -233,11 +233,7 @@ def digest_of(path: Path | None) -> str | None:
 
     Returns None if `path` is None. A store compares the hash to detect that an input has changed.
     """
-    if path is None:
-        return None
-    if path.suffix == ".hdr":
-        return sha256_of(path, path.with_suffix(".img"))
-    return sha256_of(path)
+    return None if path is None else sha256_of(*files_of_scan(path))
 
 
 def _require_same_grid(image: Volume, labels: Volume, where: Path | None) -> None:

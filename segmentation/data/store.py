@@ -480,12 +480,16 @@ def _rows_by_subject(path: Path) -> dict[str, dict[str, str]]:
     for name in _PARTICIPANT_COLUMNS[:2]:
         if name not in table.titles:
             raise DatasetError(f"has no column {name!r}", where=path)
-    rows = {}
+    rows: dict[str, dict[str, str]] = {}
     for row in table.rows:
         cells = {}
         for title, cell in zip(table.titles, row.cells, strict=True):
             cells[title] = "" if cell.lower() in NO_NAME else cell
-        rows[cells["participant_id"]] = cells
+        name = cells["participant_id"]
+        if rows.setdefault(name, cells) != cells:
+            raise DatasetError(
+                f"has two different rows of {name}", where=path, remedy="delete one"
+            )
     return rows
 
 

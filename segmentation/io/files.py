@@ -97,6 +97,19 @@ def read_text(path: str | Path, encoding: str = "utf-8", errors: str = "strict")
         return file.read()
 
 
+def files_of_scan(path: Path) -> tuple[Path, ...]:
+    """Return the files of a scan, which need not exist: the file itself, or header and image.
+
+    `path` may be either file of a pair. The other one's suffix is in upper case if its own is.
+    """
+    suffix = path.suffix
+    if suffix.lower() not in (".hdr", ".img"):
+        return (path,)
+    if suffix.isupper():
+        return (path.with_suffix(".HDR"), path.with_suffix(".IMG"))
+    return (path.with_suffix(".hdr"), path.with_suffix(".img"))
+
+
 def sha256_of(*paths: Path) -> str:
     """Return the SHA-256 of one or more regular files, in hexadecimal.
 

@@ -177,7 +177,9 @@ def test_options_that_do_not_go_together_are_refused_in_python_too(
 
 
 def test_one_image_is_taken_without_a_list(small: Path) -> None:
-    for one in (trinat.Volume.read(small), torchio.ScalarImage(small)):
+    volume = trinat.Volume.read(small)
+    array = (volume.data, volume.affine)
+    for one in (volume, torchio.ScalarImage(small), array):
         table = trinat.segment_many(one, model=random_model(), progress=False)
         assert table.status.tolist() == ["done"]
 

@@ -31,6 +31,8 @@ _SCAN_ENTITIES = ("sub", "ses", "run", "acq", "ce", "rec")
 OWN_SPACES = frozenset({None, "orig", "T1w", "individual"})
 # Values for cortical parcellations and other maps that do not segment structures.
 _NOT_STRUCTURES = frozenset({"aparcaseg", "carpet", "ribbon"})
+# Value of `desc` of a label map that was corrected by hand.
+_CORRECTED = "corrected"
 # Entities that distinguish segmentations of one scan: `seg` since BIDS 1.11, `desc` before.
 _SEGMENTATION_ENTITIES = ("seg", "desc")
 
@@ -92,11 +94,17 @@ def anat_files(root: Path, suffix: str) -> Iterator[Path]:
     """
     for folder in ("sub-*/anat", "sub-*/ses-*/anat"):
         for path in root.glob(f"{folder}/*"):
-            # Accept file endings in upper or lower case, as everywhere in trinat: a.NII.GZ must be
-            # found.
-            known = path.name.lower().endswith((".nii.gz", ".nii"))
-            if known and without_suffix(path).endswith(f"_{suffix}"):
+            if _is_image(path, suffix):
                 yield path
+
+
+def _is_image(path: Path, suffix: str) -> bool:
+    """Return True for the name of an image with a BIDS suffix, such as T1w.
+
+    Its ending may be in upper or lower case, as everywhere in trinat.
+    """
+    is_nifti = path.name.lower().endswith((".nii.gz", ".nii"))
+    return is_nifti and without_suffix(path).endswith(f"_{suffix}")
 
 
 def entities(name: str) -> dict[str, str]:
@@ -144,9 +152,18 @@ def _image_label_pairs(
         return
     participant = _participant_folder(scan, own)
     anat = pipeline / scan.parent.relative_to(participant.parent)
-    for labels in sorted(anat.glob("*_dseg.nii*")):
-        if not _is_segmentation_of(labels, own):
-            continue
+    found = [
+        labels
+        for labels in sorted(anat.glob("*_dseg.nii*"))
+        if _is_segmentation_of(labels, own)
+    ]
+    # A correction by hand replaces the label map that it corrects.
+    corrected = [
+        labels
+        for labels in found
+        if entities(without_suffix(labels)).get("desc") == _CORRECTED
+    ]
+    for labels in corrected or found:
         # fMRIPrep resamples the scan, and stores the resampled image next to the labels.
         stem = "_".join(f"{key}-{value}" for key, value in own.items())
         preprocessed = next(anat.glob(f"{stem}_desc-preproc_T1w.nii*"), None)
@@ -183,7 +200,8 @@ def _freesurfer_pair(
         ]
     for folder, scans in candidates:
         labels = find_labels(folder)
-        if labels is None or scan != min(scans.rglob("*_T1w.nii*")):
+        of_folder = [path for path in scans.rglob("*") if _is_image(path, "T1w")]
+        if labels is None or scan != min(of_folder):
             continue
         image = find_image(folder)
         if image is None:
@@ -212,7 +230,7 @@ def is_cortical_parcellation(labels: Path) -> bool:
     return not kinds.isdisjoint(_NOT_STRUCTURES)
 
 
-def kind_of_labels(labels: Path) -> Literal["", "tissues", "parcels"]:
+def kind_of_labels(labels: Path) -> Literal["", "tissues", "parcels", "callosum"]:
     """Return the kind of labels in a derivative's `_dseg`, judged by its name; "" for structures.
 
     trinat's own maps have a `seg` or `desc` entity. A map without either is assumed to be
@@ -224,6 +242,8 @@ def kind_of_labels(labels: Path) -> Literal["", "tissues", "parcels"]:
         return "tissues"
     if kinds[0] == "parcels":
         return "parcels"
+    if kinds[0] == "callosum":
+        return "callosum"
     return ""
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import nibabel as nib
 import numpy as np
 import pytest
 import torch
@@ -40,7 +41,7 @@ from trinat.pipelines.study.study import Study
 from trinat.pipelines.train.from_python import as_overrides
 from trinat.pipelines.train.run import read_recipe
 from trinat.segmentation.errors import ConfigError, EvaluationError
-from trinat.segmentation.io.files import sha256_of
+from trinat.segmentation.io.files import files_of_scan, sha256_of
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import load_scheme
 from trinat.segmentation.models.checkpoint import (
@@ -161,6 +162,33 @@ def test_scans_that_are_gone_are_named_and_nothing_corrected_is_refused(
     ]
     with refusal(EvaluationError, results):
         learn(LearnSettings(results, tmp_path / "own"))
+
+
+def test_a_scan_in_two_files_is_not_taken_for_changed(
+    results: Path, tmp_path: Path
+) -> None:
+    scan = tmp_path / "scans/sub-01_T1w.nii.gz"
+    pair = scan.with_name("sub-01_T1w.hdr")
+    nib.save(nib.Nifti1Pair.from_image(nib.load(scan)), pair)
+    ledger = results / "run.jsonl"
+    said = ledger.read_text().replace(sha256_of(scan), sha256_of(*files_of_scan(pair)))
+    ledger.write_text(said.replace(scan.name, pair.name))
+    correct(results, "sub-01", CORTEX, WHITE_MATTER)
+    found, failures = find_corrected(Study(results))
+    assert failures == []
+    assert found[0].image.resolve() == pair
+
+
+def test_a_dicom_series_teaches_nothing_and_is_named(
+    results: Path, tmp_path: Path
+) -> None:
+    correct(results, "sub-01", CORTEX, WHITE_MATTER)
+    scan = tmp_path / "scans/sub-01_T1w.nii.gz"
+    scan.unlink()
+    scan.mkdir()
+    found, failures = find_corrected(Study(results))
+    assert found == []
+    assert "DICOM" in failures[0]
 
 
 def test_a_correction_that_was_taken_back_teaches_nothing(

@@ -165,6 +165,22 @@ def test_a_new_model_is_written_and_the_old_one_stays(
 
 
 @pytest.mark.usefixtures("few_weights")
+def test_limits_for_other_weights_are_dropped_if_none_are_found(
+    lame: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (lame / "model.yaml").read_text()
+    limits = "quality: {agreement: [0.9, 0.8]}"
+    (lame / "model.yaml").write_text(text.replace("quality: null", limits))
+    assert read_info(lame).quality is not None
+    # Nothing is found in phantoms if there are none.
+    monkeypatch.setattr(fit_limits, "PHANTOMS", ())
+    scan, truth = data / "scans/sub-02_T1w.nii.gz", data / "truth/sub-02_dseg.nii.gz"
+    found = fit(FitSettings(str(lame), scan, truth, tmp_path / "out", device="cpu"))
+    assert any(line.startswith("limits: not found") for line in found.lines)
+    assert read_info(tmp_path / "out").quality is None
+
+
+@pytest.mark.usefixtures("few_weights")
 def test_weights_that_gain_too_little_are_not_kept(
     lame: Path, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -350,16 +350,30 @@ def test_another_grid_is_refused(result: Path) -> None:
     assert correction_of(result) is None
 
 
-def test_a_sidecar_that_is_none_is_named(result: Path) -> None:
+@pytest.mark.parametrize(
+    "content", [b"{}", b"", b'{"a": "J\xfcrgen"}'], ids=["keys", "empty", "not UTF-8"]
+)
+def test_a_correction_with_an_unreadable_sidecar_is_unfit_and_not_replaced(
+    result: Path, content: bytes
+) -> None:
+    save(result, painted(result, (0, 0, 0)), ANNA, result)
+    sidecar = sidecar_path(result)
+    sidecar.write_bytes(content)
+    found = correction_of(result)
+    assert found is not None
+    assert sidecar.name in found.why_unfit("")
+    with refusal(IntegrityError, sidecar):
+        save(result, painted(result, (1, 1, 1)), BERTA, found.path)
+
+
+def test_a_sidecar_without_a_saving_is_unreadable(result: Path) -> None:
     save(result, painted(result, (0, 0, 0)), ANNA, result)
     sidecar = sidecar_path(result)
     said = json.loads(sidecar.read_text())
     sidecar.write_text(json.dumps({**said, "Sessions": []}))
-    with pytest.raises(IntegrityError):
-        correction_of(result)
-    sidecar.write_text("{}")
-    with pytest.raises(IntegrityError, match=r"_desc-corrected_dseg\.json"):
-        correction_of(result)
+    found = correction_of(result)
+    assert found is not None
+    assert found.fault
 
 
 def test_a_full_disk_leaves_the_correction_before(

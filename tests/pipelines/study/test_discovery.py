@@ -159,9 +159,12 @@ def test_a_pair_of_header_and_image_is_one_case(tmp_path: Path) -> None:
     assert [path.name for path in case.files] == ["x.hdr", "x.img"]
 
 
-def test_header_and_image_named_both_are_one_case(tmp_path: Path) -> None:
-    touch(tmp_path, "x.hdr", "x.img")
-    found = find_cases([tmp_path / "x.img", tmp_path / "x.hdr"])
+@pytest.mark.parametrize("names", [("x.img", "x.hdr"), ("X.IMG", "X.HDR")])
+def test_header_and_image_named_both_are_one_case(
+    tmp_path: Path, names: tuple[str, str]
+) -> None:
+    touch(tmp_path, *names)
+    found = find_cases([tmp_path / name for name in names])
     assert len(found.cases) == 1
     assert found.refusals[0].harmless
 

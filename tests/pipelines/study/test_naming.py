@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 from trinat.pipelines.predict.case_files import format_aseg_stats
 from trinat.pipelines.study.naming import Product, bids_name
-from trinat.segmentation.data.sources.bids import entities
+from trinat.segmentation.data.sources.bids import entities, kind_of_labels
 from trinat.segmentation.labels.measures import BrainVolumes
 from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
 
@@ -40,6 +41,14 @@ def test_what_is_there_for_fmriprep_is_no_other_product() -> None:
     assert Product.LABELS.among(names) == names[3]
     assert Product.TISSUES.among(names) == names[2]
     assert Product.BRAIN_MASK.among(names) is None
+
+
+def test_only_label_maps_of_structures_have_their_kind() -> None:
+    for product in Product:
+        if product.suffix == "dseg":
+            name = bids_name(entities("sub-1"), **product.own_entities)
+            is_structures = kind_of_labels(Path(f"{name}_dseg.nii.gz")) == ""
+            assert is_structures == (product is Product.LABELS)
 
 
 def test_aseg_stats_has_freesurfers_columns_and_numbers() -> None:

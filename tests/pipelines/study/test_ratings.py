@@ -61,6 +61,14 @@ def test_a_rating_that_is_none_is_refused(tmp_path: Path) -> None:
         read_ratings(path)
 
 
+def test_ratings_in_another_encoding_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "ratings.tsv"
+    save_rating(path, rating(), lock=tmp_path / "lock")
+    path.write_bytes(path.read_bytes() + "é".encode("latin-1"))
+    with refusal(DatasetError, path, remedy="UTF-8"):
+        read_ratings(path)
+
+
 def test_a_rating_that_is_none_is_refused_behind_an_empty_one_too(
     tmp_path: Path,
 ) -> None:

@@ -306,5 +306,17 @@ def test_a_table_that_lost_a_participant_is_refused(store: Store) -> None:
         store.metadata  # noqa: B018
 
 
+def test_a_table_with_two_different_rows_of_a_subject_is_refused(store: Store) -> None:
+    table = store.root / "participants.tsv"
+    lines = table.read_text().splitlines()
+    table.write_text("\n".join([*lines, lines[-1]]) + "\n")
+    assert store.metadata
+    first, _, rest = lines[-1].split("\t", 2)
+    other = f"{first}\tsomebody-else\t{rest}"
+    table.write_text("\n".join([*lines, other]) + "\n")
+    with refusal(DatasetError, table, remedy="delete"):
+        Store(store.root).metadata  # noqa: B018
+
+
 def test_the_scheme_is_read_as_it_was_stored(store: Store) -> None:
     assert store.scheme == TISSUE4

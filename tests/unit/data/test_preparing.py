@@ -1,11 +1,14 @@
-"""Labels that fit their scan better at another place."""
+"""Labels that fit their scan better at another place, and digests of inputs."""
 
 from __future__ import annotations
+
+import hashlib
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from trinat.segmentation.data.preparing import shift_of_labels
+from trinat.segmentation.data.preparing import digest_of, shift_of_labels
 
 
 def head() -> tuple[np.ndarray, np.ndarray]:
@@ -40,3 +43,14 @@ def test_labels_of_the_cortex_alone_say_nothing() -> None:
     distance = np.linalg.norm(places, axis=0)
     ribbon = ((distance > 18) & (distance < 20)).astype(np.uint8)
     assert shift_of_labels(image, np.roll(ribbon, 6, axis=0)) is None
+
+
+@pytest.mark.parametrize("names", [("x.hdr", "x.img"), ("X.HDR", "X.IMG")])
+def test_a_pair_has_one_digest_by_either_file(
+    tmp_path: Path, names: tuple[str, str]
+) -> None:
+    header, image = (tmp_path / name for name in names)
+    header.write_bytes(b"header")
+    image.write_bytes(b"image")
+    expected = hashlib.sha256(b"headerimage").hexdigest()
+    assert digest_of(header) == digest_of(image) == expected

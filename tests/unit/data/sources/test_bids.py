@@ -59,6 +59,24 @@ def test_segmentations_of_one_scan_may_be_told_apart_by_seg(tmp_path: Path) -> N
     assert subject.labels == right
 
 
+def test_maps_of_the_callosum_are_no_structures(tmp_path: Path) -> None:
+    bids_scan(tmp_path, "sub-01_T1w.nii.gz", "sub-01", "anat")
+    anat = ("derivatives", "trinat", "sub-01", "anat")
+    right = bids_scan(tmp_path, "sub-01_space-orig_desc-trinat_dseg.nii.gz", *anat)
+    bids_scan(tmp_path, "sub-01_space-orig_seg-callosum_dseg.nii.gz", *anat)
+    (subject,) = list_subjects("bids", tmp_path, DEFAULT).subjects
+    assert subject.labels == right
+
+
+def test_a_correction_replaces_the_label_map_that_it_corrects(tmp_path: Path) -> None:
+    bids_scan(tmp_path, "sub-01_T1w.nii.gz", "sub-01", "anat")
+    anat = ("derivatives", "trinat", "sub-01", "anat")
+    bids_scan(tmp_path, "sub-01_space-orig_desc-trinat_dseg.nii.gz", *anat)
+    right = bids_scan(tmp_path, "sub-01_space-orig_desc-corrected_dseg.nii.gz", *anat)
+    (subject,) = list_subjects("bids", tmp_path, DEFAULT).subjects
+    assert subject.labels == right
+
+
 def test_bids_takes_the_image_that_was_segmented(tmp_path: Path) -> None:
     bids_scan(tmp_path, "sub-01_T1w.nii.gz", "sub-01", "anat")
     bids_scan(tmp_path, "sub-02_T1w.nii.gz", "sub-02", "anat")
@@ -104,7 +122,7 @@ def test_bids_gives_a_participants_freesurfer_folder_to_one_session(
 ) -> None:
     for session in ("1", "2"):
         place = ("sub-01", f"ses-{session}", "anat")
-        bids_scan(tmp_path, f"sub-01_ses-{session}_T1w.nii.gz", *place)
+        bids_scan(tmp_path, f"sub-01_ses-{session}_T1w.NII.GZ", *place)
     freesurfer_subject(tmp_path / "derivatives" / "freesurfer", "sub-01")
     listing = list_subjects("bids", tmp_path, DEFAULT)
     assert ids(listing) == ["sub-01_ses-1"]
