@@ -34,7 +34,7 @@ from trinat.pipelines.evaluate.shown_scans import cohort_pictures
 from trinat.pipelines.jobs.lock import claimed, keep_only, refuse_foreign
 from trinat.pipelines.jobs.progress import BatchProgress, no_progress
 from trinat.pipelines.predict.changes import courses_in, participants_in
-from trinat.pipelines.report.changes import Course, compare_changes
+from trinat.pipelines.report.changes import Changes, Course, compare_changes
 from trinat.pipelines.report.cohort import (
     VOLUMES,
     Section,
@@ -177,9 +177,13 @@ def report_cohort(
         courses = _courses(group, longitudinal, settings.excluded, section.name)
         changes = None
         if courses:
-            changes = compare_changes(
-                courses, facts_of_participants, settings.covariates
-            )
+            try:
+                changes = compare_changes(
+                    courses, facts_of_participants, settings.covariates
+                )
+            except EvaluationError as error:
+                # Few participants may have several scans; the comparison of all scans holds.
+                changes = Changes(None, (f"Changes were not compared: {error}.",))
         sections.append(replace(section, changes=changes))
     with claimed(settings.out, _OUTPUTS, within=["figures"]):
         written = _write_tables(settings.out, sections)
@@ -457,7 +461,16 @@ def _courses(
             for scan in scans
             if scan.file.folder == folder
         }
-        courses += courses_in(participants, excluded, output, counting)
+        # The report may have put the folder in front of a participant's name.
+        names = {
+            scan.file.entry.case: scan.subject
+            for scan in scans
+            if scan.file.folder == folder
+        }
+        courses += [
+            replace(course, participant=names[course.cases[0]])
+            for course in courses_in(participants, excluded, output, counting)
+        ]
     return courses
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +48,8 @@ _FACTS = ("age", "sex", "intracranial_mm3")
 # If the intracranial volume is missing for more than this share of the participants, norms are
 # fitted without it.
 _MOST_WITHOUT_HEAD = 0.2
+# A measure that is 0 in more than this share of the participants has no norms.
+_MOST_ZEROS = 0.05
 # Smallest number of participants for centiles: in all, of one sex, and near an age.
 FEWEST_PARTICIPANTS = 80
 FEWEST_OF_SEX = 20
@@ -105,15 +108,21 @@ def make_norms(
             participants = participants[~lacking]
 
     rows: list[dict[str, object]] = []
-    refused = []
+    refused = defaultdict(list)
     has_norms = pd.Series(False, index=participants.index)
     for structure in participants.columns.difference(list(_FACTS), sort=False):
         # Only a sex with enough participants is fitted, and only if enough participants remain.
         having = participants[participants[structure] > 0]
         number_of_sex = having["sex"].map(having["sex"].value_counts())
         known = having[number_of_sex >= FEWEST_OF_SEX]
+        why = ""
         if len(known) < FEWEST_PARTICIPANTS:
-            refused.append(structure)
+            why = f"which fewer than {FEWEST_PARTICIPANTS} participants have"
+        elif (participants[structure].dropna() == 0).mean() > _MOST_ZEROS:
+            # A curve is of values above 0: it would leave out healthy participants with 0.
+            why = f"which are 0 in more than {_MOST_ZEROS:.0%} of the participants"
+        if why:
+            refused[why].append(structure)
             continue
         heads = None
         if with_heads:
@@ -131,15 +140,15 @@ def make_norms(
                 curve.ages[0], curve.ages[-1] + 1, inclusive="left"
             )
             has_norms |= is_reached & (participants["sex"] == sex)
+    for why, structures in refused.items():
+        _log.warning(
+            "no norms of %s, %s: %s",
+            count(len(structures), "measure"),
+            why,
+            _first_names(structures),
+        )
     if not rows:
         raise _too_few(participants, settings)
-    if refused:
-        _log.warning(
-            "no norms of %d structures, which fewer than %d participants have: %s",
-            len(refused),
-            FEWEST_PARTICIPANTS,
-            _first_names(refused),
-        )
     without = list(participants.index[~has_norms])
     if without:
         _log.warning(
@@ -181,7 +190,10 @@ def _participants(
     for name in FURTHER:
         further = cohort_of_output(name, measured.counted, settings.excluded)
         if further is not None:
-            tables.append(further.frame[further.frame["metric"] == name])
+            of_output = further.frame[further.frame["metric"] == name]
+            if group is not None:
+                of_output = of_output[_is_of_group(of_output, group)]
+            tables.append(of_output)
     volumes = pd.concat(tables).pivot_table(
         index="subject", columns="structure", values="value", aggfunc="mean", sort=False
     )
@@ -202,26 +214,34 @@ def _select_group(frame: pd.DataFrame, group: str | None, table: Path) -> pd.Dat
     """Return the rows of `frame` whose column `group` is the controls' group.
 
     If `group` is None, all rows are returned, but ConfigError is raised if there are several
-    groups. It is also raised if no row has the named group. `table` is the path of the participants
-    table, for messages.
+    groups, or a group and participants without one. It is also raised if no row has the named
+    group. `table` is the path of the participants table, for messages.
     """
     groups = sorted(set(frame["group"]) - {""})
     if group is None:
-        if len(groups) > 1:
+        if len(set(frame["group"])) > 1:
+            what = f"has the groups {', '.join(groups)}"
+            if len(groups) < len(set(frame["group"])):
+                what += " and participants without one"
             raise ConfigError(
-                f"has the groups {', '.join(groups)}, and norms are of healthy participants",
+                f"{what}, and norms are of healthy participants",
                 where=table,
                 remedy="give --group with the one that is healthy",
             )
         return frame
-    # Spellings of a group were unified when the table was read.
-    of_group = frame["group"].str.casefold() == group.strip().casefold()
+    of_group = _is_of_group(frame, group)
     if not of_group.any():
         known = ", ".join(groups) or "none"
         raise ConfigError(
             f"has no group {group!r}", where=table, remedy=f"known groups: {known}"
         )
     return frame[of_group]
+
+
+def _is_of_group(frame: pd.DataFrame, group: str) -> pd.Series:
+    """Return True for the rows of `frame` whose column `group` has this group."""
+    # Spellings of a group were unified when the table was read.
+    return frame["group"].str.casefold() == group.strip().casefold()
 
 
 def _refuse_few(participants: pd.DataFrame, settings: CohortSettings) -> None:

@@ -279,8 +279,8 @@ def compare_changes(
         }
     ).astype({"value": float})
     # This assumes that true slopes differ between participants by as much as a slope over the usual
-    # sessions is uncertain.
-    usual = slopes["spread"].median()
+    # sessions is uncertain. Scans without dates have no slope, and their numbers are no years.
+    usual = slopes.loc[slopes["value"].notna(), "spread"].median()
     slopes["weight"] = slopes["spread"] / (slopes["spread"] + usual)
     with_slope = set(slopes.dropna(subset="value")["subject"])
     facts = participants.groupby("subject", sort=False)[_FACTS].first()
@@ -290,8 +290,8 @@ def compare_changes(
     ]
     if single:
         notices.append(
-            f"{count(len(single), 'participant')} without a change per year, because it needs two "
-            f"usable scans with dates: {some(single)}."
+            f"{count(len(single), 'participant')} without a change per year, which needs two "
+            f"usable scans with dates, and a value above 0: {some(single)}."
         )
     model = None
     if with_slope:

@@ -39,6 +39,7 @@ _ORDER_IN_FORMULA = ("group", "age", "sex", "icv", "site")
 # A covariate that the user did not name becomes a term if it is known for this share of the
 # participants ...
 _LEAST_KNOWN = 0.8
+_LEAST_KNOWN_OF_GROUP = 0.5
 # ... and if at least this number of residual degrees of freedom remains.
 _FEWEST_RESIDUAL = 5
 # The levels of a factor with more levels than this are not compared.
@@ -179,10 +180,14 @@ def _choose_terms(
                 f"{' + '.join([*terms, term])}",
                 remedy="name fewer covariates",
             )
-        known = int(participants[term].notna().sum())
+        if is_named and "group" in terms and complete["group"].nunique() < 2:
+            raise EvaluationError(
+                f"{term} cannot be in the model: it is known in one group only",
+                remedy="name other covariates",
+            )
         fewest = 1 if not terms or term == "site" else _FEWEST_RESIDUAL
-        if not is_named and terms and known < _LEAST_KNOWN * len(participants):
-            reason = f"known of {known} of {len(participants)} participants"
+        reason = _too_little_known(participants, term) if terms else ""
+        if not is_named and reason:
             left_out.setdefault(reason, []).append(term)
         elif not is_named and freedom < fewest:
             reason = "the participants are too few for more terms"
@@ -197,6 +202,23 @@ def _choose_terms(
             notice += f" Option to take them: --covariates {','.join(covariates)}."
         notices.append(notice)
     return terms, notices
+
+
+def _too_little_known(participants: pd.DataFrame, term: str) -> str:
+    """Return the number of participants of whom a term is known, if they are too few; else "".
+
+    It must be known for most participants and for half of each group: in the model, a group loses
+    the participants of whom a term is not known.
+    """
+    known = participants[term].notna()
+    if known.mean() < _LEAST_KNOWN:
+        return f"known of {known.sum()} of {len(known)} participants"
+    for group, of_group in known.groupby(participants["group"]):
+        if of_group.mean() < _LEAST_KNOWN_OF_GROUP:
+            return (
+                f"known of {of_group.sum()} of {len(of_group)} participants of {group}"
+            )
+    return ""
 
 
 def _missing_participants(

@@ -304,7 +304,8 @@ def methods_text(model: GroupModel, response: str, left_out: int) -> str:
         "Standard errors are heteroscedasticity-consistent (HC2), and the t distribution has Bell "
         "and McCaffrey's degrees of freedom (Imbens and Kolesár, 2016).",
         "Standardised differences are Hedges' g with intervals from the noncentral t distribution.",
-        f"P values are two-sided and were corrected for {structures} structures by Holm's method.",
+        f"P values are two-sided and were corrected for {_tested(model)} structures by Holm's "
+        "method.",
     ]
     if left_out:
         scans = count(left_out, "scan")
@@ -323,6 +324,12 @@ def change_methods_text(model: GroupModel) -> str:
         "participant's times from their mean. Standard errors, degrees of freedom, and correction "
         "for the number of structures are as above."
     )
+
+
+def _tested(model: GroupModel) -> int:
+    """Return the number of structures that have a p value."""
+    tests = pd.concat([model.effects, model.slopes])
+    return int(tests.dropna(subset="p")["structure"].nunique())
 
 
 def _participants_in(model: GroupModel) -> str:

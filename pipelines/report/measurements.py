@@ -77,16 +77,15 @@ def structures_of(frame: pd.DataFrame) -> list[str]:
     """Return the names of the single structures in the table of metrics.csv.
 
     They are in the order of the label scheme; the right side of a pair follows the left one.
-    Background and groups of structures are left out. Raises KeyError for a right side without a
-    left one.
+    Background and groups of structures are left out.
     """
     left_out = {"background", *groups_of(frame)}
     every = [str(name) for name in frame["structure"].unique()]
     names = [name for name in every if name not in left_out]
-    # A right side is sorted to the place of its left one; a right side alone is an error.
+    # A right side is sorted to the place of its left one.
     first_place: dict[str, int] = {}
     for place, name in enumerate(names):
-        first_place.setdefault(name.removeprefix("Left-"), place)
+        first_place.setdefault(without_side(name), place)
 
     def place_of_pair(name: str) -> int:
         return first_place[without_side(name)]

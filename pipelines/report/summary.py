@@ -384,7 +384,8 @@ class Evaluation:
             return self
         dice = where(self.statistics, metric="dice")
         measured = dice.loc[dice["participants"] > 0, "structure"].unique()
-        absent.update(set(groups_of(self.frame)) - set(measured))
+        # Tables are sorted by the mean of all structures, even if it is empty.
+        absent.update(set(groups_of(self.frame)) - {*measured, "group:all"})
 
         def present(table: pd.DataFrame) -> pd.DataFrame:
             """Return the rows of the remaining structures; an empty table stays as it is."""

@@ -512,21 +512,23 @@ def name_files(
         elif file.identity:
             # BIDS scans are distinguished by entities only, not by the suffix or the kind of file.
             identity = replace(identity, scan=file.scan)
+        together = file.entry.result.longitudinal
+        if together is not None and together.participant != identity.participant:
+            # The run that segmented the scans together has named the participant.
+            scan = identity.scan or file.name
+            identity = Identity(together.participant, scan=scan, site=identity.site)
         identities.append(identity)
     named = []
     for file, identity in zip(identified, disambiguate(identities), strict=True):
         folders = file.folders
         if file.identity and identity.participant != file.subject:
             folders = identity.site
-        participant = identity.participant
-        session = identity.scan
-        together = file.entry.result.longitudinal
-        if together is not None and together.participant != participant:
-            participant = together.participant
-            session = session or file.name
         named.append(
             replace(
-                file, participant=participant, table_session=session, folders=folders
+                file,
+                participant=identity.participant,
+                table_session=identity.scan,
+                folders=folders,
             )
         )
     return list(_with_unique_names(named))

@@ -60,6 +60,8 @@ _NUMBER_AFTER_SESSION = re.compile(
     r"(\d+|(?!t[12]|pd|mpr|run|echo|acq|scan|rep|anat)[a-z]{1,8}-?\d+)(?=_|$)",
     re.IGNORECASE,
 )
+# A day: 20160115.
+_DATE = re.compile(r"(19|20)\d{2}(0[1-9]|1[0-2])([0-2]\d|3[01])")
 # Name of a folder that is a session and may hold any number of participants.
 _SESSION_FOLDER = re.compile(
     rf"{_SESSION}|(?:visit|session|wave|timepoint)[-_]?\w{{1,8}}|follow[-_]?up\w*",
@@ -206,18 +208,22 @@ def _with_session_of_folder(scan: Identity) -> Identity:
 def _with_numbers(scans: Sequence[Identity]) -> list[Identity]:
     """Append the number after the session to the participant's name if it identifies a participant.
 
-    TRIAL_V1_000 and TRIAL_V1_001 belong to TRIAL_000 and TRIAL_001. If there are as many
-    participants as numbers (07_V1_1, 08_V1_1), the numbers are runs.
+    TRIAL_V1_000 and TRIAL_V1_001 belong to TRIAL_000 and TRIAL_001. This holds for all scans, if a
+    session of one name has more numbers than there are names; otherwise the numbers are runs
+    (07_V1_1, 08_V1_1).
     """
-    numbers: dict[str, set[str]] = defaultdict(set)
+    numbers: dict[tuple[str, str | None], set[str]] = defaultdict(set)
     for scan in scans:
         number = _number_after_session(scan)
         if number:
-            numbers[scan.participant].add(number)
+            numbers[scan.participant, scan.session].add(number)
+    most = max(map(len, numbers.values()), default=0)
+    if most <= len({participant for participant, _ in numbers}):
+        return list(scans)
     renamed = []
     for scan in scans:
         number = _number_after_session(scan)
-        if number and len(numbers[scan.participant]) > len(numbers):
+        if number:
             scan = replace(
                 scan,
                 participant=f"{scan.participant}_{number}",
@@ -230,10 +236,13 @@ def _with_numbers(scans: Sequence[Identity]) -> list[Identity]:
 def _number_after_session(scan: Identity) -> str:
     """Return the number after the session in a scan's name: 000 for TRIAL_V1_000.
 
-    "" if there is no number, or if the participant's identifier is unique or a BIDS label.
+    "" if there is no number, if it is a date, or if the participant's identifier is unique or a
+    BIDS label.
     """
     if scan.is_unique or not scan.session or scan.participant.startswith("sub-"):
         return ""
     _, _, rest = scan.scan.partition(f"{scan.session}_")
     number = _NUMBER_AFTER_SESSION.match(rest)
-    return number[0] if number else ""
+    if number is None or _DATE.fullmatch(number[0]):
+        return ""
+    return number[0]

@@ -31,8 +31,11 @@ PARTICIPANTS = 8
 @pytest.fixture
 def study(tmp_path: Path) -> Path:
     """Two scans of each participant, whose names say nothing of the participant."""
-    maps = tmp_path / "maps"
-    maps.mkdir()
+    return write_study(tmp_path / "maps")
+
+
+def write_study(maps: Path) -> Path:
+    maps.mkdir(parents=True)
     rows = ["participant_id\tgroup"]
     with Ledger(maps / "run.jsonl") as ledger:
         for n in range(PARTICIPANTS):
@@ -88,6 +91,41 @@ def test_participants_of_a_joint_segmentation_are_those_of_the_report(
     assert (
         f"{PARTICIPANTS} participants (a: 4, b: 4) with two or more dated scans" in page
     )
+
+
+def test_participants_of_one_name_at_two_sites_stay_apart(tmp_path: Path) -> None:
+    rows = []
+    for site in ("A", "B"):
+        table = write_study(tmp_path / "sites" / site) / "participants.tsv"
+        header, *people = table.read_text().splitlines()
+        table.unlink()
+        rows += [f"{site}/{row}" for row in people]
+    study = tmp_path / "sites"
+    (study / "participants.tsv").write_text("\n".join([header, *rows, ""]))
+    report_cohort(CohortSettings(study, tmp_path / "out", jobs=1))
+    volumes = pd.read_csv(tmp_path / "out/volumes.csv")
+    scans_of = volumes.groupby("subject")["session"].nunique()
+    assert len(scans_of) == 2 * PARTICIPANTS
+    assert set(scans_of) == {2}
+    effects = pd.read_csv(tmp_path / "out/change_effects.csv")
+    assert set(effects["participants"]) == {2 * PARTICIPANTS}
+
+
+def test_a_covariate_that_changes_lack_is_still_taken_for_volumes(study: Path) -> None:
+    """Only two participants, of one sex, have a second scan."""
+    table = study / "participants.tsv"
+    header, *people = table.read_text().splitlines()
+    sexes = "MMFMFMFF"
+    rows = [f"{row}\t{sex}" for row, sex in zip(people, sexes, strict=True)]
+    table.write_text("\n".join([f"{header}\tsex", *rows, ""]))
+    for number in range(5, 2 * PARTICIPANTS, 2):
+        (study / f"scan{number}_dseg.nii.gz").unlink()
+    settings = CohortSettings(study, study / "out", covariates=("sex",), jobs=1)
+    report_cohort(settings)
+    effects = pd.read_csv(study / "out/effects.csv")
+    assert set(effects["formula"]) == {"volume ~ group + sex"}
+    assert not (study / "out/change_effects.csv").exists()
+    assert "Changes were not compared" in (study / "out/report.html").read_text()
 
 
 def test_what_a_rater_rejects_has_no_part_in_changes(study: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,8 +30,6 @@ from trinat.segmentation.errors import ConfigError, EvaluationError, OutputError
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import load_scheme
 from trinat.segmentation.metrics.norms import Curve
-
-pytestmark = pytest.mark.usefixtures("without_figures")
 
 pytestmark = pytest.mark.usefixtures("without_figures")
 
@@ -108,22 +106,38 @@ def test_a_report_has_percentiles_of_all_whom_norms_know(
     assert "without percentiles" not in page
 
 
-def test_further_outputs_have_norms_in_their_own_unit(
-    settings: CohortSettings, tmp_path: Path
-) -> None:
-    results = tmp_path / "results"
-    shutil.copytree(settings.predictions, results)
+def with_thickness(
+    predictions: Path, results: Path, none: Collection[int] = ()
+) -> Path:
+    """Copy the results of controls, with a thickness of 2.5 mm, or 0 for the numbers in `none`."""
+    shutil.copytree(predictions, results)
     draw = np.random.default_rng(0)
     with Ledger(results / "run.jsonl") as ledger:
         for number in range(PARTICIPANTS):
             name = f"s{number:02d}"
-            mm = 2.5 + draw.normal(0, 0.1)
+            mm = 0.0 if number in none else 2.5 + draw.normal(0, 0.1)
             sheet = SheetResult(side="left", mm=mm, std_mm=1, area_mm2=1, mm3=1)
             sheets = {"ctx-lh-insula": sheet}
             thickness = ThicknessResult(grade="pass", reasons=[], sheets=sheets)
             result = ScanResult(thickness=thickness)
             output = f"{name}_dseg.nii.gz"
             ledger.add(Entry(name, "done", outputs={output: "0"}, result=result))
+    return results
+
+
+def test_a_measure_that_is_often_0_has_no_norms(
+    settings: CohortSettings, tmp_path: Path
+) -> None:
+    results = with_thickness(settings.predictions, tmp_path / "results", range(5, 12))
+    make(replace(settings, predictions=results), tmp_path / "norms.tsv")
+    rows = pd.read_csv(tmp_path / "norms.tsv", sep="\t")
+    assert set(rows["structure"]) == {"Brain-Stem"}
+
+
+def test_further_outputs_have_norms_in_their_own_unit(
+    settings: CohortSettings, tmp_path: Path
+) -> None:
+    results = with_thickness(settings.predictions, tmp_path / "results")
     asked = replace(settings, predictions=results)
     table = tmp_path / "norms.tsv"
     make(asked, table)
@@ -148,6 +162,16 @@ def test_patients_may_not_be_among_the_healthy(
     assert not (tmp_path / "norms.tsv").exists()
 
 
+def test_participants_without_a_group_may_be_patients(
+    settings: CohortSettings, tmp_path: Path
+) -> None:
+    lines = (settings.predictions / "participants.tsv").read_text()
+    table = tmp_path / "participants.tsv"
+    table.write_text(lines.replace("\tcontrol\t", "\tn/a\t"))
+    with refusal(ConfigError, table, remedy="--group"):
+        make(replace(settings, participants=table), tmp_path / "norms.tsv", None)
+
+
 def people_of(
     settings: CohortSettings, out: Path, change: dict[str, str]
 ) -> CohortSettings:
@@ -168,7 +192,7 @@ def test_who_lacks_an_age_is_left_out_and_named(
     make(asked, tmp_path / "norms.tsv")
     assert "left out: 1 participant without an age or a sex: s07" in logged.messages
     assert logged.messages[-1].startswith(
-        "no norms of 31 structures, which fewer than 80 participants"
+        "no norms of 31 measures, which fewer than 80 participants"
     )
     participants = pd.read_csv(tmp_path / "norms.tsv", sep="\t")["participants"]
     assert set(participants) == {PARTICIPANTS - 2}

@@ -21,6 +21,7 @@ from trinat.pipelines.study.pairing import Pair
 from trinat.pipelines.study.ratings import Rating, save_rating
 from trinat.segmentation.errors import ConfigError
 from trinat.segmentation.io.files import sha256_of
+from trinat.segmentation.io.volume import Volume
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +81,32 @@ def test_evaluate_leaves_out_what_was_rejected_of_the_same_bytes(
     # One rating by carl belongs to other bytes.
     (used,) = [line for line in logged.messages if "by raters" in line]
     assert re.findall(r"\d+ \w+", used) == ["1 scan", "1 structure", "1 rating"]
+
+
+def test_a_page_of_rejected_structures_alone_has_no_values(tmp_path: Path) -> None:
+    hippocampi = {17: "Left-Hippocampus", 53: "Right-Hippocampus"}
+    labels = np.zeros((12, 12, 12), np.uint8)
+    for number, first in zip(hippocampi, (1, 6), strict=True):
+        labels[first : first + 4, 2:8, 2:8] = number
+    for folder in ("truth", "out"):
+        path = tmp_path / folder / "a_dseg.nii.gz"
+        path.parent.mkdir()
+        Volume(labels, np.eye(4)).write(path, labels=True)
+    ratings = tmp_path / "ratings.tsv"
+    for name in hippocampi.values():
+        rejected = Rating(
+            "a", name, "reject", "", "anna", "2026-01-01", sha256_of(path)
+        )
+        save_rating(ratings, rejected, lock=tmp_path / "lock")
+    settings = evaluation.EvaluationSettings(
+        truth=tmp_path / "truth",
+        models={"fast": tmp_path / "out"},
+        out=tmp_path / "evaluation",
+        jobs=1,
+        ratings=ratings,
+    )
+    assert evaluation.evaluate_predictions(settings) == Exit.OK
+    assert (tmp_path / "evaluation/report.html").is_file()
 
 
 def test_a_map_of_parcels_is_rejected_by_the_ratings_of_its_label_map(

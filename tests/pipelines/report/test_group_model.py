@@ -158,6 +158,22 @@ def test_a_covariate_that_few_have_is_left_out_and_costs_no_participant() -> Non
     assert (model.formula, len(model.participants)) == ("volume ~ group", 10)
 
 
+@pytest.mark.parametrize("known", [0, 2])
+def test_a_covariate_that_one_group_lacks_does_not_cost_its_comparison(
+    known: int,
+) -> None:
+    group = ["control"] * 34 + ["patient"] * 6
+    ages = [60.0 + number % 7 for number in range(34 + known)] + [np.nan] * (6 - known)
+    participants = people(40, group=group, age=ages)
+    model = fitted(participants)
+    assert (model.formula, len(model.participants)) == ("volume ~ group", 40)
+    assert any("patient" in text and "age" in text for text in model.notices)
+    if not known:
+        with pytest.raises(EvaluationError) as refused:
+            fitted(participants, ["age"])
+        assert refused.value.remedy
+
+
 def test_groups_at_sites_of_their_own_are_not_compared_and_a_notice_says_why() -> None:
     model = fitted(people(20, group=["a", "b"] * 10, site=["north", "south"] * 10), [])
     assert model.effects["p"].isna().all()
@@ -221,22 +237,45 @@ def test_the_methods_text_has_the_formula_the_participants_and_the_versions() ->
         assert part in text
 
 
+def test_the_methods_text_counts_the_structures_that_were_tested() -> None:
+    participants = people(12, group=["a", "b"] * 6)
+    participants.loc[participants["structure"] == "Brain-Stem", "value"] = 0
+    text = methods_text(fitted(participants), "The volumes", 0)
+    assert "corrected for 2 structures" in text
+
+
+def course_of(participant: str, rate: float, years: Sequence[float | None]) -> Course:
+    """Return three volumes that change by `rate` per cent a year."""
+    volumes = [100 - rate, 100.0, 100 + rate]
+    change = change_of(volumes, years)
+    assert change is not None
+    cases = ["1", "2", "3"]
+    return Course(participant, "", "Brain-Stem", cases, years, volumes, change, None)
+
+
+def test_scans_without_dates_do_not_change_the_comparison_of_changes() -> None:
+    facts = people(12, group=["a", "b"] * 6)
+    dated = [
+        course_of(f"sub-{number:02}", rate, [0.0, 0.5 + number, 8.0])
+        for number, rate in enumerate([-1.0, -2.0, -1.5, -2.5, -0.5, -3.0])
+    ]
+    undated = [course_of(f"sub-{n:02}", -1.0, [None] * 3) for n in range(6, 12)]
+    alone = compare_changes(dated, facts).model
+    among_others = compare_changes([*dated, *undated], facts).model
+    assert alone is not None
+    assert among_others is not None
+    pd.testing.assert_frame_equal(alone.effects, among_others.effects)
+
+
 def test_changes_are_compared_by_the_same_model_and_participants_with_one_scan_named() -> (
     None
 ):
     facts = people(7, group=["a", "b"] * 3 + ["a"])
     rates = [-1.0, -2.0, -1.5, -2.5, -0.5, -3.0]
-    courses = []
-    for number, rate in enumerate(rates):
-        years = [0.0, 1.0, 2.0]
-        volumes = [100 - rate, 100.0, 100 + rate]
-        change = change_of(volumes, years)
-        assert change is not None
-        participant = f"sub-{number:02}"
-        course = Course(
-            participant, "", "Brain-Stem", ["1", "2", "3"], years, volumes, change, None
-        )
-        courses.append(course)
+    courses = [
+        course_of(f"sub-{number:02}", rate, [0.0, 1.0, 2.0])
+        for number, rate in enumerate(rates)
+    ]
     found = compare_changes(courses, facts)
     assert found.model is not None
     assert found.model.formula == "change ~ group"

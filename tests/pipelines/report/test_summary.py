@@ -72,6 +72,16 @@ def test_left_stands_beside_right() -> None:
     ]
 
 
+def test_a_right_side_alone_has_its_place() -> None:
+    rows = [
+        ("a", "", "m", name, "dice", 0.9) for name in ("Brain-Stem", "Right-Amygdala")
+    ]
+    assert measurements.structures_of(frame_of(rows)) == [
+        "Brain-Stem",
+        "Right-Amygdala",
+    ]
+
+
 def test_what_no_label_map_has_is_absent_everywhere_but_not_one_side_alone() -> None:
     frame = frame_of(
         [("a", "", "m", name, "dice", 1.0) for name in ("CSF", "Left-Putamen")]

@@ -140,6 +140,22 @@ def test_a_number_of_three_digits_is_no_session() -> None:
     assert participants("study_MR000", "study_MR001") == ["study_MR000", "study_MR001"]
 
 
+def test_a_date_behind_a_session_is_not_the_participants() -> None:
+    names = ("P1_V1_20160115", "P1_V2_20170115", "P2_V1_20160201", "P2_V2_20170201")
+    assert participants(*names) == ["P1", "P1", "P2", "P2"]
+    assert participants("X_V1_20200101", "X_V1_20200102", "X_V2_20210101") == ["X"] * 3
+
+
+def test_numbers_that_do_not_recur_within_a_session_are_not_the_participants() -> None:
+    assert participants("X_V1_001", "X_V2_002", "X_V3_003") == ["X"] * 3
+
+
+def test_numbers_behind_a_session_mean_the_same_in_all_sites() -> None:
+    large = [f"S1_V1_00{number}" for number in range(4)]
+    small = ["S2_V1_000", "S2_V1_001"]
+    assert len(set(participants(*large, *small))) == 6
+
+
 def test_a_number_behind_a_session_is_the_participants() -> None:
     assert participants("TRIAL_V1_000", "TRIAL_V1_001", "TRIAL_V2_000") == [
         "TRIAL_000",
