@@ -85,7 +85,7 @@ def test_evaluate_leaves_out_what_was_rejected_of_the_same_bytes(
 
 def test_a_page_of_rejected_structures_alone_has_no_values(tmp_path: Path) -> None:
     hippocampi = {17: "Left-Hippocampus", 53: "Right-Hippocampus"}
-    labels = np.zeros((12, 12, 12), np.uint8)
+    labels = np.zeros((16, 16, 16), np.uint8)
     for number, first in zip(hippocampi, (1, 6), strict=True):
         labels[first : first + 4, 2:8, 2:8] = number
     for folder in ("truth", "out"):
