@@ -415,8 +415,7 @@ class PredictRequest(WorkerOptions):
     model: Annotated[
         str,
         Option(
-            "Name of a shipped model (see trinat models), or a model folder. "
-            "Default: quicknat on GPUs once it is shipped, otherwise fast.",
+            "Name of a shipped model (see trinat models), or a model folder. Default: fast.",
             typed=str,
             default="",
         ),
