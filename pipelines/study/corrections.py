@@ -181,7 +181,7 @@ class Correction:
         on the grid of the result, it has no labels, or left and right are exchanged.
         """
         if self.fault:
-            return self.fault
+            return f"has a correction whose {self.fault}"
         if self.scan_sha256 and scan_sha256 and self.scan_sha256 != scan_sha256:
             return (
                 "is a correction of what the scan was before: correct it again, or give "
@@ -325,7 +325,7 @@ def correction_of(result: Path) -> Correction | None:
     try:
         sidecar = _read_sidecar(sidecar_path(result))
     except IntegrityError as error:
-        fault = f"has a sidecar, {sidecar_path(result).name}, that {error.what}: {error.remedy}"
+        fault = f"{sidecar_path(result).name} {error.what}: {error.remedy}"
         return Correction(path, result, None, fault=fault)
     mask = mask_path(result)
     if sidecar is None:

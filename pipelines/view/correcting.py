@@ -138,7 +138,7 @@ class Corrections:
             shown = newest(result)
             found = correction_of(result)
             if found is not None and found.fault:
-                unreadable.append(f"{found.path.name} {found.fault}")
+                unreadable.append(found.fault)
             else:
                 correction = self._correction_data(found)
         return {

@@ -164,6 +164,8 @@ def test_a_new_model_is_written_and_the_old_one_stays(
     assert info.fusion.weights[View.SAGITTAL] < 0.2
 
 
+@pytest.mark.slow
+@pytest.mark.important
 @pytest.mark.usefixtures("few_weights")
 def test_limits_for_other_weights_are_dropped_if_none_are_found(
     lame: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

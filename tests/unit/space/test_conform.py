@@ -289,7 +289,8 @@ def test_inputs_stay_as_they_were() -> None:
 
 
 def test_real_labels_in_lia_come_back_bit_for_bit(dev_data: Path) -> None:
-    for path in sorted((dev_data / "freesurfer").glob("*/mri/aseg.mgz")):
+    for subject in ("sub-01", "sub-03"):
+        path = dev_data / "freesurfer" / subject / "mri/aseg.mgz"
         labels = Volume.read(path, labels=True)
         assert labels.axcodes == "LIA"
         conformed = conform(labels, labels=True)
