@@ -98,7 +98,7 @@ class Augmenter:
         `scheme` is the scheme of the labels in the slices. For sagittal slices this is a scheme
         with one class for both sides of a structure. Raises ConfigError if slices are flipped and a
         class has no counterpart on the other side, or if the scheme lacks one of the structures
-        whose brightness shall change.
+        whose brightness is to change.
         """
         if config.flip and scheme.has_unpartnered_sides:
             raise ConfigError(
@@ -372,7 +372,7 @@ def _shift_structures(
     is_changed = draw.happens(config.structures)
     shifts = draw.normal(len(groups)) * config.structure_shift
     shifts *= is_changed[:, None]
-    by_class = upload(shifts @ groups.to(shifts.dtype), images.device)
+    by_class = upload(shifts @ groups.to(shifts), images.device)
     shift = by_class.gather(1, labels.long().flatten(1)).view_as(labels)
     smooth = avg_pool2d(shift[:, None], 3, stride=1, padding=1)
     # Empty background, such as around a skull-stripped brain, stays empty.

@@ -212,7 +212,7 @@ def _with_numbers(scans: Sequence[Identity]) -> list[Identity]:
     session of one name has more numbers than there are names; otherwise the numbers are runs
     (07_V1_1, 08_V1_1).
     """
-    numbers: dict[tuple[str, str | None], set[str]] = defaultdict(set)
+    numbers: dict[tuple[str, str], set[str]] = defaultdict(set)
     for scan in scans:
         number = _number_after_session(scan)
         if number:
