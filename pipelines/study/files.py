@@ -514,9 +514,13 @@ def name_files(
             identity = replace(identity, scan=file.scan)
         together = file.entry.result.longitudinal
         if together is not None and together.participant != identity.participant:
-            # The run that segmented the scans together has named the participant.
+            # The run that segmented the scans together has named the participant, perhaps with
+            # the folders in front.
             scan = identity.scan or file.name
-            identity = Identity(together.participant, scan=scan, site=identity.site)
+            site = identity.site
+            if together.participant.startswith("/".join((*site, ""))):
+                site = ()
+            identity = Identity(together.participant, scan=scan, site=site)
         identities.append(identity)
     named = []
     for file, identity in zip(identified, disambiguate(identities), strict=True):

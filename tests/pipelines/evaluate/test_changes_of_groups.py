@@ -12,6 +12,7 @@ from helpers.studies import correct_voxel
 from trinat.pipelines.evaluate.cohort import report_cohort
 from trinat.pipelines.evaluate.settings import CohortSettings
 from trinat.pipelines.study.entry import Entry
+from trinat.pipelines.study.files import find_files
 from trinat.pipelines.study.ledger import Ledger
 from trinat.pipelines.study.ratings import Rating, save_rating
 from trinat.pipelines.study.record import (
@@ -109,6 +110,30 @@ def test_participants_of_one_name_at_two_sites_stay_apart(tmp_path: Path) -> Non
     assert set(scans_of) == {2}
     effects = pd.read_csv(tmp_path / "out/change_effects.csv")
     assert set(effects["participants"]) == {2 * PARTICIPANTS}
+
+
+def test_a_participant_that_was_named_with_a_folder_has_it_once(tmp_path: Path) -> None:
+    """One run over two sites, whose other participants have equal names, too."""
+    entries = {}
+    for site in ("A", "B"):
+        for name in ("sub-1_ses-1", "sub-1_ses-2", "sub-2"):
+            path = tmp_path / site / f"{name}_dseg.nii.gz"
+            path.parent.mkdir(exist_ok=True)
+            path.touch()
+            together = None
+            if name != "sub-2":
+                together = TimePoint(
+                    participant=f"{site}/sub-1", year=None, scans={}, volumes_mm3={}
+                )
+            result = ScanResult(longitudinal=together)
+            entries[path] = (tmp_path, Entry(f"{site}/{name}", "done", result=result))
+    found = find_files(tmp_path, entries=entries)
+    assert {file.participant for file in found} == {
+        "A/sub-1",
+        "B/sub-1",
+        "A/sub-2",
+        "B/sub-2",
+    }
 
 
 def test_a_covariate_that_changes_lack_is_still_taken_for_volumes(study: Path) -> None:
