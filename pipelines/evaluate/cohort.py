@@ -456,21 +456,14 @@ def _courses(
         scans = [scan for scan in scans if scan.file.corrects is None]
     courses = []
     for folder, participants in longitudinal.items():
-        counting = {
-            scan.file.entry.case: scan.structures_left_out
-            for scan in scans
-            if scan.file.folder == folder
+        of_folder = {
+            scan.file.entry.case: scan for scan in scans if scan.file.folder == folder
         }
-        # The report may have put the folder in front of a participant's name.
-        names = {
-            scan.file.entry.case: scan.subject
-            for scan in scans
-            if scan.file.folder == folder
-        }
-        courses += [
-            replace(course, participant=names[course.cases[0]])
-            for course in courses_in(participants, excluded, output, counting)
-        ]
+        counting = {case: scan.structures_left_out for case, scan in of_folder.items()}
+        for course in courses_in(participants, excluded, output, counting):
+            # The report may have put the folder in front of the participant's name.
+            participant = of_folder[course.cases[0]].subject
+            courses.append(replace(course, participant=participant))
     return courses
 
 

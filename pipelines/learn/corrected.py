@@ -84,8 +84,8 @@ def find_corrected(study: Study) -> tuple[list[Corrected], list[str]]:
             continue
         segmented = scan.entry.input_sha256
         # In another folder the same scan may be compressed differently.
-        unchanged = scan.entry.digest_of_scan(scan.folder) == segmented
-        if study.images is None and segmented and not unchanged:
+        is_known = study.images is None and segmented
+        if is_known and scan.entry.digest_of_scan(scan.folder) != segmented:
             failures.append(f"{scan.case}: its scan was changed since it was segmented")
             continue
         found.append(Corrected(scan, image, labels, structures))

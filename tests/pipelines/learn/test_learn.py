@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 
 from trinat.pipelines.cli import app
 from trinat.pipelines.common.exits import Exit, exit_code
+from trinat.pipelines.learn import training
 from trinat.pipelines.learn.corrected import find_corrected
 from trinat.pipelines.learn.forecast import (
     Agreement,
@@ -208,6 +209,39 @@ def test_a_correction_that_was_taken_back_teaches_nothing(
     with refusal(EvaluationError, results):
         learn(LearnSettings(results, own, model=str(overfitted_model()), device="cpu"))
     assert not own.exists()
+
+
+class _AskedError(Exception):
+    """Carries the folder of the run that a training was asked for."""
+
+
+def test_a_run_is_resumed_only_with_the_same_time_and_recipe(
+    results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def asked(recipe: str, run: Path, **_: object) -> None:
+        raise _AskedError(run)
+
+    monkeypatch.setattr(training, "train", asked)
+    for name in ("sub-01", "sub-02", "sub-03"):
+        correct(results, name, CORTEX, WHITE_MATTER)
+    found, _ = find_corrected(Study(results))
+    model = load_model(overfitted_model())
+    recipe = tmp_path / "own.yaml"
+    shipped = Path(training.__file__).parents[2] / "configs/train/learn.yaml"
+
+    def run_of(rate: str, seconds: float) -> Path:
+        text = shipped.read_text()
+        recipe.write_text(text.replace("rate: 2.0e-3", f"rate: {rate}"))
+        settings = LearnSettings(
+            results, tmp_path / "own", recipe=str(recipe), seconds=seconds
+        )
+        with pytest.raises(_AskedError) as caught:
+            training.train_on(found, model, [1, 2], settings, progress=False)
+        return caught.value.args[0]
+
+    first = run_of("2.0e-3", 20)
+    assert run_of("2.0e-3", 20) == first
+    assert len({first, run_of("2.0e-3", 120), run_of("1.0e-3", 20)}) == 3
 
 
 def test_corrected_structures_have_both_sides_and_a_whole_map_has_all(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 from helpers.listings import DEFAULT, ids, reasons
 from helpers.miniatures import freesurfer_subject, write_nifti
 from helpers.refusals import refusal
@@ -50,31 +51,24 @@ def test_bids_pairs_scans_with_the_dseg_of_the_same_session_and_run(
     assert (first.participant, first.session) == ("sub-01", "a")
 
 
-def test_segmentations_of_one_scan_may_be_told_apart_by_seg(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("right", "other"),
+    [
+        ("seg-aseg", "seg-aparcaseg"),
+        ("space-orig_desc-trinat", "space-orig_seg-callosum"),
+        ("space-orig_desc-corrected", "space-orig_desc-trinat"),
+    ],
+    ids=["parcels", "callosum", "correction"],
+)
+def test_of_two_maps_of_a_scan_one_has_its_structures(
+    tmp_path: Path, right: str, other: str
+) -> None:
     bids_scan(tmp_path, "sub-01_T1w.nii.gz", "sub-01", "anat")
     anat = ("derivatives", "prep", "sub-01", "anat")
-    right = bids_scan(tmp_path, "sub-01_seg-aseg_dseg.nii.gz", *anat)
-    bids_scan(tmp_path, "sub-01_seg-aparcaseg_dseg.nii.gz", *anat)
+    expected = bids_scan(tmp_path, f"sub-01_{right}_dseg.nii.gz", *anat)
+    bids_scan(tmp_path, f"sub-01_{other}_dseg.nii.gz", *anat)
     (subject,) = list_subjects("bids", tmp_path, DEFAULT).subjects
-    assert subject.labels == right
-
-
-def test_maps_of_the_callosum_are_no_structures(tmp_path: Path) -> None:
-    bids_scan(tmp_path, "sub-01_T1w.nii.gz", "sub-01", "anat")
-    anat = ("derivatives", "trinat", "sub-01", "anat")
-    right = bids_scan(tmp_path, "sub-01_space-orig_desc-trinat_dseg.nii.gz", *anat)
-    bids_scan(tmp_path, "sub-01_space-orig_seg-callosum_dseg.nii.gz", *anat)
-    (subject,) = list_subjects("bids", tmp_path, DEFAULT).subjects
-    assert subject.labels == right
-
-
-def test_a_correction_replaces_the_label_map_that_it_corrects(tmp_path: Path) -> None:
-    bids_scan(tmp_path, "sub-01_T1w.nii.gz", "sub-01", "anat")
-    anat = ("derivatives", "trinat", "sub-01", "anat")
-    bids_scan(tmp_path, "sub-01_space-orig_desc-trinat_dseg.nii.gz", *anat)
-    right = bids_scan(tmp_path, "sub-01_space-orig_desc-corrected_dseg.nii.gz", *anat)
-    (subject,) = list_subjects("bids", tmp_path, DEFAULT).subjects
-    assert subject.labels == right
+    assert subject.labels == expected
 
 
 def test_bids_takes_the_image_that_was_segmented(tmp_path: Path) -> None:
