@@ -54,7 +54,7 @@ class AugmentationConfig(BaseModel):
     # a random contrast for each slice: brightness follows a curve that is drawn for it
     contrast: Share = 0.0
 
-    # a random brightness for each of these structures, as iron changes that of deep grey matter
+    # a random brightness for each structure of `structure_names`, as iron changes deep grey matter
     structures: Share = 0.0
     structure_names: tuple[str, ...] = ()
     # standard deviation; white matter has a brightness of 1
