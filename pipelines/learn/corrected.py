@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trinat.pipelines.learn.settings import NextSettings
+from trinat.pipelines.study.discovery import absolute
 from trinat.pipelines.study.files import ScanFile, find_files
 from trinat.pipelines.study.next_scans import Next, next_of
 from trinat.pipelines.study.pairing import Pair
@@ -95,9 +96,22 @@ def find_corrected(study: Study) -> tuple[list[Corrected], list[str]]:
             for file in find_files(study.against, kind=study.kind)
             if file.path not in used
         )
+    if study.kind != "lesions" and study.against is None:
+        failures.extend(_corrections_of_old_results(study))
     if not found and not failures:
         raise EvaluationError("has no corrections", where=study.folder, remedy=_CORRECT)
     return found, failures
+
+
+def _corrections_of_old_results(study: Study) -> list[str]:
+    """Return a message for each correction whose scan has failed in a later run."""
+    results = {absolute(scan.labels) for scan in study.scans if scan.labels}
+    left = [
+        file
+        for file in study.label_maps()
+        if file.corrects and absolute(file.corrects) not in results
+    ]
+    return [f"{file.name}: {file.unfit}" for file in study.checked(left) if file.unfit]
 
 
 def next_scans(settings: NextSettings) -> tuple[list[Next], int]:

@@ -25,9 +25,10 @@ from trinat.segmentation.metrics.common_grid import on_grid_of
 from trinat.segmentation.metrics.overlap import Counts, dice, joint_histogram
 from trinat.segmentation.models.checkpoint import Model
 
-# Maximum number of scans whose label maps are read, at a second or two each: the forecast should
-# take half a minute at most.
-_MOST_READ = 10
+# Maximum number of scans whose imported label maps are read, at a second or two each: the forecast
+# should take half a minute at most. All painted ones are read, since a structure may be corrected
+# in a few of them only.
+_MOST_IMPORTED = 10
 # Painting a structure also moves the borders of its neighbours. Structures of which less than this
 # share of voxels was changed count as such neighbours: a new model is not judged by them.
 _CHANGED_SHARE = 0.02
@@ -73,11 +74,13 @@ def compare_with_results(
     `counted` are the classes (indices of `scheme`) to compare. If all corrections were painted in
     the viewer, structures of which only few voxels were changed are not compared. `numbering` maps
     the label numbers of imported label maps to FreeSurfer's; None if they have FreeSurfer's
-    numbers. Ten scans at most are read. Returns None if no label map can be read, or no class is in
-    any of them.
+    numbers; at most ten of them are read. Returns None if no label map can be read, or no class is
+    in any of them.
     """
+    is_painted = all(each.structures is not None for each in corrected)
+    read = corrected if is_painted else _evenly_spaced(corrected, _MOST_IMPORTED)
     joints = []
-    for each in _evenly_spaced(corrected, _MOST_READ):
+    for each in read:
         if each.scan.labels is None:
             continue
         try:
@@ -93,7 +96,6 @@ def compare_with_results(
     partners = scheme.partner_permutation
     both_sides = changed | {int(partners[index]) for index in changed}
     compared = [index for index in counted if index > 0]
-    is_painted = all(each.structures is not None for each in corrected)
     if is_painted and both_sides & set(compared):
         compared = [index for index in compared if index in both_sides]
     scores = np.array([dice(joint)[compared] for joint in joints])

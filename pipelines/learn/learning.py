@@ -44,7 +44,11 @@ from trinat.pipelines.models.held_out import (
     choose,
     dice_lines,
 )
-from trinat.pipelines.models.scans_with_truth import Reader, require_scans
+from trinat.pipelines.models.scans_with_truth import (
+    Reader,
+    require_scans,
+    without_odds,
+)
 from trinat.pipelines.study.pairing import Pair
 from trinat.pipelines.study.study import Study
 from trinat.pipelines.train.provenance import write_provenance
@@ -201,7 +205,14 @@ def _prepare_material(study: Study, settings: LearnSettings) -> _Material:
     if settings.numbering is not None:
         numbering = load_folding(settings.numbering)
     reader = Reader(numbering, settings.trust_affine)
-    counted = structures_corrected(corrected, model.scheme)
+    changed = structures_corrected(corrected, model.scheme)
+    counted = sorted({*changed} - {*without_odds(model)})
+    if not counted:
+        raise EvaluationError(
+            "only CSF, or structures that the model does not find, were corrected",
+            where=settings.results,
+            remedy="correct other structures",
+        )
     agreement = compare_with_results(corrected, model.scheme, counted, numbering)
     if agreement is not None:
         counted = sorted(agreement.changed)

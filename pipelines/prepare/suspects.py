@@ -81,7 +81,11 @@ class _SampledView:
         for number in slices:
             slab = file.slab(self.view, number, network.config.channels)
             slabs.append(slab.values())
-            classes.append(file.labels(self.view, number, number + 1))
+            truth = file.labels(self.view, number, number + 1)
+            counted = file.counted(self.view, number, number + 1)
+            if counted is not None:
+                truth[~counted] = IGNORE
+            classes.append(truth)
         file.close()
         images = np.stack(slabs)
         labels = np.concatenate(classes)

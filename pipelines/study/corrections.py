@@ -173,6 +173,13 @@ class Correction:
     is_whole: bool = True
     fault: str = ""
 
+    def is_of(self, scan_sha256: str) -> bool:
+        """Return False if the scan has changed since it was corrected.
+
+        `scan_sha256` is the hash of the scan as it is now; "" if unknown.
+        """
+        return _is_same_scan(self.scan_sha256, scan_sha256)
+
     def why_unfit(self, scan_sha256: str) -> str:
         """Return why the correction must not be used for a scan; "" if it can be used.
 
@@ -182,7 +189,7 @@ class Correction:
         """
         if self.fault:
             return f"has a correction whose {self.fault}"
-        if self.scan_sha256 and scan_sha256 and self.scan_sha256 != scan_sha256:
+        if not self.is_of(scan_sha256):
             return (
                 "is a correction of what the scan was before: correct it again, or give "
                 "--uncorrected"
@@ -249,10 +256,27 @@ def corrected_path(result: Path) -> Path:
     return result.with_name(f"{corrected}{_ending(result)}")
 
 
-def newest(result: Path) -> Path:
-    """Return the path of the corrected label map of a result, if there is one, else `result`."""
+def newest(result: Path, scan_sha256: str) -> Path:
+    """Return the path of the corrected label map of a result, if there is one, else `result`.
+
+    Corrections of what the scan was before do not count: `scan_sha256` is the hash of the scan as
+    it is now; "" if unknown.
+    """
     corrected = corrected_path(result)
-    return corrected if corrected.is_file() else result
+    if not corrected.is_file():
+        return result
+    try:
+        sidecar = _read_sidecar(sidecar_path(result))
+    except IntegrityError:
+        return corrected
+    if sidecar is None or _is_same_scan(sidecar.scan_sha256, scan_sha256):
+        return corrected
+    return result
+
+
+def _is_same_scan(one: str, other: str) -> bool:
+    """Return False if two hashes of scans differ; unknown ones, "", may be of the same scan."""
+    return not one or not other or one == other
 
 
 def is_of_lesions(result: Path) -> bool:
@@ -376,13 +400,16 @@ def save_correction(
     the rater has corrected: the result, or the existing correction. `names` maps label numbers to
     the names of structures. `scan_sha256` is the hash of the scan of the result; "" if unknown.
 
-    All files are written before any file is replaced, while the file `lock` is locked. If another
-    map than `builds_on` is current, OvertakenError is raised and nothing is written.
+    A correction of what the scan was before is replaced. All files are written before any file is
+    replaced, while the file `lock` is locked. If another map than `builds_on` is current,
+    OvertakenError is raised and nothing is written.
     """
     with run_lock(lock, patience_s=_PATIENCE_S):
         original = Volume.read(result, labels=True)
         corrected = _on_grid_of(original, corrected, corrected_path(result))
         earlier = correction_of(result)
+        if earlier is not None and not earlier.is_of(scan_sha256):
+            earlier = None
         shown = original
         shown_sha256 = result_sha256 = sha256_of(result)
         if earlier is not None:

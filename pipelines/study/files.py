@@ -143,7 +143,9 @@ class ScanFile:
     @property
     def newest_labels(self) -> Path | None:
         """Path of the corrected label map if there is one now, else of the result; or None."""
-        return None if self.labels is None else newest(self.labels)
+        if self.labels is None:
+            return None
+        return newest(self.labels, self.entry.input_sha256)
 
     @property
     def correction(self) -> Correction | None:
@@ -170,7 +172,8 @@ class ScanFile:
         Lesions that were corrected by hand are those after correction.
         """
         paths = {layer: self.output(product) for layer, product in LAYERS.items()}
-        return {layer: newest(path) for layer, path in paths.items() if path}
+        scan = self.entry.input_sha256
+        return {layer: newest(path, scan) for layer, path in paths.items() if path}
 
     @property
     def lesion_correction(self) -> Correction | None:

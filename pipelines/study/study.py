@@ -175,6 +175,8 @@ class Study:
         labels = scan.newest_labels
         if correction is None or labels is None:
             return scan.entry.result
+        if not correction.is_of(scan.entry.input_sha256):
+            return scan.entry.result
         files = (correction.path, correction.result, labels)
         lesions = measure_corrected(*files, *map(digest, files))
         return scan.entry.result.model_copy(update={"lesions": lesions})

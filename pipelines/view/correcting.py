@@ -7,8 +7,9 @@ structures, from 1; 0 for none. Voxels that were not edited keep their number, e
 the table. The layer "lesions" is corrected in the same way; it has one structure.
 
 Drafts are stored on the server rather than in the browser. Browser storage is bound to the address
-of the page, whose port changes with each start of `trinat view`. Each tab has its own draft, so
-that no tab overwrites what is painted in another.
+of the page, whose port changes with each start of `trinat view`. Each time that a tab begins to
+correct a scan, it has a draft of its own, so that it overwrites nothing that was painted before or
+in another tab.
 """
 
 from __future__ import annotations
@@ -62,15 +63,13 @@ class Painted:
 
     `content` has the indices of the changed voxels and their new structures, as bytes. `builds_on`
     is the SHA-256 of the label map that they are relative to, `minutes` the time spent on them, and
-    `tab` the id of the tab. `takes` is the id of another tab whose draft these changes include; ""
-    for none. `layer` is the map that was painted, one of `LAYERS_WITH_BRUSH`.
+    `tab` the id of their draft. `layer` is the map that was painted, one of `LAYERS_WITH_BRUSH`.
     """
 
     content: bytes
     builds_on: str
     minutes: float
     tab: str
-    takes: str = ""
     layer: str = ""
 
 
@@ -135,11 +134,11 @@ class Corrections:
         shown = None
         result = _predicted(scan, layer)
         if result is not None:
-            shown = newest(result)
+            shown = newest(result, scan.entry.input_sha256)
             found = correction_of(result)
             if found is not None and found.fault:
                 unreadable.append(found.fault)
-            else:
+            elif found is not None and found.is_of(scan.entry.input_sha256):
                 correction = self._correction_data(found)
         return {
             "builds_on": digest(shown),
@@ -148,10 +147,8 @@ class Corrections:
             "unreadable": unreadable,
         }
 
-    def _correction_data(self, correction: Correction | None) -> dict[str, Any] | None:
-        """Return a correction as JSON values for the page; None if there is none."""
-        if correction is None:
-            return None
+    def _correction_data(self, correction: Correction) -> dict[str, Any]:
+        """Return a correction as JSON values for the page."""
         said: dict[str, Any] = {
             "file": correction.path.name,
             "by": "",
@@ -185,8 +182,7 @@ class Corrections:
     def keep(self, number: int, painted: Painted) -> None:
         """Store the changes of a tab of the browser as its draft, before they are saved.
 
-        `number` is that of the scan. The draft of another tab that these changes include is
-        deleted.
+        `number` is that of the scan.
         """
         scan = self._study[number]
         _parse_changes(painted.content)
@@ -195,7 +191,7 @@ class Corrections:
             self._study.corrector,
             painted.builds_on,
             painted.minutes,
-            _now(),
+            _now("milliseconds"),
         )
         path = self._draft_path(scan, painted.tab, painted.layer)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -203,22 +199,31 @@ class Corrections:
         head = json.dumps(asdict(known)).encode()
         write_whole(path, head + b"\n" + painted.content)
         self._study.on_draft_saved(scan)
-        if painted.takes and painted.takes != painted.tab:
-            taken = self._draft_path(scan, painted.takes, painted.layer)
-            taken.unlink(missing_ok=True)
 
-    def drop(self, number: int, tab: str, layer: str) -> None:
-        """Delete the draft of a tab, if there is one."""
-        self._draft_path(self._study[number], tab, layer).unlink(missing_ok=True)
+    def drop(self, number: int, tab: str, layer: str, at: str) -> None:
+        """Delete the draft of a tab, if there is one.
+
+        If `at` is given, the draft stays if it was saved at another time: its tab is still open and
+        has painted more.
+        """
+        scan = self._study[number]
+        path = self._draft_path(scan, tab, layer)
+        if at and path.is_file() and self._read_draft(path, scan)[0].at != at:
+            return
+        path.unlink(missing_ok=True)
 
     def save(self, number: int, painted: Painted) -> None:
-        """Write the corrected label map next to the result; delete the drafts that it includes.
+        """Write the corrected label map next to the result, and delete the draft of the tab.
+
+        A draft that is kept meanwhile stays: it may have further strokes.
 
         `number` is that of the scan, and `painted` has the changes. Raises InputError if nothing
         was changed or the map cannot be corrected here, and OvertakenError if the changes are not
         based on the latest map.
         """
         scan = self._study[number]
+        draft = self._draft_path(scan, painted.tab, painted.layer)
+        included = _content(draft)
         result = _predicted(scan, painted.layer)
         if result is None:
             raise InputError("has no label map", where=scan.case)
@@ -230,19 +235,19 @@ class Corrections:
         if not painted.layer:
             numbers = self._numbers(scan)
             names = dict(zip(numbers[1:].tolist(), self._names(), strict=True))
+        shown = newest(result, scan.entry.input_sha256)
         lock = self._study.folder / WORK / "lock.corrections"
         correction = save_correction(
             result,
-            self._apply_changes(number, newest(result), indices, places, numbers),
+            self._apply_changes(number, shown, indices, places, numbers),
             Saving(by=self._study.corrector, at=_now(), minutes=painted.minutes),
             builds_on=painted.builds_on,
             names=names,
             scan_sha256=scan.entry.input_sha256,
             lock=lock,
         )
-        for tab in (painted.tab, painted.takes):
-            if tab:
-                self._draft_path(scan, tab, painted.layer).unlink(missing_ok=True)
+        if _content(draft) == included:
+            draft.unlink(missing_ok=True)
         self._study.on_correction_saved(scan, correction, lock)
 
     def _apply_changes(
@@ -356,10 +361,15 @@ def _parse_changes(content: bytes) -> tuple[NDArray[np.uint32], NDArray[np.uint8
     return indices, np.frombuffer(content, np.uint8, count, offset=4 * count)
 
 
+def _content(path: Path) -> bytes:
+    """Return the content of a file; nothing if it does not exist."""
+    return path.read_bytes() if path.is_file() else b""
+
+
 def _client_reason(error: TrinatError) -> str:
     """Return the message of an error for clients: with the file's name, but not its path."""
     return f"{Path(error.where or '').name}: {reason_of(error, where=False)}"
 
 
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
+def _now(precision: str = "seconds") -> str:
+    return datetime.now(UTC).isoformat(timespec=precision)

@@ -175,10 +175,11 @@ class _Answers:
         return Response(status_code=204)
 
     def drop(self, request: Request) -> Response:
-        """Delete the draft of a tab."""
+        """Delete the draft of a tab, with ?at= only if that is when it was saved."""
         number = request.path_params["number"]
         tab = _checked_tab(request.path_params["tab"])
-        self._corrections.drop(number, tab, _layer(request))
+        at = request.query_params.get("at", "")
+        self._corrections.drop(number, tab, _layer(request), at)
         return Response(status_code=204)
 
 
@@ -190,13 +191,11 @@ async def _read_changes(request: Request) -> Painted:
         minutes = float(given.get("minutes", ""))
     if not 0 <= minutes < math.inf:
         raise InputError("give the minutes that it took, as minutes=1.5")
-    takes = given.get("takes", "")
     return Painted(
         content=await request.body(),
         builds_on=given.get("builds_on", ""),
         minutes=minutes,
         tab=_checked_tab(request.path_params.get("tab") or given.get("tab", "")),
-        takes=_checked_tab(takes) if takes else "",
         layer=_layer(request),
     )
 

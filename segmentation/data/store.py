@@ -431,8 +431,8 @@ def write_participants(root: Path, subjects: Sequence[Subject]) -> list[str]:
 
     Known values of `subjects` replace those in the table. The participant is an exception: a user
     may have corrected it, so the table's value is kept. Cells without a known value are kept, and
-    so are additional columns. Rows of other subjects are removed. Columns: participant_id,
-    participant, session, family, age, sex.
+    so are additional columns, and rows of other subjects: these may only have failed this time.
+    Columns: participant_id, participant, session, family, age, sex.
 
     Returns a line for each subject whose participant in the table differs and was kept.
     """
@@ -455,7 +455,7 @@ def write_participants(root: Path, subjects: Sequence[Subject]) -> list[str]:
             "age": age,
             "sex": subject.sex,
         }
-        theirs = present.get(subject.id, {})
+        theirs = present.pop(subject.id, {})
         participant = theirs.get("participant") or spreadsheet_safe(subject.participant)
         if participant != spreadsheet_safe(subject.participant):
             lines.append(
@@ -466,7 +466,10 @@ def write_participants(root: Path, subjects: Sequence[Subject]) -> list[str]:
         cells = [ours[name] or theirs.get(name) for name in _PARTICIPANT_COLUMNS]
         cells += [theirs.get(title) for title in further]
         rows.append([cell or None for cell in cells])
-    write_tsv(path, (*_PARTICIPANT_COLUMNS, *further), rows)
+    columns = (*_PARTICIPANT_COLUMNS, *further)
+    for theirs in present.values():
+        rows.append([theirs.get(title) or None for title in columns])
+    write_tsv(path, columns, rows)
     return lines
 
 

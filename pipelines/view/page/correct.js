@@ -17,6 +17,7 @@ import {
 } from "./page.js";
 import { ANYWHERE } from "./brush.js";
 import { setLayout, showOther } from "./controls.js";
+import { showRating } from "./rating.js";
 import { pickStructure, volumesChanged } from "./structures.js";
 import { open } from "./scan.js";
 
@@ -32,10 +33,6 @@ const REST_MS = 600;
 const AGAIN_MS = 5000;
 // Longer pauses do not count as working time.
 const IDLE_S = 60;
-// Identifier of this page, by which the server separates drafts.
-const TAB = [...crypto.getRandomValues(new Uint8Array(8))]
-  .map((byte) => byte.toString(16).padStart(2, "0")).join("");
-
 // The correction that goes on, or null: see `begin`.
 let session = null;
 // The number of a scan that was refused: its draft is put on what was saved meanwhile.
@@ -91,7 +88,7 @@ function follow() {
     finish();
     return;
   }
-  if (detail.correction) page.edited = true;
+  if (detail.correction && hasBrush) page.edited = true;
   const hasDraft = detail.drafts?.length > 0;
   if (hasDraft && !session && !byId("correct-open").disabled) begin();
 }
@@ -121,8 +118,10 @@ async function begin() {
     base: labels.slice(),
     // The map that the changes are relative to.
     buildsOn: detail.builds_on,
-    // The tab whose draft is in the changes.
-    takes: "",
+    // Name of the draft.
+    tab: newTab(),
+    // An earlier draft that is part of the changes.
+    taken: null,
     minutes: 0,
     last: null,
     sending: 0,
@@ -166,7 +165,7 @@ async function offer(draft, mine, isRebased) {
   );
   const drop = make("button", { class: "chip" }, "Drop it");
   drop.addEventListener("click", async () => {
-    await ask(draftOf(mine, draft.tab), { method: "DELETE" });
+    await dropDraft(draft, mine);
     say("");
   });
   say("Your draft belongs to an earlier label map of this scan.", put, drop);
@@ -177,13 +176,26 @@ async function takeDraft(draft, mine) {
   const content = await answer.arrayBuffer();
   if (session !== mine) return;
   const count = content.byteLength / 5;
-  if (draft.tab !== TAB) mine.takes = draft.tab;
+  mine.taken = draft;
   mine.minutes += draft.minutes;
   page.picture.nv.brush.put(
     new Uint32Array(content, 0, count),
     new Uint8Array(content, 4 * count),
   );
   page.picture.nv.refreshDrawing(true);
+}
+
+// Delete a draft, unless the tab that keeps it has painted more since.
+function dropDraft({ tab, at }, mine) {
+  const path = `${draftOf(mine, tab)}&at=${encodeURIComponent(at)}`;
+  return ask(path, { method: "DELETE" });
+}
+
+// An earlier draft goes once its strokes are kept elsewhere.
+async function dropTaken(mine) {
+  if (!mine.taken) return;
+  await dropDraft(mine.taken, mine);
+  mine.taken = null;
 }
 
 // The scan is left: what was painted stays as a draft.
@@ -267,10 +279,16 @@ function changed() {
 }
 
 function recount() {
-  page.edited = true;
+  const isChanged = changesOf(session).indices.length > 0;
+  page.edited = isChanged || Boolean(page.detail.correction);
   page.counts = page.picture.counts();
   volumesChanged();
 }
+
+// Return a new name for a draft.
+const newTab = () =>
+  [...crypto.getRandomValues(new Uint8Array(8))]
+    .map((byte) => byte.toString(16).padStart(2, "0")).join("");
 
 // Return the path of the draft of a tab.
 const draftOf = ({ item, layer }, tab) =>
@@ -285,8 +303,8 @@ function packed({ indices, places }) {
   return bytes;
 }
 
-function queryOf({ buildsOn, minutes, takes, layer }) {
-  const facts = { "builds_on": buildsOn, minutes: minutes.toFixed(2), takes, layer };
+function queryOf({ buildsOn, minutes, layer }) {
+  const facts = { "builds_on": buildsOn, minutes: minutes.toFixed(2), layer };
   return new URLSearchParams(facts);
 }
 
@@ -297,17 +315,15 @@ async function keepNow() {
   clearTimeout(mine.sending);
   mine.isKept = true;
   const changes = changesOf(mine);
-  const path = `${pathOf(mine.item)}/drafts/${TAB}`;
+  const path = `${pathOf(mine.item)}/drafts/${mine.tab}`;
   try {
     if (changes.indices.length) {
       const body = packed(changes);
       await ask(`${path}?${queryOf(mine)}`, { method: "PUT", body });
     } else {
-      for (const tab of [TAB, mine.takes].filter(Boolean)) {
-        await ask(draftOf(mine, tab), { method: "DELETE" });
-      }
+      await ask(draftOf(mine, mine.tab), { method: "DELETE" });
     }
-    mine.takes = "";
+    await dropTaken(mine);
     if (session === mine) report();
   } catch (error) {
     mine.isKept = false;
@@ -344,16 +360,17 @@ export async function save() {
   const sent = page.picture.labels.slice();
   clearTimeout(mine.sending);
   const query = queryOf(mine);
-  query.set("tab", TAB);
+  query.set("tab", mine.tab);
   byId("save").disabled = true;
   say("saving");
   const path = pathOf(mine.item);
   try {
     const options = { method: "PUT", body: packed(changes) };
     const saved = await askJson(`${path}/correction?${query}`, options);
+    showRating(mine.item, saved);
+    await dropTaken(mine);
     if (session !== mine) return;
     clearTimeout(mine.sending);
-    mine.takes = "";
     mine.minutes = 0;
     mine.base = sent;
     mine.buildsOn = saved.builds_on;

@@ -113,9 +113,12 @@ export function go(by) {
   if (number !== undefined && number !== page.number) open(number);
 }
 
+// Go to the remark on what was rated last.
 function writeRemark() {
+  const card = page.rated ? "#structure-card" : "#judge";
   /** @type {any} */
-  const field = document.querySelector(".remark:not(:disabled)");
+  const field = document.querySelector(`${card} .remark:not(:disabled)`) ||
+    document.querySelector(".remark:not(:disabled)");
   field?.focus();
 }
 

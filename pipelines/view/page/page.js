@@ -26,6 +26,8 @@ export const page = {
   counts: null,
   // True if the labels differ from those that the study's volumes were computed from.
   edited: false,
+  // The structure that was rated last; "" for the scan.
+  rated: "",
   // "entropy", "mask", or "" for none.
   overlay: "",
   // Grows with each scan that is opened: an answer for an earlier one is not wanted any more.

@@ -59,29 +59,36 @@ function otherRating({ rater, rating, stale, remark }) {
   return make("li", {}, make("span", { class: "dot", "data-grade": rating }), said);
 }
 
+// Ratings are saved one after the other.
+let lastSaved = Promise.resolve();
+
 // Save a rating of the scan ("") or a structure; without a remark the one before stays.
-export async function rate(structure, rating, remark) {
+export function rate(structure, rating, remark) {
   const { number, detail } = page;
   if (!detail?.sha256 || page.study.service) return;
+  page.rated = structure;
+  lastSaved = lastSaved.then(() => save(number, detail, structure, rating, remark));
+}
+
+async function save(number, shown, structure, rating, remark) {
+  // With the ratings that were saved since.
+  const detail = (page.number === number && page.detail) || shown;
   const own = detail.ratings.find((each) => each.mine && each.structure === structure);
   const body = JSON.stringify({
     structure,
     rating,
     remark: remark ?? own?.remark ?? "",
-    sha256: detail.sha256,
+    sha256: shown.sha256,
   });
   const item = page.items[number];
   try {
     const path = withLayer(item, `${pathOf(item)}/ratings`);
     const saved = await askJson(path, { method: "PUT", body });
-    // The next rating applies to the map that is shown, even if the server has a newer
-    // one.
-    saved.sha256 = detail.sha256;
-    item.rating = saved.ratings.find((each) => each.mine && !each.structure) || null;
-    fillScanRow(item);
-    // Rows stay in the list until the filter is chosen anew: what one has just judged does not
-    // vanish.
-    fillFilters();
+    // The next rating or correction applies to the map that is shown, even if the server has a
+    // newer one.
+    saved.sha256 = shown.sha256;
+    saved.builds_on = shown.builds_on;
+    showRating(item, saved);
     if (page.number === number) {
       page.detail = saved;
       scanChanged();
@@ -89,6 +96,14 @@ export async function rate(structure, rating, remark) {
   } catch (error) {
     tell(`not saved: ${error.message}`);
   }
+}
+
+// Show one's own rating in the list. Rows stay there until the filter is chosen anew: what one has
+// just judged does not vanish.
+export function showRating(item, { ratings }) {
+  item.rating = ratings.find((each) => each.mine && !each.structure) || null;
+  fillScanRow(item);
+  fillFilters();
 }
 
 export async function showRaters() {

@@ -347,6 +347,14 @@ def shorten_hippocampi(labels: np.ndarray) -> None:
         rear[rear == hippocampus] = white_matter
 
 
+def swap_one_voxel(labels: np.ndarray) -> None:
+    labels[tuple(np.argwhere(labels == CORTEX)[0])] = WHITE_MATTER
+
+
+def add_csf(labels: np.ndarray) -> None:
+    labels[0, :5] = 24
+
+
 def agreement_of(results: Path, *, model: Model) -> Agreement:
     found, _ = find_corrected(Study(results))
     counted = structures_corrected(found, model.scheme)
@@ -369,6 +377,41 @@ def test_a_forecast_compares_the_structures_that_were_corrected_and_not_their_ne
     assert found.dice == pytest.approx((16 / 20 + 10 / 13) / 2)
     assert found.size_gap == pytest.approx((4 / 20 + 3 / 13) / 2)
     assert found.scans == 2
+
+
+def test_a_structure_that_was_painted_in_a_few_of_many_scans_is_found(
+    tmp_path: Path,
+) -> None:
+    names = tuple(f"sub-{number:02}" for number in range(1, 13))
+    results = results_of(tmp_path, names)
+    for name in names:
+        paint(results, name, shorten_hippocampi if name == "sub-04" else swap_one_voxel)
+    model = load_model(overfitted_model())
+    found = agreement_of(results, model=model)
+    assert {model.scheme.names[index] for index in found.changed} == {
+        "Left-Hippocampus",
+        "Right-Hippocampus",
+    }
+
+
+def test_a_correction_of_csf_alone_is_refused(tmp_path: Path) -> None:
+    known = overfitted_model()
+    results = results_of(tmp_path, ("sub-01",), sha256_of(known / MODEL_FILE))
+    paint(results, "sub-01", add_csf)
+    settings = LearnSettings(results, tmp_path / "own", model=str(known), device="cpu")
+    with refusal(EvaluationError, results):
+        learn(settings)
+
+
+def test_a_correction_whose_scan_has_failed_since_is_named(results: Path) -> None:
+    for name in ("sub-01", "sub-02"):
+        correct(results, name, CORTEX, WHITE_MATTER)
+    with Ledger.resume(results / "run.jsonl", []) as ledger:
+        ledger.add(Entry("sub-01_T1w", "failed", reason="took too long"))
+    found, failures = find_corrected(Study(results))
+    assert [each.scan.participant for each in found] == ["sub-02"]
+    (failure,) = failures
+    assert failure.startswith("sub-01_T1w")
 
 
 def test_what_a_learning_takes_is_the_time_of_its_scans_and_of_its_training(

@@ -86,6 +86,24 @@ def test_what_was_filled_into_the_table_of_participants_stays(tmp_path: Path) ->
     assert again.fingerprint == store.fingerprint
 
 
+def test_a_row_of_a_subject_that_has_failed_stays(tmp_path: Path) -> None:
+    for name in ("s1", "s2"):
+        freesurfer_subject(tmp_path / "in", name)
+    _, store = prepare("freesurfer", tmp_path / "in", tmp_path / "out")
+    table = tmp_path / "out/participants.tsv"
+    before = table.read_text().replace("s2\ts2", "s2\tothers")
+    table.write_text(before)
+    image = tmp_path / "in/s2/mri/orig.mgz"
+    content = image.read_bytes()
+    image.write_bytes(b"cut")
+    summary, _ = prepare("freesurfer", tmp_path / "in", tmp_path / "out")
+    assert summary.failed == 1
+    assert table.read_text() == before
+    image.write_bytes(content)
+    _, store = prepare("freesurfer", tmp_path / "in", tmp_path / "out")
+    assert [each.participant for each in store.metadata] == ["s1", "others"]
+
+
 def test_a_participant_who_was_mended_in_the_table_stays_mended(
     tmp_path: Path, logged: pytest.LogCaptureFixture
 ) -> None:

@@ -12,11 +12,14 @@ import pytest
 from helpers.studies import AFFINE, add_lesions, write_study
 
 from trinat.pipelines.study.corrections import (
+    Correction,
     corrected_path,
     correction_of,
+    save_correction,
     sidecar_path,
 )
 from trinat.pipelines.study.naming import CORRECTIONS
+from trinat.pipelines.view import correcting
 from trinat.pipelines.view.viewed import ViewedStudy
 from trinat.pipelines.view.viewer import make_app
 from trinat.segmentation.io.files import sha256_of
@@ -174,11 +177,63 @@ def test_a_draft_outlives_its_tab_and_its_server(out: Path) -> None:
     assert later.ask("GET", f"/v1/scans/0/drafts/{TAB}").content == painted
     # Another rater does not see it.
     assert not Page(out, "berta").detail()["drafts"]
-    # New strokes of the tab replace the draft, and it is dropped on request.
-    later.keep(changes(RIGHT_THALAMUS, (2, 3, 4), (2, 3, 5)), takes=TAB)
-    assert [each["tab"] for each in later.detail()["drafts"]] == [OTHER_TAB]
-    later.ask("DELETE", f"/v1/scans/0/drafts/{OTHER_TAB}")
+    later.ask("DELETE", f"/v1/scans/0/drafts/{TAB}")
     assert not later.detail()["drafts"]
+
+
+def test_a_draft_stays_if_its_tab_has_painted_more_since_it_was_taken(
+    out: Path,
+) -> None:
+    one, two = Page(out), Page(out, tab=OTHER_TAB)
+    one.keep(changes(RIGHT_THALAMUS, (2, 3, 4)))
+    (taken,) = two.detail()["drafts"]
+    more = changes(RIGHT_THALAMUS, (2, 3, 4), (2, 3, 5))
+    one.keep(more)
+    path = f"/v1/scans/0/drafts/{TAB}"
+    assert two.ask("DELETE", path, params={"at": taken["at"]}).status_code == 204
+    assert one.ask("GET", path).content == more
+    (now,) = two.detail()["drafts"]
+    two.ask("DELETE", path, params={"at": now["at"]})
+    assert not two.detail()["drafts"]
+
+
+def test_strokes_that_are_kept_while_the_correction_is_saved_stay(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = Page(out)
+    shown = page.detail()["builds_on"]
+    more = changes(RIGHT_THALAMUS, (2, 3, 4), (2, 3, 5))
+
+    def keep_and_save(*words: object, **more_words: object) -> Correction:
+        page.keep(more)
+        return save_correction(*words, **more_words)
+
+    monkeypatch.setattr(correcting, "save_correction", keep_and_save)
+    page.save(changes(RIGHT_THALAMUS, (2, 3, 4)))
+    (draft,) = page.detail()["drafts"]
+    assert (draft["voxels"], draft["builds_on"]) == (2, shown)
+
+
+def test_a_correction_of_what_the_scan_was_before_is_replaced(out: Path) -> None:
+    page = Page(out)
+    path = result(page, out)
+    predicted = Volume.read(path, labels=True).data
+    page.save(changes(RIGHT_THALAMUS, (2, 3, 4)))
+    ledger = out / "run.jsonl"
+    scan = out.parent / "scans/scan1.nii.gz"
+    ledger.write_text(ledger.read_text().replace(sha256_of(scan), "new"))
+    page = Page(out)
+    detail = page.detail()
+    assert detail["correction"] is None
+    assert detail["builds_on"] == detail["sha256"] == sha256_of(path)
+    page.save(changes(RIGHT_THALAMUS, (6, 8, 6)))
+    correction = correction_of(path)
+    assert correction is not None
+    assert correction.sidecar is not None
+    assert len(correction.sidecar.savings) == 1
+    expected = predicted.copy()
+    expected[6, 8, 6] = 49
+    np.testing.assert_array_equal(correction.read().data, expected)
 
 
 @pytest.mark.parametrize("damage", ["", "cut", "voxels", "key", "scan"])
@@ -380,7 +435,6 @@ def test_minutes_are_a_number(out: Path, minutes: str) -> None:
 def test_a_tab_is_no_path(out: Path, tab: str) -> None:
     painted = changes(RIGHT_THALAMUS, (2, 3, 4))
     assert Page(out).save(painted, tab=tab).status_code == 422
-    assert Page(out).save(painted, takes=tab).status_code == 422
 
 
 def test_a_full_disk_is_told_in_one_line_and_the_draft_stays(
