@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -90,21 +91,25 @@ def find_corrected(study: Study) -> tuple[list[Corrected], list[str]]:
             failures.append(f"{scan.case}: its scan was changed since it was segmented")
             continue
         found.append(Corrected(scan, image, labels, structures))
-    if study.against is not None:
-        failures.extend(
-            f"{file.name}: no result belongs to its scan"
-            for file in find_files(study.against, kind=study.kind)
-            if file.path not in used
-        )
-    if study.kind != "lesions" and study.against is None:
-        failures.extend(_corrections_of_old_results(study))
+    failures.extend(_without_result(study, used))
     if not found and not failures:
         raise EvaluationError("has no corrections", where=study.folder, remedy=_CORRECT)
     return found, failures
 
 
-def _corrections_of_old_results(study: Study) -> list[str]:
-    """Return a message for each correction whose scan has failed in a later run."""
+def _without_result(study: Study, used: Collection[Path]) -> list[str]:
+    """Return a message for each corrected label map that belongs to no result.
+
+    `used` are the paths of those that do. The scan of a correction may have failed in a later run.
+    """
+    if study.against is not None:
+        return [
+            f"{file.name}: no result belongs to its scan"
+            for file in find_files(study.against, kind=study.kind)
+            if file.path not in used
+        ]
+    if study.kind == "lesions":
+        return []
     results = {absolute(scan.labels) for scan in study.scans if scan.labels}
     left = [
         file

@@ -467,8 +467,9 @@ def write_participants(root: Path, subjects: Sequence[Subject]) -> list[str]:
         cells += [theirs.get(title) for title in further]
         rows.append([cell or None for cell in cells])
     columns = (*_PARTICIPANT_COLUMNS, *further)
-    for theirs in present.values():
-        rows.append([theirs.get(title) or None for title in columns])
+    rows += [
+        [theirs.get(title) or None for title in columns] for theirs in present.values()
+    ]
     write_tsv(path, columns, rows)
     return lines
 
