@@ -32,7 +32,6 @@ from trinat.segmentation.labels.scheme import Label
 from trinat.segmentation.models.checkpoint import Model
 from trinat.segmentation.rendering.mesh import Surface, surface_net
 from trinat.segmentation.rendering.pictures import data_uri, draw_mosaic, encoded
-from trinat.segmentation.space.views import reoriented
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -461,9 +460,7 @@ class Result(Prediction):
 
     def _mosaic(self) -> NDArray[np.uint8]:
         """Draw a slice of each view with the outlines of its labels, RGB (H, W, 3)."""
-        image = reoriented(self.image, "RAS")
-        labels = reoriented(self.working, "RAS")
-        return draw_mosaic(image, labels, self.scheme, slices_per_view=1)
+        return draw_mosaic(self.image, self.working, self.scheme, slices_per_view=1)
 
     def _repr_html_(self) -> str:
         """Return HTML for a notebook: the grade, a picture, and a table of volumes to unfold."""

@@ -85,10 +85,10 @@ def bundle(
     template = first.template
     prior = first.info.prior
     if label_maps is not None:
-        # In the template, all fluid around the brain is CSF only for models that predict CSF.
-        template = build_template(
-            load_heads(label_maps), first.scheme, learn_fluid=_predicts_csf(first)
-        )
+        # In the template, all fluid around the brain is CSF only for models that find it.
+        learn_fluid = _predicts_csf(first) and first.info.csf == "intracranial"
+        heads = load_heads(label_maps)
+        template = build_template(heads, first.scheme, learn_fluid=learn_fluid)
         prior = default_prior(first.scheme)
 
     content = _join_content(sources, members, fusion, licence)

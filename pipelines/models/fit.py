@@ -29,7 +29,7 @@ from trinat.pipelines.models.scans_with_truth import (
 )
 from trinat.pipelines.models.settings import FitSettings, Step
 from trinat.pipelines.study.pairing import Pair
-from trinat.segmentation.errors import ConfigError, EvaluationError
+from trinat.segmentation.errors import ConfigError, TrinatError
 from trinat.segmentation.labels.folding import load_folding
 from trinat.segmentation.models.checkpoint import (
     Model,
@@ -109,7 +109,7 @@ def fit(settings: FitSettings) -> Fitted:
     else:
         try:
             quality, found_limits = fit_limits(model, device=settings.device)
-        except EvaluationError as error:
+        except TrinatError as error:
             # Weights and odds that were fitted before are written all the same. Limits of the
             # model as it was do not apply to them.
             model = _with_info(model, quality=None)

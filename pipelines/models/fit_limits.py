@@ -252,7 +252,9 @@ def _measure(
     """
     found = segmenter.segment(scan)
     assert found.agreement is not None
-    classes = found.scheme.from_freesurfer(truth.data)
+    numbers = np.unique(truth.data).tolist()
+    unknown = [one for one in numbers if not found.scheme.classes_of_number(one)]
+    classes = found.scheme.from_freesurfer(truth.data, ignore=unknown)
     joint = joint_histogram(classes, found.indices.data, len(found.scheme))
     true_mm3 = joint.sum(axis=1) * found.voxel_mm3
     values = dice(joint)

@@ -18,6 +18,7 @@ from trinat.pipelines.models.held_out import FittedFusion, fit_held_out
 from trinat.pipelines.models.scans_with_truth import (
     NUMBERS,
     Reader,
+    mean_dice,
     not_compared,
     refuse_another_head,
     require_scans,
@@ -25,6 +26,7 @@ from trinat.pipelines.models.scans_with_truth import (
 )
 from trinat.pipelines.study.pairing import Pair
 from trinat.segmentation.grid import around_both, occupied_box
+from trinat.segmentation.inference.fusion import weights_for_voxels
 from trinat.segmentation.inference.fusion_fit import (
     AmbiguousVoxels,
     find_ambiguous,
@@ -32,9 +34,10 @@ from trinat.segmentation.inference.fusion_fit import (
 )
 from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.inference.prior import most_probable
-from trinat.segmentation.metrics.overlap import dice, joint_histogram
+from trinat.segmentation.metrics.overlap import joint_histogram
 from trinat.segmentation.models.checkpoint import Model, normalised_weights
 from trinat.segmentation.models.model_info import Fusion, Mean
+from trinat.segmentation.space.conform import ConformPlan
 from trinat.segmentation.space.views import View, to_slices
 
 # Mean Dice over structures of one scan with each candidate, in the order of the candidates.
@@ -60,8 +63,9 @@ def fit_view_weights(
             candidates.append(own.model_copy(update=changed))
 
     def score_all(pair: Pair) -> _Scores:
-        ambiguous = _ambiguous_voxels(segmenter, pair, reader)
-        return np.array([_score(segmenter, ambiguous, each) for each in candidates])
+        ambiguous, plan = _ambiguous_voxels(segmenter, pair, reader)
+        scores = [_score(segmenter, ambiguous, plan, each) for each in candidates]
+        return np.array(scores)
 
     def fit(scans: Sequence[_Scores]) -> Mapping[str, Fusion]:
         best_first = np.argsort(-np.mean(scans, axis=0), kind="stable")
@@ -87,28 +91,35 @@ def describe_weights(fusion: Fusion) -> str:
     return f"{fusion.mean} mean; {weights}"
 
 
-def _score(segmenter: Predictor, scan: AmbiguousVoxels, fusion: Fusion) -> float:
+def _score(
+    segmenter: Predictor, scan: AmbiguousVoxels, plan: ConformPlan, fusion: Fusion
+) -> float:
     """Return the mean Dice of a scan over structures, if its views are combined by `fusion`.
 
     `fusion` has the weights of the views and the kind of mean. `scan` has the voxels on which the
-    views differ, so that their class depends on the weights. Structures that the model does not
-    predict are left out of the mean.
+    views differ, so that their class depends on the weights, and `plan` the size of its voxels.
+    Structures that the model does not predict, or that are not in the true label map, are left out
+    of the mean.
     """
     model = segmenter.model
-    weights = normalised_weights(fusion.weights, segmenter.views, model.folder)
-    values = dice(scan.joint(model.scheme, weights, fusion.mean))
-    values[[0, *not_compared(model)]] = np.nan
-    return float(np.nanmean(values))
+    weights = weights_for_voxels(
+        normalised_weights(fusion.weights, segmenter.views, model.folder),
+        segmenter.axes,
+        plan.voxel_sides_mm,
+        fusion.blur_exponent,
+    )
+    joint = scan.joint(model.scheme, weights, fusion.mean)
+    return mean_dice(joint, [0, *not_compared(model)])
 
 
 def _ambiguous_voxels(
     segmenter: Predictor, pair: Pair, reader: Reader
-) -> AmbiguousVoxels:
+) -> tuple[AmbiguousVoxels, ConformPlan]:
     """Segment a scan by each view; return the voxels whose class depends on the views' weights.
 
-    The result has the probabilities by each view and the true class of each such voxel. The
-    "prediction" of the `pair` is the scan itself; `reader` reads the scan and its true label map.
-    EvaluationError is raised if they seem to be of different heads.
+    These have the probabilities by each view and the true class of each such voxel. Also returns
+    the plan of the scan. The "prediction" of the `pair` is the scan itself; `reader` reads the scan
+    and its true label map. EvaluationError is raised if they seem to be of different heads.
     """
     model = segmenter.model
     prepared, classes = reader.read(segmenter, pair)
@@ -117,7 +128,8 @@ def _ambiguous_voxels(
     probabilities = _probabilities_of_views(segmenter, image[box])
     true_in_box = np.ascontiguousarray(classes[box])
     _refuse_another_head(model, probabilities, true_in_box, pair.truth.path)
-    return find_ambiguous(true_in_box, probabilities, model.scheme)
+    ambiguous = find_ambiguous(true_in_box, probabilities, model.scheme)
+    return ambiguous, prepared.plan
 
 
 def _probabilities_of_views(

@@ -166,7 +166,7 @@ def refuse_another_head(
     error says so.
     """
     without = without_odds(model)
-    agreement = max(_mean_dice(joint, without) for joint in joints)
+    agreement = max(mean_dice(joint, without) for joint in joints)
     if agreement >= _SAME_HEAD_DICE:
         return
     what = (
@@ -174,7 +174,7 @@ def refuse_another_head(
         f"and {_SAME_HEAD_DICE:g} is needed"
     )
     partners = model.scheme.partner_permutation
-    exchanged = max(_mean_dice(joint[partners], without) for joint in joints)
+    exchanged = max(mean_dice(joint[partners], without) for joint in joints)
     if exchanged >= _SAME_HEAD_DICE:
         raise EvaluationError(
             f"{what}; with left and right exchanged it is {exchanged:.2f}",
@@ -189,7 +189,7 @@ def refuse_another_head(
     )
 
 
-def _mean_dice(joint: NDArray[np.int64], without: Sequence[int]) -> float:
+def mean_dice(joint: NDArray[np.int64], without: Sequence[int]) -> float:
     """Return the mean Dice of the classes in the true label map, except the classes `without`.
 
     `joint` (K, K) counts voxels by true class (rows) and predicted class. The mean is 0 if no class

@@ -81,11 +81,11 @@ class _SampledView:
         for number in slices:
             slab = file.slab(self.view, number, network.config.channels)
             slabs.append(slab.values())
-            truth = file.labels(self.view, number, number + 1)
+            truth_here = file.labels(self.view, number, number + 1)
             counted = file.counted(self.view, number, number + 1)
             if counted is not None:
-                truth[~counted] = IGNORE
-            classes.append(truth)
+                truth_here[~counted] = IGNORE
+            classes.append(truth_here)
         file.close()
         images = np.stack(slabs)
         labels = np.concatenate(classes)

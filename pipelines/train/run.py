@@ -56,7 +56,8 @@ from trinat.segmentation.errors import (
     TrainingError,
 )
 from trinat.segmentation.io.files import read_bytes, remove_leftovers, write_whole
-from trinat.segmentation.models.architectures import PUBLISHED
+from trinat.segmentation.labels.scheme import load_scheme
+from trinat.segmentation.models.architectures import PUBLISHED, EnsembleConfig
 from trinat.segmentation.models.checkpoint import read_info
 from trinat.segmentation.models.hardware import choose_device, count_gpus
 from trinat.segmentation.models.zoo import find_model
@@ -98,6 +99,12 @@ def read_recipe(name_or_path: str, settings: Sequence[str] = ()) -> Recipe:
         chosen = list(architectures.values())
     # Networks that differ only in their number of classes are of one kind.
     classes = {"classes": PUBLISHED.classes}
+    if any(isinstance(config, EnsembleConfig) for config in chosen):
+        raise ConfigError(
+            "is an ensemble, which cannot be trained further",
+            where=start,
+            remedy="start from one of its members",
+        )
     shapes = {config.model_copy(update=classes) for config in chosen}
     if len(shapes) > 1:
         remedy = "name the `network` to train in the recipe"
@@ -236,7 +243,8 @@ def train(
     checkpoint of the run is then saved.
     """
     chosen = tuple(view for view in recipe.views if views is None or view in views)
-    if not chosen:
+    jobs = plan_jobs(recipe, chosen)
+    if not jobs:
         raise ConfigError(f"the recipe {recipe.name} trains none of these views")
     target = find_device(device)
     prepare_training(target, deterministic=recipe.deterministic)
@@ -245,9 +253,11 @@ def train(
     with ExitStack() as stack:
         signalled = threading.Event()
         stack.enter_context(stop_signals(signalled.set))
-        jobs = plan_jobs(recipe, chosen)
         if workers.leads:
             stack.enter_context(_claimed(recipe, out, jobs, resume=resume))
+        for view in chosen:
+            # Raises if slices of the view cannot show the classes.
+            load_scheme(recipe.scheme).seen_in(view)
         left = _unfinished(jobs, out)
         runs = [JobRun(recipe, job, out, watcher, target, workers) for job in jobs]
         if target.type == "cpu":

@@ -6,7 +6,7 @@ Only voxels that may be cortex are kept, which saves memory and time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -20,7 +20,13 @@ from trinat.segmentation.inference.uncertainty import dice_of_maps
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.parcels import Parcellation
 from trinat.segmentation.space.conform import ConformPlan, restore
-from trinat.segmentation.space.views import SliceAxes, View, to_slices
+from trinat.segmentation.space.views import (
+    DirectedAxis,
+    SliceAxes,
+    View,
+    to_slices,
+    turned,
+)
 
 # Least probability of cortex on the working grid for a voxel that may be cortex in the scan.
 _MAY_BE_CORTEX = 0.02
@@ -63,6 +69,21 @@ class Parcels:
         mean = torch.from_numpy(np.array(dice)).nanmean(0).numpy()
         names = self.parcellation.names
         return np.array([mean[whole.names.index(name)] for name in names])
+
+    def turned(self, axes: Sequence[DirectedAxis]) -> Parcels:
+        """Return the parcels on the grid with its axes reordered and flipped, as by `turned`."""
+        places = turned(self.places, axes)
+
+        def in_new_order(classes: NDArray[np.uint8]) -> NDArray[np.uint8]:
+            on_grid = np.zeros(self.places.shape, np.uint8)
+            on_grid[self.places] = classes
+            return np.asarray(turned(on_grid, axes)[places])
+
+        by_view = {view: in_new_order(found) for view, found in self.by_view.items()}
+        classes = in_new_order(self.classes)
+        return Parcels(
+            self.parcellation, np.ascontiguousarray(places), classes, by_view
+        )
 
     def restored(self, structures: Volume, plan: ConformPlan) -> Volume:
         """Return a label map of structures and parcels in the scan's own space, uint8.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
@@ -33,6 +33,12 @@ from trinat.segmentation.space.conform import (
 )
 from trinat.segmentation.space.grid_map import GridMap
 from trinat.segmentation.space.morphology import largest_part, without_holes
+from trinat.segmentation.space.views import (
+    reoriented,
+    reoriented_grid,
+    source_axes,
+    turned,
+)
 
 # Imported in the functions that need them: they and their imports take a tenth of the start-up.
 if TYPE_CHECKING:
@@ -370,6 +376,35 @@ class Prediction:
         """Resample values (X, Y, Z) from the 1 mm grid to the scan's own space; 0 outside."""
         volume = Volume(values, self.plan.working.affine)
         return restore(volume, self.plan, labels=False)
+
+    def upright(self) -> Self:
+        """Return the prediction on a working grid with RAS axes; the model may need others."""
+        axcodes = self.plan.working.axcodes
+        if axcodes == "RAS":
+            return self
+        axes = source_axes(axcodes, "RAS")
+
+        def upright(array: NDArray[Any]) -> NDArray[Any]:
+            return np.ascontiguousarray(turned(array, axes))
+
+        uncertainty = self.uncertainty
+        if uncertainty is not None:
+            uncertainty = replace(uncertainty, entropy=upright(uncertainty.entropy))
+        parcels = self.parcel_map
+        if parcels is not None:
+            parcels = parcels.turned(axes)
+        lesions = self.lesion_map
+        if lesions is not None:
+            lesions = replace(lesions, probability=upright(lesions.probability))
+        return replace(
+            self,
+            fused=torch.from_numpy(upright(self.fused.numpy())),
+            plan=replace(self.plan, working=reoriented_grid(self.plan.working, "RAS")),
+            image=reoriented(self.image, "RAS"),
+            uncertainty=uncertainty,
+            parcel_map=parcels,
+            lesion_map=lesions,
+        )
 
     def cleaned(self) -> tuple[Self, dict[str, float]]:
         """Keep the largest component of each structure and fill its holes; return the prediction.

@@ -9,7 +9,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from trinat.segmentation.errors import ModelError
+from trinat.segmentation.errors import ConfigError, ModelError
 from trinat.segmentation.grid import to_shape
 from trinat.segmentation.inference.fusion import (
     ViewAggregator,
@@ -158,12 +158,13 @@ class Predictor:
                 batch=batch,
                 allow_cpu=allow_cpu,
             )
-            if self._is_merged():
-                raise ModelError(
-                    "the sagittal view alone does not tell left from right, as parcels need",
-                    where=model.folder,
-                    remedy="add another view",
-                )
+        if (parcels or lesions) and self._is_merged():
+            raise ModelError(
+                "the sagittal view alone does not tell left from right, as parcels and lesions "
+                "need",
+                where=model.folder,
+                remedy="add another view",
+            )
 
         self._lesions = None
         if lesions:
@@ -371,7 +372,7 @@ class Predictor:
             scheme = scheme.merged.scheme
             missing = self.model.not_predicted_in(View.SAGITTAL)
             not_predicted = tuple(scheme.names[index] for index in missing)
-        return Prediction(
+        prediction = Prediction(
             fused=probabilities.cpu(),
             scheme=scheme,
             plan=plan,
@@ -384,6 +385,7 @@ class Predictor:
             parcel_map=parcels,
             lesion_map=lesions,
         )
+        return prediction.upright()
 
     @property
     def enough_views(self) -> tuple[View, ...]:
@@ -527,6 +529,13 @@ class Predictor:
         and columns around the mask `within` (X, Y, Z) are computed; all other voxels count as
         background.
         """
+        if mirror and self.model.scheme.has_unpartnered_sides:
+            raise ConfigError(
+                f"{self.model.scheme.name} has structures on one side only, so scans cannot be "
+                "mirrored",
+                where=self.model.folder,
+                remedy="leave --mirror out",
+            )
         preprocessing = self.model.info.preprocessing
         left_right, _, _ = source_axes(preprocessing.axes, "RAS")
         side_axis, _ = left_right

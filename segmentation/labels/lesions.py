@@ -26,6 +26,8 @@ __all__ = [
 
 # Smaller components are not counted as lesions: three voxels of 1 mm.
 SMALLEST_MM3 = 3.0
+# Volumes of voxels are not exact.
+_TOLERANCE_MM3 = 1e-6
 # Names of the classes of size, in mm³: below 10, 10 to 100, and so on.
 SIZE_NAMES = (
     f"below {LESION_SIZES_MM3[0]}",
@@ -55,7 +57,8 @@ class NumberedLesions:
     @property
     def size_classes(self) -> NDArray[np.int64]:
         """Index into `SIZE_NAMES` of each lesion, (L,), by its volume."""
-        return np.searchsorted(LESION_SIZES_MM3, self.volumes_mm3, side="right")
+        volumes_mm3 = self.volumes_mm3 + _TOLERANCE_MM3
+        return np.searchsorted(LESION_SIZES_MM3, volumes_mm3, side="right")
 
 
 def number_lesions(
@@ -68,8 +71,7 @@ def number_lesions(
     """
     parts, _ = ndimage.label(mask != 0, _TOUCHING)
     sizes = np.bincount(parts.ravel())
-    # Voxel volumes are not exact, hence the tolerance.
-    kept = np.flatnonzero(sizes * voxel_mm3 >= smallest_mm3 - 1e-6)
+    kept = np.flatnonzero(sizes * voxel_mm3 >= smallest_mm3 - _TOLERANCE_MM3)
     kept = kept[kept > 0]
     # Lesions of equal size keep the order of the map.
     kept = kept[np.argsort(-sizes[kept], kind="stable")]

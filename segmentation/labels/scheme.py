@@ -125,6 +125,11 @@ class LabelScheme:
         return _read_only(np.array(partners, np.int64))
 
     @property
+    def has_sides(self) -> bool:
+        """True if a class is on the left or on the right."""
+        return any(label.side is not None for label in self.labels)
+
+    @property
     def has_unpartnered_sides(self) -> bool:
         """True if a class is on one side only: a mirrored scan cannot be labelled correctly."""
         return any(

@@ -103,7 +103,8 @@ class Joining:
     ) -> None:
         self.mean = probabilities
         self._template = template
-        self._total_weight = weight
+        # Sum of the weights in each voxel: a scan that looks different there counts less.
+        self._weight = torch.full_like(template, weight)
         self._ways_back: list[Tensor] = []
         self._own: list[_OwnProbabilities] = []
 
@@ -117,14 +118,14 @@ class Joining:
         in_template = warped(image[None], flow)[0]
         difference = in_template.sub_(self._template).abs_()
         strange = _unusual_difference(difference, self._template > _BRIGHT)
-        self._total_weight += 1
+        self._weight += 1 - strange
         flow_of_voxel = flow.permute(1, 2, 3, 0)
         is_open = _near_boundaries(self.mean, probabilities)
         for voxels in _chunks(_dilated_by_flow(is_open, flow)):
             at = voxels.unbind(1)
             places = voxels + flow_of_voxel[at]
             before = self.mean[at].float()
-            share = (1 - strange[at])[:, None] / self._total_weight
+            share = ((1 - strange[at]) / self._weight[at])[:, None]
             change = rows_at(probabilities, places).float()
             change.sub_(before).mul_(share)
             self.mean[at] = (before + change).to(self.mean.dtype)

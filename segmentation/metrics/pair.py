@@ -368,6 +368,8 @@ def evaluate(
     ------
     GeometryError
         If the maps are on different grids, without `resample`.
+    EvaluationError
+        If the prediction is that of the sagittal view alone, without sides.
     LabelError
         If the label scheme is unknown, or a map has numbers that do not belong to it.
     InputError
@@ -385,6 +387,11 @@ def evaluate(
     true, predicted = _volumes_of(truth, prediction)
     predicted, _ = on_grid_of(predicted, true, resample=resample)
     scheme = load_scheme(labels)
+    if made.source is not None and scheme.has_sides and not made.source.has_sides:
+        raise EvaluationError(
+            "the prediction does not tell left from right",
+            remedy="segment with another view than the sagittal one, too",
+        )
     spacing_mm = true.spacing_mm
     true_classes = scheme.from_freesurfer(true.data, spacing_mm=spacing_mm)
     predicted_classes = scheme.from_freesurfer(predicted.data, spacing_mm=spacing_mm)

@@ -129,11 +129,11 @@ def source_axes(given: str, wanted: str) -> tuple[DirectedAxis, ...]:
 
 
 def turned(array: NDArray[Any], axes: Sequence[DirectedAxis]) -> NDArray[Any]:
-    """Reorder and flip the axes of an array (X, Y, Z), without copying.
+    """Reorder and flip the axes of an array (X, Y, Z) or (X, Y, Z, ...), without copying.
 
     `axes` has, for each axis of the result, the axis of the array and its direction, 1 or -1.
     """
-    order = tuple(axis for axis, _ in axes)
+    order = (*(axis for axis, _ in axes), *range(3, array.ndim))
     directions = tuple(slice(None, None, direction) for _, direction in axes)
     return _permute(array, order)[directions]
 

@@ -121,6 +121,9 @@ class SyntheticSource(BatchSource):
         Slices have `size` (rows, columns). `channels`, an odd number, is the number of neighbouring
         slices in an image, its middle slice included.
         """
+        if scheme.has_unpartnered_sides:
+            # In a mirrored head, a structure of one side only would lie on the other.
+            config = config.model_copy(update={"mirrored": 0})
         self.config = config
         self.size = size
         self.neighbours = channels // 2

@@ -92,7 +92,7 @@ class StoreConfig(_Config):
     augmentation: AugmentationConfig = AugmentationConfig()
     # Share of draws that are balanced by class: first a structure is drawn, all with equal
     # probability, then one of the slices that contain it. The other draws pass over all slices,
-    # each once.
+    # each at most once.
     balanced_share: float = Field(default=0.5, ge=0, le=1)
     # Threads that read ahead; with 0, slices are read when needed. The default depends on the
     # device. It is not part of a run's identity: a run may be resumed with another number.

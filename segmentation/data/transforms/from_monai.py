@@ -104,7 +104,7 @@ class MonaiSpikeNoise(_FromMonai):
     intensity_range: Range | None = None
 
     def arguments(self) -> dict[str, Any]:
-        """Return the settings, with the same spikes in neighbouring slices."""
+        """Return the settings, with spikes at the same places in neighbouring slices."""
         return super().arguments() | {"channel_wise": False}
 
 

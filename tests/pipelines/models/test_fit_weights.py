@@ -16,14 +16,19 @@ from typer.testing import CliRunner
 from trinat.pipelines.cli import app
 from trinat.pipelines.common.exits import Exit
 from trinat.pipelines.models import fit_limits
+from trinat.pipelines.models import fit_weights as fit_weights_module
 from trinat.pipelines.models.fit import Fitted, fit
 from trinat.pipelines.models.fit_limits import GradedPhantom, cut, noise
 from trinat.pipelines.models.settings import FitSettings, Step
 from trinat.segmentation.errors import ConfigError, EvaluationError
+from trinat.segmentation.grid import Grid
+from trinat.segmentation.inference.fusion_fit import AmbiguousVoxels
+from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import load_scheme
 from trinat.segmentation.models.checkpoint import load_model, read_info, save_model
 from trinat.segmentation.models.model_info import Description, Fusion
+from trinat.segmentation.space.conform import ConformPlan
 from trinat.segmentation.space.views import View
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -241,3 +246,48 @@ def test_a_truth_without_structures_is_no_truth(tmp_path: Path) -> None:
     ):
         fit_weights(random_model(), tmp_path / "scans", tmp_path / "truth")
     assert read_info(random_model()).fusion == Fusion()
+
+
+def scan_of(decided: np.ndarray) -> AmbiguousVoxels:
+    """Return a scan whose views agree in all voxels, with its counts of classes."""
+    classes = len(decided)
+    none = np.zeros((0, classes), np.float16)
+    return AmbiguousVoxels(
+        np.zeros(0, np.uint8), {View.CORONAL: none, View.AXIAL: none}, decided
+    )
+
+
+def plan_of(spacing_mm: tuple[float, float, float]) -> ConformPlan:
+    scan = Grid((40, 40, 40), np.diag([*spacing_mm, 1]))
+    return ConformPlan(scan, (1, 1), Grid((40, 40, 40), np.eye(4)))
+
+
+def test_structures_that_are_not_in_the_truth_do_not_count() -> None:
+    segmenter = Predictor(random_model(), device="cpu", views=["coronal", "axial"])
+    counts = np.zeros((33, 33), np.int64)
+    counts[1, 1], counts[1, 0], counts[0, 1] = 90, 10, 10
+    counts[0, 2] = 50  # found by the model, but not labelled
+    fusion = Fusion()
+    score = fit_weights_module._score(
+        segmenter, scan_of(counts), plan_of((1, 1, 1)), fusion
+    )
+    assert score == pytest.approx(0.9)
+
+
+def test_weights_are_scored_as_they_apply_to_thick_slices() -> None:
+    segmenter = Predictor(random_model(), device="cpu", views=["coronal", "axial"])
+    # The coronal view sees class 1, the axial view class 2, which is right.
+    views = {}
+    for view, index in ((View.CORONAL, 1), (View.AXIAL, 2)):
+        views[view] = np.zeros((4, 33), np.float16)
+        views[view][:, index] = 1
+    empty = np.zeros((33, 33), np.int64)
+    scan = AmbiguousVoxels(np.full(4, 2, np.uint8), views, empty)
+    weights = {View.CORONAL: 0.6, View.AXIAL: 0.4}
+    fusion = Fusion(weights=weights, blur_exponent=1)
+    scores = [
+        fit_weights_module._score(segmenter, scan, plan_of(spacing_mm), fusion)
+        for spacing_mm in ((1.0, 1.0, 1.0), (1.0, 1.0, 6.0))
+    ]
+    # In axial slices of 6 mm the coronal view has a third of its weight.
+    assert scores == [0, 1]

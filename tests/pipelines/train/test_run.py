@@ -22,11 +22,16 @@ from trinat.pipelines.train.run import read_recipe, train
 from trinat.segmentation.errors import (
     ConfigError,
     DatasetError,
+    LabelError,
     ModelError,
     TrainingError,
     TrinatError,
 )
-from trinat.segmentation.models.checkpoint import load_model, read_info
+from trinat.segmentation.models.architectures import EnsembleConfig, build
+from trinat.segmentation.models.checkpoint import load_model, read_info, save_model
+from trinat.segmentation.models.model_info import Description
+from trinat.segmentation.models.quicknat import QuickNatConfig
+from trinat.segmentation.space.views import View
 
 pytestmark = pytest.mark.usefixtures("one_thread", "without_pages")
 
@@ -103,6 +108,31 @@ def test_who_starts_from_a_model_and_names_no_network_gets_the_models() -> None:
 def test_a_start_that_is_no_model_is_refused_before_any_scan_is_read() -> None:
     with refusal(ModelError, "nothing"):
         read_recipe("finetune", ["start=nothing"])
+
+
+def test_an_ensemble_is_not_trained_further(tmp_path: Path) -> None:
+    member = QuickNatConfig(classes=4, filters=4, kernel=3, depth=2)
+    networks = {View.AXIAL: build(EnsembleConfig.of(member, 2))}
+    save_model(tmp_path / "m", Description(name="m", labels="tissue4"), networks)
+    with refusal(ConfigError, tmp_path / "m"):
+        read_recipe("finetune", [f"start={tmp_path / 'm'}"])
+
+
+def test_a_view_that_no_stage_trains_is_refused(tmp_path: Path) -> None:
+    recipe = tiny_recipe(tmp_path, stages=[{"name": "train", "views": ["coronal"]}])
+    with pytest.raises(ConfigError):
+        train(recipe, tmp_path / "run", SILENT, views=[View.AXIAL])
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_view_that_cannot_show_the_scheme_is_refused_before_any_training(
+    tmp_path: Path,
+) -> None:
+    views = [view.value for view in View]
+    recipe = tiny_recipe(tmp_path, views=views, scheme="left4")
+    with pytest.raises(LabelError):
+        train(recipe, tmp_path / "run", SILENT)
+    assert not list((tmp_path / "run").rglob("*.state"))
 
 
 def test_a_model_to_start_from_may_have_a_number_for_a_name() -> None:

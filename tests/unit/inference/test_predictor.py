@@ -21,12 +21,20 @@ from helpers.overfitted import (
 from helpers.refusals import refusal
 from helpers.serial import small_scan
 
-from trinat.segmentation.errors import DeviceError, LabelError, ModelError
+from trinat.segmentation.errors import (
+    ConfigError,
+    DeviceError,
+    LabelError,
+    ModelError,
+)
 from trinat.segmentation.inference.localisation import BrainRegion
+from trinat.segmentation.inference.parcels import Parcels
 from trinat.segmentation.inference.prediction import Prediction
 from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.labels.parcels import Parcellation
 from trinat.segmentation.labels.scheme import load_scheme
+from trinat.segmentation.models.architectures import build
 from trinat.segmentation.models.checkpoint import load_model, save_model
 from trinat.segmentation.models.hardware import choose_device
 from trinat.segmentation.models.model_info import (
@@ -35,7 +43,14 @@ from trinat.segmentation.models.model_info import (
     Mean,
     Preprocessing,
 )
-from trinat.segmentation.space.views import View
+from trinat.segmentation.models.quicknat import QuickNatConfig
+from trinat.segmentation.space.views import (
+    View,
+    reoriented,
+    reoriented_grid,
+    source_axes,
+    turned,
+)
 
 SCHEME = load_scheme("quicknat33")
 LARGE = (2, 3, 41, 42)  # white matter and cortex of either side
@@ -406,3 +421,49 @@ def test_nothing_is_labelled_beyond_the_scan(segmenter) -> None:
     assert not found.working.data[beyond].any()
     background = found.fused[torch.from_numpy(beyond)][:, 0]
     assert (background == 1).all()
+
+
+def test_a_prediction_on_other_axes_is_turned_upright(found: Prediction) -> None:
+    axes = source_axes("RAS", "LIA")
+    classes = found.working.data
+    places = classes > 0
+    parcels = classes[places]  # stands for parcels here
+    parcellation = Parcellation(SCHEME, load_scheme("desikan34"))
+    upright = replace(
+        found,
+        parcel_map=Parcels(parcellation, places, parcels, {View.AXIAL: parcels}),
+    )
+    in_lia = replace(
+        upright,
+        fused=torch.from_numpy(turned(found.fused.numpy(), axes).copy()),
+        plan=replace(found.plan, working=reoriented_grid(found.plan.working, "LIA")),
+        image=reoriented(found.image, "LIA"),
+        parcel_map=upright.parcel_map.turned(axes),
+    )
+    assert (in_lia.labels.data == found.labels.data).all()
+    again = in_lia.upright()
+    np.testing.assert_allclose(again.plan.working.affine, found.plan.working.affine)
+    assert torch.equal(again.fused, found.fused)
+    np.testing.assert_array_equal(again.image.data, found.image.data)
+    np.testing.assert_array_equal(again.parcel_map.places, places)
+    np.testing.assert_array_equal(again.parcel_map.classes, parcels)
+    np.testing.assert_array_equal(again.parcel_map.by_view[View.AXIAL], parcels)
+
+
+def test_a_model_of_other_axes_gives_a_prediction_with_axes_of_pictures(
+    tmp_path: Path,
+) -> None:
+    model = load_model(random_model())
+    description = Description(name="m", preprocessing=Preprocessing(axes="LIA"))
+    save_model(tmp_path / "m", description, model.networks)
+    found = Predictor(tmp_path / "m", device="cpu").segment(small_scan())
+    assert found.image.axcodes == found.working.axcodes == "RAS"
+
+
+def test_scans_are_not_mirrored_for_structures_on_one_side_only(tmp_path: Path) -> None:
+    network = build(QuickNatConfig(classes=4, filters=4, kernel=3, depth=2))
+    description = Description(name="m", labels="left4")
+    save_model(tmp_path / "m", description, {View.AXIAL: network})
+    segmenter = Predictor(tmp_path / "m", device="cpu")
+    with refusal(ConfigError, tmp_path / "m"):
+        segmenter.segment(small_scan(), mirror=True)

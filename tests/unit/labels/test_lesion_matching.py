@@ -47,6 +47,11 @@ def test_a_class_of_size_begins_with_its_lower_limit():
     assert lesions.size_classes.tolist() == [2, 1, 1]
 
 
+def test_a_volume_that_rounding_makes_a_little_smaller_is_in_its_class():
+    lesions = number_lesions(mask((0, 10)), voxel_mm3=1 - 5e-8)
+    assert lesions.size_classes.tolist() == [1]
+
+
 def test_pairs_of_lesions_that_share_a_voxel():
     first = number_lesions(mask((0, 10), (20, 25)), 1.0)
     second = number_lesions(mask((0, 4), (6, 12), (40, 50)), 1.0)

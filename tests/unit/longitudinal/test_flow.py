@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import permutations
+
 import pytest
 import torch
 
@@ -105,3 +107,24 @@ def test_a_scan_keeps_its_own_answer_where_it_shows_something_else() -> None:
     joining.change_own(lambda kept: kept.copy_(kept.flip(1)))
     assert joining.of_scan(0)[20, 20, 20, 1] > 0.95
     assert joining.of_scan(1)[20, 20, 20, 1] > 0.95
+
+
+@pytest.mark.parametrize("order", list(permutations(range(3))))
+def test_a_scan_that_shows_something_else_takes_no_weight_from_the_others(
+    order: tuple[int, ...],
+) -> None:
+    template = torch.full((32, 32, 32), 0.7) + 0.01 * torch.rand(32, 32, 32)
+    other = template.clone()
+    other[12:20, 12:20, 12:20] -= 0.5
+    scans = [(0.9, template), (0.9, template), (0.1, other)]
+    start = two_classes(torch.full_like(template, 0.3))
+    joining = Joining(template.clone(), start, weight=0.5)
+    for number in order:
+        inside, image = scans[number]
+        still = torch.zeros(3, *template.shape)
+        joining.add(
+            two_classes(torch.full_like(template, inside)), image.clone(), still
+        )
+    # Weights of 0.5 for the template, 1, 1 and 0 for the scans.
+    expected = (0.5 * 0.3 + 0.9 + 0.9) / 2.5
+    assert float(joining.mean[16, 16, 16, 1]) == pytest.approx(expected, abs=2e-3)

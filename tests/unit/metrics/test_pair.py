@@ -356,3 +356,16 @@ def test_a_result_counts_where_any_part_of_a_structure_is_predicted() -> None:
     assert own.note["CSF"] == "not predicted by this model"
     told = evaluate(truth, result.labels, not_predicted=["CSF"])
     assert told.note["CSF"] == "not predicted by this model"
+
+
+def test_a_prediction_without_sides_is_no_prediction_of_structures_with_sides(
+    scheme: LabelScheme,
+) -> None:
+    @dataclass
+    class SagittalAlone:
+        labels: np.ndarray
+        scheme: LabelScheme
+
+    labels = np.full((16, 16, 16), 10, np.int16)
+    with pytest.raises(EvaluationError):
+        evaluate(labels, SagittalAlone(labels, scheme.merged.scheme))

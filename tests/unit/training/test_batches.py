@@ -300,6 +300,8 @@ def test_a_scheme_of_one_side_has_synthetic_slices_of_the_views_that_can_show_it
         phantom_heads(2), load_scheme("left4"), SynthesisConfig(), (SIZE, SIZE), 1
     )
     assert set(source.heads) == {View.CORONAL, View.AXIAL}
+    # Structures of the left side would lie on the right of a mirrored head.
+    assert source.config.mirrored == 0
 
 
 def test_named_transforms_in_other_processes_change_no_bit(tmp_path: Path) -> None:
