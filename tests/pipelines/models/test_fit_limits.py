@@ -21,7 +21,12 @@ from trinat.pipelines.models.fit_limits import (
 )
 from trinat.pipelines.models.settings import FitSettings
 from trinat.segmentation.errors import ConfigError, EvaluationError
-from trinat.segmentation.models.checkpoint import read_info
+from trinat.segmentation.inference.predictor import Predictor
+from trinat.segmentation.models.architectures import build
+from trinat.segmentation.models.checkpoint import read_info, save_model
+from trinat.segmentation.models.model_info import Description
+from trinat.segmentation.models.quicknat import QuickNatConfig
+from trinat.segmentation.space.views import View
 
 POINTS = [
     *(Point(agreement=n / 10, dice=0.4) for n in range(1, 10)),  # 0.1 to 0.9
@@ -101,6 +106,17 @@ def test_limits_are_written_to_the_model_and_the_rest_of_it_stays(
     lines = [line.removeprefix("limits: ") for line in limits]
     assert after.quality.origin == "trinat fit: " + "; ".join(lines)
     assert after.model_copy(update={"quality": before.quality}) == before
+
+
+def test_structures_of_phantoms_that_a_model_does_not_know_are_background(
+    tmp_path: Path,
+) -> None:
+    network = build(QuickNatConfig(classes=4, filters=4, kernel=3, depth=2))
+    networks = dict.fromkeys((View.CORONAL, View.AXIAL), network)
+    save_model(tmp_path / "m", Description(name="m", labels="left4"), networks)
+    segmenter = Predictor(tmp_path / "m", device="cpu")
+    points = module._measure(segmenter, "a phantom", *miniature())
+    assert 0 < len(points) <= 3
 
 
 def test_a_shipped_model_is_not_changed() -> None:
