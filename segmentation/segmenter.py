@@ -105,6 +105,7 @@ class Segmenter(Predictor):
                     image=image,
                     trust_affine=trust_affine,
                     fill_nonfinite=fill_nonfinite,
+                    any_contrast=self.model.info.contrast == "any",
                 )
             found = super().segment(scan, mirror=mirror, samples=samples, seed=seed)
             if clean:

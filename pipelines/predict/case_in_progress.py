@@ -15,6 +15,7 @@ from trinat.pipelines.study.files import refuse_changed
 from trinat.pipelines.study.record import TimePoint
 from trinat.segmentation.errors import reason_of
 from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.models.zoo import is_for_any_contrast
 from trinat.segmentation.timing import Clock, stage, timed
 
 if TYPE_CHECKING:
@@ -101,6 +102,7 @@ def _read_scan(case: Case, settings: RunSettings) -> CaseInProgress:
             axes=case.axes,
             trust_affine=settings.output.trust_affine,
             fill_nonfinite=settings.output.fill_nonfinite,
+            any_contrast=is_for_any_contrast(settings.model),
         )
     # Computed during reading, so that the ledger has the bytes that were segmented.
     if scan.volume.source_sha256 is not None:

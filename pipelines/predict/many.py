@@ -23,7 +23,7 @@ from trinat.pipelines.study.discovery import find_cases
 from trinat.pipelines.study.entry import Entry
 from trinat.pipelines.study.ledger import ledgers_in, read_entries
 from trinat.pipelines.study.naming import Product
-from trinat.segmentation.errors import reason_of
+from trinat.segmentation.errors import ConfigError, reason_of
 from trinat.segmentation.io.foreign_images import is_foreign_image, is_subject
 from trinat.segmentation.io.volume import ScanLike, Volume
 from trinat.segmentation.models.zoo import find_model, warn_of_licence
@@ -95,6 +95,12 @@ def segment_many(
             found = Found.of(written, ())
             if inputs:
                 by_path = find_cases(inputs, exclude=folder)
+                if by_path.bids_root is not None and written:
+                    raise ConfigError(
+                        "images in memory are not part of a BIDS dataset",
+                        where=by_path.bids_root,
+                        remedy="segment them by a call of their own",
+                    )
                 found = Found.of(
                     (*by_path.cases, *written),
                     by_path.refusals,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,6 +18,7 @@ from trinat.pipelines.study.entry import (
     most_doubtful,
 )
 from trinat.pipelines.study.ledger import Ledger
+from trinat.pipelines.study.naming import LABEL_TABLES
 from trinat.pipelines.study.record import ScanResult, TimePoint
 from trinat.segmentation.errors import (
     DiskFullError,
@@ -26,6 +28,8 @@ from trinat.segmentation.errors import (
 )
 from trinat.segmentation.io.streams import NO_CHECKSUM, has_checksum
 from trinat.segmentation.timing import Spent, stage, together
+
+_log = logging.getLogger(__name__)
 
 _NO_SERIES = (
     "--dicom-seg needs scans given as DICOM: leave it out, or give the DICOM files"
@@ -123,7 +127,7 @@ class Recorder:
         if keep:
             if not entry.is_refusal:
                 self._remove_outdated(entry)
-            self.ledger.add(entry)
+            self.ledger.add(self._with_hash_of_scan(entry))
         self.counts[entry.status] += 1
         if entry.result.grade:
             self.grades[entry.result.grade] += 1
@@ -143,6 +147,7 @@ class Recorder:
             slices = slices_of(entry.case)
             (Path(entry.staged) / slices).unlink(missing_ok=True)
             self.ledger.remove(slices)
+        self._warn_of_other_numbers(Path(entry.staged))
         try:
             self.ledger.move_in(Path(entry.staged), entry)
             for other in others:
@@ -153,6 +158,38 @@ class Recorder:
             return _failed_placement(entry, error)
         self.shown = shown
         return entry
+
+    def _warn_of_other_numbers(self, staged: Path) -> None:
+        """Log a warning if a table of labels is replaced that other label maps of the folder need.
+
+        The new tables are in the folder `staged`. Scans of this run are segmented again anyway.
+        """
+        for _, plain, in_bids in LABEL_TABLES.values():
+            name = in_bids if self.settings.bids else plain
+            table = self.settings.out / name
+            new = staged / name
+            if not new.is_file() or not table.is_file():
+                continue
+            is_needed = new.read_bytes() != table.read_bytes() and any(
+                known.status == "done" and known.case not in self.cases
+                for known in self.ledger.entries.values()
+            )
+            if is_needed:
+                _log.warning(
+                    "%s now has the label numbers of this run; label maps of earlier runs in this "
+                    "folder have others",
+                    name,
+                )
+
+    def _with_hash_of_scan(self, entry: Entry) -> Entry:
+        """Return an entry with the hash of the scan whose earlier results stay, if it failed.
+
+        The next attempt needs it to see whether they are results of the same scan.
+        """
+        before = self.ledger.entries.get(entry.case)
+        if entry.status != "failed" or entry.input_sha256 or before is None:
+            return entry
+        return replace(entry, input_sha256=before.input_sha256)
 
     def _remove_outdated(self, entry: Entry) -> None:
         """Delete files that earlier attempts wrote for another scan or another label map.
@@ -184,24 +221,23 @@ class Recorder:
         for name in sorted(older - entry.outputs.keys()):
             self.ledger.remove(name)
 
-    def refuse(self, refusals: Sequence[Refusal], *, are_all: bool) -> None:
+    def refuse(
+        self, refusals: Sequence[Refusal], *, is_here: Callable[[str], bool]
+    ) -> None:
         """Record the inputs of this run that cannot be segmented.
 
-        If an earlier run has segmented such an input, its results become invalid. `are_all` is True
-        if these are all refusals of the folder, not only those of a part or a selection. Then
-        inputs that earlier runs refused and this run does not refuse are recorded as withdrawn, so
-        that no table shows them. The reason may be that a missing file was found, or that one of
-        two files of the same name is gone.
+        If an earlier run has segmented such an input, its results become invalid. `is_here` returns
+        True for the name of an input if this run would have refused it, which a part of the work or
+        a selection does not always. Such inputs that earlier runs refused and this run does not
+        refuse are recorded as withdrawn, so that no table shows them. The reason may be that a
+        missing file was found, or that one of two files of the same name is gone.
         """
-        if are_all:
-            refused_now = {refusal.shown for refusal in refusals}
-            for known in list(self.ledger.entries.values()):
-                was_refused = known.status == "failed" and known.is_refusal
-                if was_refused and known.case not in refused_now:
-                    no_longer = "no longer among the inputs"
-                    self.ledger.add(
-                        Entry(known.case, "skipped", known.input, no_longer)
-                    )
+        refused_now = {refusal.shown for refusal in refusals}
+        for known in list(self.ledger.entries.values()):
+            was_refused = known.status == "failed" and known.is_refusal
+            if was_refused and known.case not in refused_now and is_here(known.case):
+                no_longer = "no longer among the inputs"
+                self.ledger.add(Entry(known.case, "skipped", known.input, no_longer))
         for refusal in refusals:
             shown = refusal.shown
             if refusal.harmless:

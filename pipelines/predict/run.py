@@ -36,7 +36,7 @@ from trinat.pipelines.predict.tables import (
     write_tables,
 )
 from trinat.pipelines.study.cases import Case, Found, Refusal, Work
-from trinat.pipelines.study.discovery import find_cases, suffix_of_results
+from trinat.pipelines.study.discovery import find_cases
 from trinat.pipelines.study.entry import Entry, most_doubtful
 from trinat.pipelines.study.grouping import participants_of, with_facts
 from trinat.pipelines.study.ledger import (
@@ -142,9 +142,7 @@ def predict(request: PredictRequest, callbacks: Listener | None = None) -> Outco
         by_id = {case.id: case for case in cases}
         recorder = Recorder(settings, ledger, callbacks.on_entry, by_id)
         with stop_on_signal(callbacks.on_stop) as stop:
-            is_selection = request.participants or request.sessions
-            are_all = request.shard is None or request.shard.part == 1
-            recorder.refuse(refusals, are_all=are_all and not is_selection)
+            recorder.refuse(refusals, is_here=_refused_here(request))
             _segment(request, settings, recorder, units, stop, callbacks.on_stage)
         with stage("tables"):
             folder = _make_tables_folder(staging)
@@ -158,6 +156,16 @@ def predict(request: PredictRequest, callbacks: Listener | None = None) -> Outco
     outcome = recorder.outcome(given, is_part=bool(request.part))
     callbacks.on_end(outcome, request.out)
     return outcome
+
+
+def _refused_here(request: PredictRequest) -> Callable[[str], bool]:
+    """Return a function that says of the name of an input if this run would have refused it."""
+    # Refusals are recorded by the first of several shards.
+    is_elsewhere = request.shard is not None and request.shard.part > 1
+    if is_elsewhere or request.sessions:
+        return lambda name: False
+    wanted = {f"sub-{label.removeprefix('sub-')}" for label in request.participants}
+    return lambda name: not wanted or name.split("/")[0] in wanted
 
 
 def _check_for_fmriprep(suffix: str, found: Found) -> None:
@@ -318,15 +326,11 @@ def _open_ledger(
     if settings.bids:
         # Tables and changes are keyed by participant and session: two kinds of scans would be mixed
         # up.
-        for entry in ledger.entries.values():
-            other = suffix_of_results(entry.outputs)
-            if other not in (None, request.suffix):
-                remedy = (
-                    f"give the {request.suffix} scans an output folder of their own"
-                )
-                raise ConfigError(
-                    f"has results of {other} scans", where=request.out, remedy=remedy
-                )
+        for other in ledger.suffixes - {None, request.suffix}:
+            remedy = f"give the {request.suffix} scans an output folder of their own"
+            raise ConfigError(
+                f"has results of {other} scans", where=request.out, remedy=remedy
+            )
     return ledger
 
 
@@ -421,6 +425,8 @@ def _make_tables_folder(staging: Path) -> Path:
     It is on the disk of the output folder.
     """
     folder = staging / "tables"
+    # A second signal may have stopped the writing of earlier tables.
+    shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     return folder
 

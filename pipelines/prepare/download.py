@@ -118,11 +118,7 @@ def fetch(
         os.fsync(stream.fileno())
         part.replace(target)
         transfer.validator.unlink(missing_ok=True)
-    if remote.md5 is None:
-        known = _read_checksums(folder)
-        known[remote.name] = checksum
-        text = json.dumps(known, indent=2, sort_keys=True)
-        write_whole(folder / CHECKSUMS, text + "\n")
+    _keep_checksum(target, remote, checksum)
     return Fetched(target, checksum, remote.md5 is not None, was_there=False)
 
 
@@ -134,7 +130,19 @@ def _check_existing(target: Path, remote: RemoteFile, expected: str | None) -> F
     """
     remedy = "move it away and run this again"
     checksum = _checksum_of(target, remote, expected, remedy=remedy)
+    if expected is None:
+        _keep_checksum(target, remote, checksum)
     return Fetched(target, checksum, remote.md5 is not None, was_there=True)
+
+
+def _keep_checksum(target: Path, remote: RemoteFile, checksum: str) -> None:
+    """Save the checksum of a file beside it, unless it is published."""
+    if remote.md5 is not None:
+        return
+    known = _read_checksums(target.parent)
+    known[remote.name] = checksum
+    text = json.dumps(known, indent=2, sort_keys=True)
+    write_whole(target.parent / CHECKSUMS, text + "\n")
 
 
 def _read_checksums(folder: Path) -> dict[str, str]:

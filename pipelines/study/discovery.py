@@ -162,8 +162,8 @@ def find_cases(
                 raise ConfigError(what, where=given, remedy=remedy)
     refusals: list[Refusal] = []
     remarks: list[str] = []
-    root, paths = _expand_all(inputs, exclude, refusals, remarks)
-    paths = _without_results(inputs, paths, refusals)
+    root, paths, named = _expand_all(inputs, exclude, refusals, remarks)
+    paths = _without_results(named, paths, refusals)
     dicom: dict[Path, None] = {}  # used as an ordered set
     for path in paths:
         if not is_scan(path) and is_dicom_or_zip(path):
@@ -179,14 +179,16 @@ def _expand_all(
     exclude: Path | None,
     refusals: list[Refusal],
     remarks: list[str],
-) -> tuple[Path, list[Path]]:
-    """Return the common folder of all inputs, and the paths of their scans.
+) -> tuple[Path, list[Path], set[Path]]:
+    """Return the common folder of all inputs, the paths of their scans, and those that are named.
 
-    The folder is the root whose tree of subfolders the outputs mirror. An input without scans is
-    added to `refusals`. Messages about files that are not read are added to `remarks`.
+    The folder is the root whose tree of subfolders the outputs mirror. Scans are named by
+    themselves or in a list, not found in a folder. An input without scans is added to `refusals`.
+    Messages about files that are not read are added to `remarks`.
     """
     roots: list[Path] = []
     paths: list[Path] = []
+    named: set[Path] = set()
     for given in inputs:
         text = str(given)
         path = absolute(text)
@@ -195,31 +197,32 @@ def _expand_all(
                 root, scans = _expand_folder(path, exclude, refusals, remarks)
             elif path.suffix.lower() in _LISTS and is_file(path):
                 root, scans = _read_list(path)
+                named.update(scans)
             elif glob.has_magic(text) and not is_file(path):
                 root, scans = _expand_glob(text, exclude)
             else:
                 root, scans = path.parent, [path]
+                named.add(path)
         except InputError as error:
             refusals.append(Refusal(text, error.what))
         else:
             roots.append(root)
             paths += scans
     if not roots:
-        return Path.cwd(), paths
-    return absolute(os.path.commonpath(roots)), paths
+        return Path.cwd(), paths, named
+    return absolute(os.path.commonpath(roots)), paths, named
 
 
 def _without_results(
-    inputs: Sequence[str | Path],
+    named: Collection[Path],
     paths: list[Path],
     refusals: list[Refusal],
 ) -> list[Path]:
     """Return the paths without files that are named like results, such as NAME_dseg.nii.gz.
 
-    These files are added to `refusals`. Results that the user named in `inputs` stay. If there are
-    only results, all paths stay.
+    These files are added to `refusals`. Results that the user `named` stay. If there are only
+    results, all paths stay.
     """
-    named = {absolute(given) for given in inputs}
     results = {path for path in paths if path not in named and is_result(path)}
     if len(results) == len(set(paths)):
         return paths
@@ -381,23 +384,27 @@ def _name_series(
     loose: list[str] = []
     for path in paths:
         if path.suffix.lower() == ".zip":
-            yield from _series_in(path, None, refusals, any_contrast)
+            relative = path.relative_to(root)
+            folder = relative.with_name(without_suffix(path))
+            yield from _series_in(path, folder, None, refusals, any_contrast)
         else:
             loose.append(str(path.relative_to(root)))
     if loose:
-        yield from _series_in(root, loose, refusals, any_contrast)
+        yield from _series_in(root, Path(), loose, refusals, any_contrast)
 
 
 def _series_in(
     place: Path,
+    folder: Path,
     names: list[str] | None,
     refusals: list[Refusal],
     any_contrast: bool,
 ) -> Iterator[Case]:
     """Yield a case for each DICOM series that is a scan, in one zip or in files of a folder.
 
-    `place` is the zip, with `names` None; or the folder, with the paths of the DICOM files relative
-    to it. The other series are added to `refusals`.
+    `place` is the zip, with `names` None, and the cases are named as if it were the folder
+    `folder`; or it is the folder, with the paths of the DICOM files relative to it. The other
+    series are added to `refusals`.
     """
     try:
         found = find_series(place, names, any_contrast=any_contrast)
@@ -410,7 +417,6 @@ def _series_in(
         refusals.append(Refusal(place.name, reason))
     has_scan = any(not series.reason for series in found)
     for series in found:
-        folder = Path(without_suffix(place))
         if names:
             folders = [Path(file).parent for file in series.files]
             folder = Path(os.path.commonpath(folders))
@@ -455,16 +461,26 @@ def find_bids(
     wanted = {label.removeprefix("sub-") for label in participants}
     wanted_sessions = {label.removeprefix("ses-") for label in sessions}
     refusals: list[Refusal] = []
+
+    def is_wanted(place: Path) -> bool:
+        participant, *below = place.parts
+        sessions_here = {part[4:] for part in below if part.startswith("ses-")}
+        is_participant = not wanted or participant.removeprefix("sub-") in wanted
+        is_session = not wanted_sessions or sessions_here <= wanted_sessions
+        return is_participant and is_session
+
     for pattern in _BIDS_FOLDERS:
         closed = filter(is_closed, root.glob(pattern))
-        refusals += [_closed_folder(folder.relative_to(root)) for folder in closed]
+        places = (folder.relative_to(root) for folder in closed)
+        refusals += [_closed_folder(place) for place in places if is_wanted(place)]
     cases: list[Case] = []
     present: set[str] = set()
     images = natsorted(anat_files(root, suffix), key=str)
     for path in images:
         place = path.relative_to(root)
         if reason := naming_problem(path, root):
-            refusals.append(Refusal(str(place), reason))
+            if is_wanted(place):
+                refusals.append(Refusal(str(place), reason))
             continue
         stem = without_suffix(path).removesuffix(f"_{suffix}")
         facts = entities(stem)

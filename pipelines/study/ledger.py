@@ -21,6 +21,7 @@ from typing import Self
 
 from pydantic import TypeAdapter
 
+from trinat.pipelines.study.discovery import suffix_of_results
 from trinat.pipelines.study.entry import Entry, digests_of
 from trinat.pipelines.study.naming import FOLD
 from trinat.segmentation.errors import IntegrityError, OutputError
@@ -41,7 +42,7 @@ class Ledger:
     """File to which a run appends the outcome of each input; it also moves outputs into place.
 
     `entries` maps each case to its valid entry, and is updated by `add`. Each entry is on the disk
-    before `add` returns.
+    before `add` returns. `suffixes` are the BIDS suffixes of the scans of earlier runs.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Ledger:
         self.entries: dict[str, Entry] = {}
         if known is not None:
             self.entries.update(known)
+        self.suffixes: set[str | None] = set()
         self._written = set(written)
         self._overwrite = overwrite
         self._path = path
@@ -86,6 +88,7 @@ class Ledger:
         current = digests_of(path.parent, own_files)
         before = read_ledgers(ledgers_in(path.parent), cases)
         ledger = cls(path, before.entries, before.written, overwrite=overwrite)
+        ledger.suffixes = before.suffixes
         ledger.refuse(current)
         return ledger
 
@@ -244,13 +247,15 @@ class LedgerContents:
     `entries` maps each case to its valid entry: the last one in a ledger, and across ledgers the
     one with the highest attempt number. If attempt numbers are equal, because the ledgers of two
     folders were put together, `_fit_to_files` decides. `written` has a pair (path, SHA-256) for
-    each file that the ledgers list. `writers` maps the path of each file to its case.
+    each file that the ledgers list. `writers` maps the path of each file to its case. `suffixes`
+    are the BIDS suffixes of the scans of all results, such as T1w; None for scans outside of BIDS.
     """
 
     def __init__(self) -> None:
         self.entries: dict[str, Entry] = {}
         self.written: set[tuple[str, str]] = set()
         self.writers: dict[str, str] = {}
+        self.suffixes: set[str | None] = set()
 
     def read(self, path: Path, cases: Collection[str] | None = None) -> None:
         """Add the content of the ledger `path`.
@@ -261,6 +266,8 @@ class LedgerContents:
         """
         last: dict[str, Entry] = {}
         for entry in _lines_of(path):
+            if entry.outputs:
+                self.suffixes.add(suffix_of_results(entry.outputs))
             if cases is not None and entry.case not in cases and not entry.is_refusal:
                 continue
             self.written.update(entry.outputs.items())
@@ -319,7 +326,10 @@ def _lines_of(path: Path) -> Iterator[Entry]:
                 # Tolerate only interrupted writes: the last line, or a line before a rerun.
                 if line.endswith(b"}") or not line.startswith((b"{", b"\0")):
                     what = f"line {number} is no entry of a ledger"
-                    remedy = "restore the file, or remove it to do everything again"
+                    remedy = (
+                        "restore the file, or remove it and give --overwrite to do "
+                        "everything again"
+                    )
                     raise IntegrityError(what, where=path, remedy=remedy) from error
                 continue
             yield entry

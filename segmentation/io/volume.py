@@ -131,6 +131,7 @@ class Volume:
         image: str | None = None,
         trust_affine: TrustAffine | None = None,
         fill_nonfinite: bool = False,
+        any_contrast: bool = False,
     ) -> Volume:
         """Return a scan or label map given in any form of `ScanLike`.
 
@@ -143,7 +144,7 @@ class Volume:
             Require whole numbers, as in a label map.
         image : str, optional
             Name of the image in a torchio.Subject that has several.
-        trust_affine, fill_nonfinite
+        trust_affine, fill_nonfinite, any_contrast
             As in `read`; for paths only.
 
         Returns
@@ -168,6 +169,7 @@ class Volume:
                 labels=labels,
                 trust_affine=trust_affine,
                 fill_nonfinite=fill_nonfinite,
+                any_contrast=any_contrast,
             )
         if isinstance(scan, tuple) and len(scan) == 2:
             array, affine = scan
@@ -189,6 +191,7 @@ class Volume:
         axes: str | None = None,
         fill_nonfinite: bool = False,
         series: Sequence[str] = (),
+        any_contrast: bool = False,
     ) -> Volume:
         """Read one 3D scan, or with `labels` one label map.
 
@@ -211,6 +214,8 @@ class Volume:
         series : sequence of str
             DICOM files of one series in the folder or zip `path`. By default, a folder, a zip or a
             DICOM file must hold one T1-weighted series.
+        any_contrast : bool
+            Take the one anatomical series instead, whatever its contrast.
 
         Returns
         -------
@@ -231,7 +236,9 @@ class Volume:
         series_notes: tuple[str, ...] = ()
         is_image = name.endswith(SCAN_SUFFIXES)
         if series or (not is_image and holds_dicom(where)):
-            header, voxels, digest, series_notes = read_series(where, series)
+            header, voxels, digest, series_notes = read_series(
+                where, series, any_contrast=any_contrast
+            )
         elif not is_image:
             raise FormatError(
                 "not a known kind of scan",

@@ -16,11 +16,13 @@ import nibabel as nib
 import numpy as np
 import pytest
 from helpers.overfitted import miniature, random_model
-from helpers.serial import small_scan
+from helpers.refusals import refusal
+from helpers.serial import small_scan, write_scans
 
 import trinat
 from trinat.pipelines.predict.settings import OutputSettings
 from trinat.segmentation.errors import (
+    ConfigError,
     FormatError,
     GeometryError,
     IntegrityError,
@@ -127,6 +129,12 @@ def test_a_model_of_another_licence_warns(
     scan = small_scan()
     with pytest.warns(UserWarning, match="weights of bound are licensed under mine"):
         segment(scan, model=folder)
+
+
+def test_images_in_memory_are_not_mixed_with_a_bids_dataset(tmp_path: Path) -> None:
+    raw = write_scans(tmp_path / "raw", "sub-01/anat/sub-01_T1w.nii.gz")
+    with refusal(ConfigError, raw):
+        trinat.segment_many([raw, small_scan()], model=random_model(), progress=False)
 
 
 def test_a_scan_is_cleaned_and_mirrored_as_the_command_line_does() -> None:

@@ -60,14 +60,16 @@ class Loaded(NamedTuple):
 
 
 def read_series(
-    place: Path, names: Sequence[str] = ()
+    place: Path, names: Sequence[str] = (), *, any_contrast: bool = False
 ) -> tuple[Header, NDArray[Any], str, tuple[str, ...]]:
     """Read header, voxels (column, row, slice), SHA-256 and notes of a scan.
 
     `place` is a folder or a zip, and `names` are the files in it; without names, those of the only
-    T1-weighted series. If the header has no common scaling, the scaling of each slice is applied
-    here. Voxels of padding are set to 0.
+    T1-weighted series, or with `any_contrast` of the only anatomical one. If the header has no
+    common scaling, the scaling of each slice is applied here. Voxels of padding are set to 0.
     """
+    if not names:
+        place, names = only_scan(place, any_contrast=any_contrast)
     files, frames, header, digest, notes = load(place, names)
     voxels = np.empty(header.shape, header.dtype, order="F")
     padding = 0

@@ -220,23 +220,26 @@ def find_series(
     return list(natsorted(found, key=lambda series: (bool(series.reason), series.name)))
 
 
-def only_scan(place: Path) -> tuple[Path, Sequence[str]]:
-    """Find the only T1-weighted series in `place`; return a folder or zip, and its files' names.
+def only_scan(place: Path, *, any_contrast: bool = False) -> tuple[Path, Sequence[str]]:
+    """Find the only scan in `place`; return a folder or zip, and its files' names.
 
-    `place` is a folder, a zip or a single file; a single file is returned unchecked. Raises
-    FormatError if there is no such series, or more than one.
+    `place` is a folder, a zip or a single file; a single file is returned unchecked. The scan is a
+    T1-weighted series, or with `any_contrast` any anatomical one. Raises FormatError if there is no
+    such series, or more than one.
     """
     if place.is_dir():
         files = [path for path in place.rglob("*") if is_dicom(path)]
-        found = find_series(place, [str(path.relative_to(place)) for path in files])
+        names = [str(path.relative_to(place)) for path in files]
+        found = find_series(place, names, any_contrast=any_contrast)
     elif place.suffix.lower() == ".zip":
-        found = find_series(place)
+        found = find_series(place, any_contrast=any_contrast)
     else:
         return place.parent, (place.name,)
     scans = [series for series in found if not series.reason]
     if len(scans) == 1:
         return place, scans[0].files
-    problem = f"{len(scans) or 'no'} T1-weighted series in it"
+    kind = "anatomical" if any_contrast else "T1-weighted"
+    problem = f"{len(scans) or 'no'} {kind} series in it"
     reasons = [f"{series.name}: {series.reason}" for series in found if series.reason]
     if len(reasons) > _NAMED:
         reasons[_NAMED:] = [f"and {len(reasons) - _NAMED} more"]

@@ -100,8 +100,10 @@ def test_outputs_of_a_scan_stay_when_the_same_scan_fails(
     scans, out = two
     old = (out / "a_dseg.nii.gz").read_bytes()
     # The input was not DICOM.
-    assert run_serially(scans, out, output=replace(QUICK, dicom_seg=True)).failed == 2
-    assert (out / "a_dseg.nii.gz").read_bytes() == old
+    for _ in range(2):
+        wrong = replace(QUICK, dicom_seg=True)
+        assert run_serially(scans, out, output=wrong).failed == 2
+        assert (out / "a_dseg.nii.gz").read_bytes() == old
     # The table has no rows of scans that failed in the last run.
     assert not read_rows(out / "volumes.tsv", required=("case",))
     logged.clear()
@@ -121,6 +123,19 @@ def test_what_other_settings_had_besides_the_same_label_map_stays(two) -> None:
     scans, out = two
     run_serially(scans, out, output=replace(QUICK, entropy=True))
     assert (out / "a_aseg.stats").exists()
+
+
+def test_a_table_of_labels_that_older_label_maps_need_is_replaced_with_a_warning(
+    two, logged: pytest.LogCaptureFixture
+) -> None:
+    scans, out = two
+    by_index = replace(QUICK, format="index")
+    logged.clear()
+    run_serially([str(scans / "a.nii.gz")], out, output=by_index)
+    assert len(logged.messages) == 1
+    logged.clear()
+    run_serially(scans, out, output=QUICK)
+    assert not logged.messages
 
 
 def test_what_the_user_wrote_stays_where_it_is(two) -> None:

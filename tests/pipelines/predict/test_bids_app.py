@@ -16,6 +16,7 @@ from helpers.serial import run_serially, write_heads, write_scans
 from trinat.pipelines.cli import bids, main
 from trinat.pipelines.common.exits import Exit
 from trinat.pipelines.jobs.lock import run_lock
+from trinat.pipelines.predict.run import merge
 from trinat.pipelines.study.ledger import read_entries
 from trinat.pipelines.study.naming import WORK
 from trinat.segmentation.errors import LockedError
@@ -134,6 +135,8 @@ def test_scans_of_another_contrast_have_results_of_their_own(
     # Tables and changes would mix both.
     before = (out / "volumes.tsv").read_bytes()
     assert run(monkeypatch, raw, out, "participant", *other) == Exit.USAGE
+    one = (*other, "--participant_label", "01")
+    assert run(monkeypatch, raw, out, "participant", *one) == Exit.USAGE
     assert (out / "volumes.tsv").read_bytes() == before
     own = tmp_path / "own"
     assert run(monkeypatch, raw, own, "participant", *other) == Exit.OK
@@ -149,6 +152,17 @@ def test_jobs_of_one_participant_each_share_an_output_folder(tmp_path: Path) -> 
         assert run_serially(raw, out, participants=["02"]).done == 1
         with pytest.raises(LockedError):
             run_serially(raw, out, participants=["sub-01"])
+
+
+def test_a_participant_who_was_missing_once_is_told_no_more(tmp_path: Path) -> None:
+    raw, out = tmp_path / "raw", tmp_path / "out"
+    write_scans(raw, "sub-01/anat/sub-01_T1w.nii.gz")
+    assert run_serially(raw, out, participants=["02"]).failed == 1
+    assert run_serially(raw, out, participants=["01"]).done == 1
+    assert merge(out).failed == 1
+    write_scans(raw, "sub-02/anat/sub-02_T1w.nii.gz")
+    assert run_serially(raw, out, participants=["02"]).done == 1
+    assert merge(out).failed == 0
 
 
 @pytest.mark.parametrize("command", [bids.main, main])

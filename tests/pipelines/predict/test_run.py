@@ -355,6 +355,22 @@ def test_tables_grow_while_a_run_goes_on(tmp_path: Path) -> None:
     assert [row["case"] for row in table(out / "volumes.tsv")] == ["a", "b"]
 
 
+def test_a_run_that_is_stopped_within_its_tables_writes_them_at_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scans = write_scans(tmp_path / "in", "a.nii.gz")
+    out = tmp_path / "out"
+
+    def stopped(self: object) -> None:
+        folder = self._staging / "tables"
+        folder.mkdir(parents=True)
+        (folder / "volumes.tsv").write_text("half")
+
+    monkeypatch.setattr("trinat.pipelines.predict.run._GrowingTables.renew", stopped)
+    predict_heard(scans, out, lambda entry: None)
+    assert [row["case"] for row in table(out / "volumes.tsv")] == ["a"]
+
+
 def test_a_table_that_is_edited_during_a_run_is_refused_at_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -132,6 +132,10 @@ def test_a_file_that_is_there_is_checked_and_not_fetched(
     fetched = fetch(remote(server.plays(honest)), tmp_path, policy=policy)
     assert fetched.was_there
     assert server.ranges == []
+    # Damage is found from now on.
+    (tmp_path / "data.tar").write_bytes(CONTENT[::-1])
+    with pytest.raises(DownloadError):
+        fetch(remote(server.plays(honest)), tmp_path, policy=policy)
 
 
 def test_a_damaged_file_that_is_there_is_reported_not_replaced(

@@ -10,7 +10,7 @@ from helpers.files import touch
 from helpers.refusals import refusal
 
 from trinat.pipelines.study.cases import Found
-from trinat.pipelines.study.discovery import find_cases
+from trinat.pipelines.study.discovery import find_bids, find_cases
 from trinat.segmentation.errors import ConfigError, InputError
 
 
@@ -80,6 +80,12 @@ def test_a_list_is_relative_to_itself_and_missing_files_are_told(
     found = find_cases([tmp_path / "list.txt"])
     assert ids(found) == ["a", "b"]
     assert refused(found) == {"c.nii": "no such file"}
+
+
+def test_a_scan_in_a_list_may_be_called_like_a_result(tmp_path: Path) -> None:
+    touch(tmp_path, "a_mask.nii", "b.nii")
+    (tmp_path / "list.txt").write_text("a_mask.nii\nb.nii\n")
+    assert ids(find_cases([tmp_path / "list.txt"])) == ["a_mask", "b"]
 
 
 def test_a_pipe_is_no_file_and_does_not_pass_for_a_missing_one(tmp_path: Path) -> None:
@@ -339,6 +345,17 @@ def test_a_bids_scan_in_anothers_folder_is_refused(tmp_path: Path) -> None:
     assert ids(found) == ["sub-01/anat/sub-01_acq-a+b"]
     assert found.cases[0].entities["acq"] == "a+b"
     assert len(refused(found)) == 3
+
+
+def test_what_is_wrong_with_other_participants_is_no_matter_of_one(
+    tmp_path: Path,
+) -> None:
+    touch(tmp_path, "sub-01/anat/sub-01_T1w.nii", "sub-02/anat/sub-2_T1w.nii")
+    assert not find_bids(tmp_path, ["01"], []).refusals
+    assert len(find_bids(tmp_path, ["02"], []).refusals) == 2
+    touch(tmp_path, "sub-01/ses-a/anat/sub-1_ses-a_T1w.nii")
+    assert not find_bids(tmp_path, ["01"], ["b"]).refusals
+    assert len(find_bids(tmp_path, ["01"], ["a"]).refusals) == 1
 
 
 def test_zips_in_a_folder_are_counted_with_how_to_give_them(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from helpers.dicom import (
 )
 
 from trinat.pipelines.study.discovery import find_cases
+from trinat.segmentation.errors import FormatError
 from trinat.segmentation.io.dicom.series import find_series
 from trinat.segmentation.io.files import sha256_of
 from trinat.segmentation.io.volume import Volume
@@ -122,6 +124,18 @@ def test_one_zip_is_named_after_itself_and_not_after_what_is_in_it(
     assert case.files == (tmp_path / "upload.zip",)
 
 
+def test_zips_in_several_folders_keep_the_names_of_their_folders(
+    tmp_path: Path,
+) -> None:
+    write_classic(tmp_path / "in", small())
+    for name in ("sub-01", "sub-02"):
+        (tmp_path / name).mkdir()
+        packed(tmp_path / "in", tmp_path / name / "t1.zip")
+    found = find_cases([f"{tmp_path}/sub-*/t1.zip"])
+    folders = [case.id.rpartition("/")[0] for case in found.cases]
+    assert folders == ["sub-01/t1", "sub-02/t1"]
+
+
 def test_without_the_extra_one_line_says_how_to_install_it(
     tmp_path: Path, monkeypatch
 ) -> None:
@@ -151,3 +165,7 @@ def test_for_any_contrast_each_anatomical_series_is_a_scan(
     assert for_t1.reason
     (found,) = find_series(tmp_path, names, any_contrast=True)
     assert (not found.reason) == taken
+    with pytest.raises(FormatError):
+        Volume.read(tmp_path)
+    with nullcontext() if taken else pytest.raises(FormatError):
+        assert Volume.read(tmp_path, any_contrast=True).shape[2] == SLICES
