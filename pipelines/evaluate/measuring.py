@@ -15,8 +15,14 @@ from numpy.typing import NDArray
 from trinat.pipelines.jobs.pool import run_isolated
 from trinat.pipelines.jobs.process import cpu_count
 from trinat.pipelines.jobs.progress import BatchProgress, no_progress
-from trinat.pipelines.study.corrections import Correction, structures_beside
+from trinat.pipelines.study.corrections import (
+    Correction,
+    is_of_lesions,
+    newest,
+    structures_beside,
+)
 from trinat.pipelines.study.files import NO_ENTRY, ScanFile, refuse_changed
+from trinat.pipelines.study.naming import Product
 from trinat.pipelines.study.pairing import Pair
 from trinat.segmentation.errors import EvaluationError, GeometryError, TrinatError
 from trinat.segmentation.inference.lesions import regions_of
@@ -301,12 +307,17 @@ def scan_of(task: Task) -> dict[str, str]:
 def rated_sha256(file: ScanFile, sha256: str) -> str:
     """Return the SHA-256 by which the ratings identify a label map.
 
-    `file` is the label map that is measured and `sha256` its hash. A label map of parcels has no
-    ratings of its own: raters see the label map of structures that `trinat predict` wrote beside
-    it, whose SHA-256 is then returned. For all others it is `sha256`.
+    `file` is the label map that is measured and `sha256` its hash. Parcels and lesions have no
+    ratings of their own: raters see the label map of structures that `trinat predict` wrote beside
+    them, with its correction if there is one, and its SHA-256 is then returned. For all others it
+    is `sha256`.
     """
     structures = structures_beside(file.path)
-    return sha256 if structures is None else sha256_of(structures)
+    if is_of_lesions(file.result):
+        structures = file.output(Product.LABELS)
+    if structures is None:
+        return sha256
+    return sha256_of(newest(structures, file.entry.input_sha256))
 
 
 @dataclass(frozen=True)

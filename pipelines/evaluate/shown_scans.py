@@ -50,7 +50,7 @@ def lowest_scans(
     for result in measured:
         task = result.task
         tasks[tuple(scan_of(task).values())] = task
-        truths[task.pair.truth.name] = task.pair.truth
+        truths[task.pair.truth.path] = task.pair.truth
     image_of = partners_of(truths.values(), images)
     missing = len(truths) - len(image_of)
     notices = []

@@ -319,11 +319,12 @@ def changes_page(
     courses = by_output[""]
     participants = {course.participant for course in courses}
     every = list(chain.from_iterable(by_output.values()))
-    beyond = [course for course in every if course.change.is_beyond_noise]
+    tested = [course for course in every if course.change.noise is not None]
+    beyond = [course for course in tested if course.change.is_beyond_noise]
     structures = _structures_of(courses)
     cards = [
         ("Participants", f"{len(participants):,}", "with two or more usable scans"),
-        ("Beyond noise", f"{len(beyond):,}", f"of {len(every):,} changes"),
+        ("Beyond noise", f"{len(beyond):,}", f"of {len(tested):,} changes"),
     ]
     rows_left_out = []
     for scan, structure, why in left_out:
@@ -345,7 +346,7 @@ def changes_page(
         cards=cards,
         **_section_variables(courses),
         sections=sections,
-        looked_at=len(every),
+        looked_at=len(tested),
         left_out=table(
             "left-out-table",
             "Excluded from all changes",

@@ -153,6 +153,13 @@ class Cohort:
         return bool(self.frame["z"].notna().any())
 
     @property
+    def why_not_tested(self) -> str:
+        """The reason why there are no z-scores."""
+        if len(self.scans) < FEWEST_FOR_Z:
+            return f"robust z-scores need {FEWEST_FOR_Z} scans, and there are too few"
+        return "robust z-scores are undefined where most values are equal"
+
+    @property
     def compared(self) -> str:
         """The metric that z-scores and means by group are computed from.
 

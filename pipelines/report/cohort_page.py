@@ -196,6 +196,7 @@ def _section_variables(
         "model": section.model,
         "scans": len(cohort.scans),
         "is_tested": cohort.is_tested,
+        "why_not_tested": cohort.why_not_tested,
         "effects": _with_prefix(prefix, effects),
         "slopes": _with_prefix(prefix, [slopes]),
         "outliers": _outlier_table(cohort, prefix),
@@ -259,9 +260,7 @@ def _notices(cohort: Cohort, failures: Sequence[tuple[str, str]]) -> list[str]:
             "The table at the end has the reasons."
         )
     if not cohort.is_tested:
-        notices.append(
-            "Too few scans to find outliers: eight are needed for robust z-scores."
-        )
+        notices.append(f"Outliers were not looked for: {cohort.why_not_tested}.")
     for fact in ("group", "site"):
         differing = differing_participants(cohort.frame, fact)
         if differing:
@@ -393,7 +392,9 @@ def _describe_metric(cohort: Cohort, metric: str, prefix: str = "") -> Table:
         title = "Pair"
         digits = 2
     else:
-        caption = "Measured values"
+        caption = (
+            f"Measured values ({cohort.unit})" if cohort.unit else "Measured values"
+        )
         title = "Measure"
     columns: NamedColumns = {
         "structure": title,

@@ -186,7 +186,7 @@ def comparison_plot(
     rows = where(table, metric=metric, first=first, second=second)
     rows = rows.dropna(subset="mean_difference")
     gid = "differences"
-    title = METRICS[metric].title
+    title = METRICS[metric].title_with_unit
     color = MODEL_COLORS[1]
     with canvas(8.6, len(rows) * 0.24 + 0.9) as (figure, axis):
         axis.axvline(0, color=INK, lw=0.8)

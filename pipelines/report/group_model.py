@@ -132,6 +132,11 @@ def fit_groups(
     notices += _confounding_notices(complete, terms, participants)
 
     levels = {fact: _levels(complete[fact]) for fact in FACTORS if fact in terms}
+    notices += [
+        f"{fact} has {len(names)} values: differences are shown for at most {_MOST_LEVELS}."
+        for fact, names in levels.items()
+        if len(names) > _MOST_LEVELS
+    ]
     in_order = [term for term in _ORDER_IN_FORMULA if term in terms]
     formula = f"{response} ~ {' + '.join(in_order)}"
     fits = _fit_structures(with_value.dropna(subset=terms), terms, levels)
@@ -185,8 +190,12 @@ def _choose_terms(
                 f"{term} cannot be in the model: it is known in one group only",
                 remedy="name other covariates",
             )
-        fewest = 1 if not terms or term == "site" else _FEWEST_RESIDUAL
-        reason = _too_little_known(participants, term) if terms else ""
+        is_covariate = term in COVARIATES
+        is_optional = is_covariate or (terms and term != "site")
+        fewest = _FEWEST_RESIDUAL if is_optional else 1
+        reason = ""
+        if terms or is_covariate:
+            reason = _too_little_known(participants, term)
         if not is_named and reason:
             left_out.setdefault(reason, []).append(term)
         elif not is_named and freedom < fewest:

@@ -328,7 +328,10 @@ def change_methods_text(model: GroupModel) -> str:
 
 def _tested(model: GroupModel) -> int:
     """Return the number of structures that have a p value."""
-    tests = pd.concat([model.effects, model.slopes])
+    tables = [table for table in (model.effects, model.slopes) if not table.empty]
+    if not tables:
+        return 0
+    tests = pd.concat(tables)
     return int(tests.dropna(subset="p")["structure"].nunique())
 
 

@@ -238,7 +238,7 @@ def comparison(evaluation: Evaluation) -> Table:
     rows = []
     for row in evaluation.comparisons.to_dict("records"):
         cells = {
-            "metric": METRICS[row["metric"]].title,
+            "metric": METRICS[row["metric"]].title_with_unit,
             "models": f"{row['second']} − {row['first']}",
             **_number_cells(row, "mean_difference", "low", "high", sign=True),
             "p": _p_value_cell(row["p"]),

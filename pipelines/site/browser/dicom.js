@@ -179,7 +179,8 @@ function volumeOf(files) {
   const shape = checkShape([columns, rows, frames.length]);
   const { ordered, affine, notes } = stack(frames);
   checkSpacing(columnLengths(affine));
-  const data = valuesOf(ordered, shape);
+  const { data, padding } = valuesOf(ordered, shape);
+  if (padding) notes.push(`${padding} voxels of padding are set to 0`);
   if (kept.length < files.length) {
     const copies = files.length - kept.length;
     notes.push(`${copies} files of the series were there twice`);
@@ -202,7 +203,8 @@ function withoutCopies(files) {
   return kept;
 }
 
-// Stored integers where no file scales or pads them, else float32.
+// Stored integers where no file scales or pads them, else float32; and how many voxels of padding
+// were not 0.
 function valuesOf(frames, shape) {
   const [X, Y, Z] = shape;
   const isPlain = frames.every(({ scaling, padding }) =>
@@ -210,6 +212,7 @@ function valuesOf(frames, shape) {
   );
   const Kind = isPlain ? frames[0].values.constructor : Float32Array;
   const data = new Kind(X * Y * Z);
+  let count = 0;
   frames.forEach(({ values, scaling: [slope, intercept], padding }, slice) => {
     const at = slice * X * Y;
     if (isPlain) {
@@ -217,11 +220,13 @@ function valuesOf(frames, shape) {
       return;
     }
     for (let n = 0; n < values.length; n++) {
+      const value = values[n] * slope + intercept;
       const isPadding = padding && values[n] >= padding[0] && values[n] <= padding[1];
-      data[at + n] = isPadding ? 0 : values[n] * slope + intercept;
+      if (isPadding && value !== 0) count++;
+      data[at + n] = isPadding ? 0 : value;
     }
   });
-  return data;
+  return { data, padding: count };
 }
 
 // ---- Frames ----

@@ -207,7 +207,9 @@ class Reader {
       word.replaceAll("\0", "").trim()
     );
     const given = words.filter((word) => word);
-    return form === "decimal" ? given.map(Number) : given;
+    if (form === "decimal") return given.map(Number);
+    // The place of a word counts, as in ImageType.
+    return given.length ? words : [];
   }
 
   text(length) {

@@ -12,8 +12,6 @@ const TYPES = {
   3: ["getFloat32", 4, Float32Array],
   4: ["getInt16", 2, Int16Array],
 };
-// Left, inferior, anterior: FreeSurfer's axes where the header has none.
-const DEFAULT_DIRECTIONS = [[-1, 0, 0], [0, 0, -1], [0, 1, 0]];
 
 /**
  * A scan of the bytes of an .mgh file.
@@ -31,15 +29,11 @@ export function readMgh(buffer) {
   if (hasPlace !== 0 && hasPlace !== 1) {
     refuse(`goodRASFlag is ${hasPlace}, not 0 or 1`);
   }
+  if (!hasPlace) refuse("no orientation in its header");
   const floats = Array.from({ length: 15 }, (_, n) => view.getFloat32(30 + 4 * n));
-  let zooms = [1, 1, 1];
-  let directions = DEFAULT_DIRECTIONS;
-  let centre = [0, 0, 0];
-  if (hasPlace) {
-    zooms = floats.slice(0, 3);
-    directions = [floats.slice(3, 6), floats.slice(6, 9), floats.slice(9, 12)];
-    centre = floats.slice(12);
-  }
+  const zooms = floats.slice(0, 3);
+  const directions = [floats.slice(3, 6), floats.slice(6, 9), floats.slice(9, 12)];
+  const centre = floats.slice(12);
   checkSpacing(zooms);
   for (const direction of directions) {
     if (!(Math.abs(Math.hypot(...direction) - 1) <= UNIT_LENGTH_TOLERANCE)) {

@@ -146,7 +146,8 @@ function fieldsOf2(view, isLittle) {
 function voxelsOf(buffer, offset, length, shape, [getter, bytes, Kind], isLittle) {
   const [X, Y, Z] = shape;
   const count = X * Y * Z;
-  const isWhole = Number.isInteger(offset) && offset >= length;
+  // Four bytes behind the header say whether extensions follow.
+  const isWhole = Number.isInteger(offset) && offset >= length + 4;
   if (!isWhole || offset + count * bytes > buffer.byteLength) {
     refuse("the file ends before its voxels do", "copy or download it again");
   }
@@ -200,7 +201,7 @@ function formsOf(fields, zooms) {
  */
 function fromQuaternion({ quaternion, epsilon, pixdim, shift }, [x, y, z]) {
   const [b, c, d] = quaternion;
-  const sign = pixdim[0] || 1;
+  const sign = pixdim[0] === 0 ? 1 : pixdim[0];
   if (Math.abs(sign) !== 1) return null;
   let rest = 1 - (b * b + c * c + d * d);
   // At a half turn only rounding is left, and its root would turn a head by 0.1 mm.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,9 @@ from trinat.pipelines.evaluate.evaluation import (
     evaluate_predictions,
 )
 from trinat.pipelines.study.files import find_files
+from trinat.pipelines.study.ratings import Rating, save_rating
 from trinat.segmentation.errors import ConfigError, EvaluationError
+from trinat.segmentation.io.files import sha256_of
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.lesions import number_lesions
 
@@ -42,7 +45,11 @@ HALF = (slice(20, 24), slice(20, 24), slice(20, 22))
 
 
 def evaluated(
-    folder: Path, *, tables_only: bool = True, uncorrected: bool = False
+    folder: Path,
+    *,
+    tables_only: bool = True,
+    uncorrected: bool = False,
+    ratings: Path | None = None,
 ) -> Path:
     """Compare the masks in `truth` and `pred`, and return the folder of the tables."""
     out = folder / "out"
@@ -55,6 +62,7 @@ def evaluated(
             jobs=1,
             tables_only=tables_only,
             uncorrected=uncorrected,
+            ratings=ratings,
         )
     )
     return out
@@ -145,6 +153,25 @@ def test_a_corrected_mask_replaces_the_predicted_one(
     out = evaluated(tmp_path, uncorrected=uncorrected)
     [row] = pd.read_csv(out / "lesions.csv").to_dict("records")
     assert row["recall"] == recall
+
+
+@pytest.mark.parametrize("is_corrected", [False, True])
+def test_a_scan_that_was_rejected_is_left_out(
+    tmp_path: Path, is_corrected: bool
+) -> None:
+    out = write_study(tmp_path / "pred", ["a", "b"])
+    (tmp_path / "truth").mkdir()
+    for name in "ab":
+        add_lesions(out, name)
+        shutil.copy(out / f"{name}_lesions.nii.gz", tmp_path / "truth")
+    shown = out / "b_dseg.nii.gz"
+    if is_corrected:
+        shown = correct_voxel(shown, (3, 9, 6), 49, "Right-Thalamus").path
+    rating = Rating("b", "", "reject", "", "anna", "2026-01-01", sha256_of(shown))
+    ratings = tmp_path / "ratings.tsv"
+    save_rating(ratings, rating, lock=tmp_path / "lock")
+    rows = pd.read_csv(evaluated(tmp_path, ratings=ratings) / "lesions.csv")
+    assert rows["subject"].tolist() == ["a"]
 
 
 def test_a_report_refuses_the_scheme_of_lesions(tmp_path: Path) -> None:

@@ -158,6 +158,20 @@ def test_a_covariate_that_few_have_is_left_out_and_costs_no_participant() -> Non
     assert (model.formula, len(model.participants)) == ("volume ~ group", 10)
 
 
+def test_of_five_groups_no_differences_are_shown_and_a_notice_says_so() -> None:
+    model = fitted(people(40, group=[f"g{n % 5}" for n in range(40)]))
+    assert model.effects.empty
+    assert model.notices == (
+        "group has 5 values: differences are shown for at most 4.",
+    )
+    assert "0 structures" in methods_text(model, "volumes", 0)
+
+
+def test_a_covariate_that_few_have_is_not_the_only_term() -> None:
+    age = [60.0, 61, 65, 70, 75] + [np.nan] * 35
+    assert fit_groups(people(40, age=age), "volume") is None
+
+
 @pytest.mark.parametrize("known", [0, 2])
 def test_a_covariate_that_one_group_lacks_does_not_cost_its_comparison(
     known: int,

@@ -341,6 +341,16 @@ def test_files_are_read_as_in_python(kind: type, suffix: str, tmp_path: Path) ->
     np.testing.assert_array_equal(found["data"], flat(expected.data))
 
 
+def test_an_mgh_file_without_orientation_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "scan.mgh"
+    straight("RAS").write(tmp_path / "scan.mgz")
+    content = bytearray(gzip.decompress((tmp_path / "scan.mgz").read_bytes()))
+    content[28:30] = b"\x00\x00"
+    path.write_bytes(content)
+    with pytest.raises(RuntimeError, match="no orientation"):
+        call("read.js", "readScan", [file(path)])
+
+
 def test_scaled_voxels_are_read_as_in_python(tmp_path: Path) -> None:
     path = tmp_path / "scan.nii"
     straight("RAS").write(path)
@@ -407,6 +417,7 @@ def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
         (252, b"\x00\x00\x00\x00", "no orientation"),
         (344, b"ni1", "not a single-file NIfTI"),
         (280, b"\x00\x00\x80\x7f", "s-form is not finite"),
+        (108, b"\x00\x00\xae\x43", "ends before its voxels"),  # voxels at byte 348
     ],
 )
 def test_headers_are_refused(at: int, value: bytes, said: str, tmp_path: Path) -> None:
@@ -536,6 +547,11 @@ def test_scaled_and_padded_dicom_is_read_as_in_python(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found["data"], flat(expected.data))
 
 
+def test_voxels_of_padding_are_noted_as_in_python(tmp_path: Path) -> None:
+    write_classic(tmp_path, small(), PixelPaddingValue=40, PixelPaddingRangeLimit=200)
+    assert_same_scan(read_folder(tmp_path), Volume.read(tmp_path))
+
+
 def test_an_emptied_padding_is_none(tmp_path: Path) -> None:
     # The next tag begins with 40, the value of some voxels.
     scan = small()
@@ -570,6 +586,7 @@ def test_of_several_series_the_t1_is_taken(tmp_path: Path) -> None:
         {"EchoTime": 80},
         {"Modality": "CT"},
         {"ImageType": ["DERIVED", "PRIMARY", "MPR"]},
+        {"ImageType": ["ORIGINAL", "", "P"]},
     ],
 )
 def test_other_series_are_refused_with_the_words_of_python(
