@@ -278,6 +278,11 @@ def compare_changes(
             ],
         }
     ).astype({"value": float})
+    # A participant may have been segmented longitudinally in several folders.
+    of_one = ["subject", "structure"]
+    several = sorted(set(slopes.loc[slopes.duplicated(of_one), "subject"]))
+    slopes = slopes.sort_values("spread", kind="stable")
+    slopes = slopes.drop_duplicates(of_one, keep="last").sort_index()
     # This assumes that true slopes differ between participants by as much as a slope over the usual
     # sessions is uncertain. Scans without dates have no slope, and their numbers are no years.
     usual = slopes.loc[slopes["value"].notna(), "spread"].median()
@@ -285,6 +290,11 @@ def compare_changes(
     with_slope = set(slopes.dropna(subset="value")["subject"])
     facts = participants.groupby("subject", sort=False)[_FACTS].first()
     notices = []
+    if several:
+        notices.append(
+            f"{count(len(several), 'participant')} segmented longitudinally in several folders: "
+            f"the scans over the longest time count: {some(several)}."
+        )
     single = [
         participant for participant in facts.index if participant not in with_slope
     ]

@@ -548,9 +548,10 @@ def participants_of(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
     """Return a table with a row for each participant and structure, with means over their scans.
 
     `frame` is the frame of a `Cohort`, `metric` one of its metrics. The means are `value`, `age`
-    and `icv` (the intracranial volume); without any value they are NaN. The columns group, site and
-    sex are "" if they are unknown or differ between a participant's scans. Rows are in the order of
-    the structures.
+    and `icv` (the intracranial volume); without any value they are NaN. Age and intracranial volume
+    are those of the scans that have a value of the structure, if there are any. The columns group,
+    site and sex are "" if they are unknown or differ between a participant's scans. Rows are in the
+    order of the structures.
     """
     values = frame[frame["metric"] == metric]
     known = {fact: values[fact].where(values[fact] != "") for fact in FACTORS}
@@ -563,6 +564,10 @@ def participants_of(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
         icv=("intracranial_mm3", "mean"),
         **facts,
     )
+    measured = values.dropna(subset="value").groupby(["structure", "subject"])
+    for name, column in (("age", "age"), ("icv", "intracranial_mm3")):
+        of_measured = measured[column].mean().reindex(found.index)
+        found[name] = of_measured.fillna(found[name])
     names = list(FACTORS)
     found[names] = found[names].where(by[names].nunique() == 1, "")
     return found.reset_index()

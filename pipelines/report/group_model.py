@@ -163,6 +163,10 @@ def _choose_terms(
     that the model must have. EvaluationError is raised if a named or needed term is unknown or the
     same for all, or if there are too few participants for it.
     """
+    # Participants of whom nothing is known, such as those without a row in the table, do not count.
+    listed = participants.dropna(how="all", subset=["age", *FACTORS])
+    if listed.empty:
+        listed = participants
     terms: list[str] = []
     left_out: dict[str, list[str]] = {}
     for term in _TERMS:
@@ -177,7 +181,7 @@ def _choose_terms(
             continue
         if asked is not None and term in COVARIATES and not is_named:
             continue
-        complete = participants.dropna(subset=[*terms, term])
+        complete = listed.dropna(subset=[*terms, term])
         freedom = Coding(complete, [*terms, term]).design.residual_freedom
         if is_named and freedom < 1:
             raise EvaluationError(
@@ -190,12 +194,8 @@ def _choose_terms(
                 f"{term} cannot be in the model: it is known in one group only",
                 remedy="name other covariates",
             )
-        is_covariate = term in COVARIATES
-        is_optional = is_covariate or (terms and term != "site")
-        fewest = _FEWEST_RESIDUAL if is_optional else 1
-        reason = ""
-        if terms or is_covariate:
-            reason = _too_little_known(participants, term)
+        fewest = _FEWEST_RESIDUAL if term in COVARIATES else 1
+        reason = _too_little_known(listed, terms, term)
         if not is_named and reason:
             left_out.setdefault(reason, []).append(term)
         elif not is_named and freedom < fewest:
@@ -213,19 +213,25 @@ def _choose_terms(
     return terms, notices
 
 
-def _too_little_known(participants: pd.DataFrame, term: str) -> str:
+def _too_little_known(
+    participants: pd.DataFrame, terms: Sequence[str], term: str
+) -> str:
     """Return the number of participants of whom a term is known, if they are too few; else "".
 
-    It must be known for most participants and for half of each group: in the model, a group loses
-    the participants of whom a term is not known.
+    A covariate must be known for most participants who are in a model of the given `terms`. Half of
+    each group must be left: the model loses the participants of whom any term is not known.
     """
-    known = participants[term].notna()
-    if known.mean() < _LEAST_KNOWN:
+    in_model = participants.dropna(subset=list(terms))
+    known = in_model[term].notna()
+    if term in COVARIATES and known.mean() < _LEAST_KNOWN:
         return f"known of {known.sum()} of {len(known)} participants"
-    for group, of_group in known.groupby(participants["group"]):
-        if of_group.mean() < _LEAST_KNOWN_OF_GROUP:
+    left = in_model[known]["group"].value_counts()
+    for group, count_of_group in participants["group"].value_counts().items():
+        if left.get(group, 0) < _LEAST_KNOWN_OF_GROUP * count_of_group:
+            beside = f" with {' and '.join(terms[1:])}" if terms[1:] else ""
             return (
-                f"known of {of_group.sum()} of {len(of_group)} participants of {group}"
+                f"known{beside} of {left.get(group, 0)} of {count_of_group} participants of "
+                f"{group}"
             )
     return ""
 
@@ -451,15 +457,17 @@ def _fit_structures(
     `levels` maps each factor (group, site or sex) to its levels.
     """
     fits = []
-    codings: dict[tuple[str, ...], Coding] = {}
+    codings: dict[tuple[object, ...], Coding] = {}
     for structure, of_structure in rows.groupby("structure", sort=False):
-        subjects = tuple(of_structure["subject"])
+        # The age is that of the scans with a value of this structure.
+        facts = of_structure[["subject", *terms]]
+        key = tuple(facts.itertuples(index=False, name=None))
         if "weight" in of_structure:
             # Weights differ from structure to structure.
             codings.clear()
-        if subjects not in codings:
-            codings[subjects] = Coding(of_structure, terms)
-        coding = codings[subjects]
+        if key not in codings:
+            codings[key] = Coding(of_structure, terms)
+        coding = codings[key]
         values = of_structure["value"].to_numpy(float)
         model = LinearModel(values, coding.design)
         fits.append(_Fit(str(structure), of_structure, coding, model))

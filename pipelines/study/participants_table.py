@@ -511,13 +511,17 @@ def _sex_reader(
         for code, meaning in levels.items():
             # In BIDS this is a text, or an object with a description.
             if isinstance(meaning, dict):
-                meaning = meaning.get("Description", "")
+                texts = {str(key).casefold(): text for key, text in meaning.items()}
+                meaning = texts.get("description", "")
             codes.setdefault(str(code).casefold(), str(meaning).strip())
     if not codes and is_ixi and title.name == "sex id":
         codes = _IXI_SEXES
 
     def sex_of(cell: str) -> str:
-        return sex_in(codes.get(cell.casefold(), cell))
+        # A meaning such as "male participant" explains a cell that is clear by itself.
+        with suppress(ValueError):
+            return sex_in(codes.get(cell.casefold(), cell))
+        return sex_in(cell)
 
     return sex_of
 

@@ -74,7 +74,8 @@ class Identity:
     """Participant and session of a scan, as its name and its folders tell them.
 
     `scan` is the part of the name that distinguishes the scan from other scans of the participant,
-    including the `session`; "" if there is none. `site` has the folders above the participant's own
+    including the `session`; "" if there is none. `beside` is what stands of it in the same folder
+    or file name as the participant. `site` has the folders above the participant's own
     folder, outermost first. `is_unique` is True if the participant's identifier is globally unique.
     """
 
@@ -83,6 +84,7 @@ class Identity:
     scan: str = ""
     site: tuple[str, ...] = ()
     is_unique: bool = False
+    beside: str = ""
 
 
 @dataclass(frozen=True)
@@ -140,7 +142,10 @@ def identity_of(name: str, folders: Sequence[str] = ()) -> Identity | None:
             site = _folders_above(match["participant"], folders[:depth])
             is_unique = match.re in _UNIQUE
             named_session = session[1] if session else ""
-            return Identity(match["participant"], named_session, scan, site, is_unique)
+            beside = match["rest"] or ""
+            return Identity(
+                match["participant"], named_session, scan, site, is_unique, beside
+            )
         inside = "_".join(text for text in (part, inside) if text)
     return Identity(name) if is_long else None
 
@@ -158,20 +163,32 @@ def disambiguate(scans: Sequence[Identity]) -> list[Identity]:
     """Prefix participants with their folders if the same name occurs below several folders.
 
     All participants in these folders then get the prefix, as in A/sub-01. A unique identifier is
-    prefixed only if the same scan of it is in two folders. Folders that are sessions are ignored.
+    prefixed only if the same scan of it is in two folders, whatever the others are called. Folders
+    that are sessions are ignored.
     """
     placed = [_with_session_of_folder(scan) for scan in _with_numbers(scans)]
-    sites: dict[tuple[str, str], set[tuple[str, ...]]] = defaultdict(set)
+    sites: dict[str, set[tuple[str, ...]]] = defaultdict(set)
+    sites_of_scan: dict[tuple[str, str], set[tuple[str, ...]]] = defaultdict(set)
     for scan in placed:
-        same = scan.scan if scan.is_unique else ""
-        sites[scan.participant, same].add(scan.site)
+        if scan.is_unique:
+            sites_of_scan[scan.participant, scan.scan].add(scan.site)
+        else:
+            sites[scan.participant].add(scan.site)
     clashing: set[tuple[str, ...]] = set()
     for places in sites.values():
         if len(places) > 1:
             clashing |= places
+    repeated = {
+        participant
+        for (participant, _), places in sites_of_scan.items()
+        if len(places) > 1
+    }
     apart = []
     for scan in placed:
-        if scan.site in clashing and scan.site:
+        is_apart = scan.site in clashing
+        if scan.is_unique:
+            is_apart = scan.participant in repeated
+        if is_apart and scan.site:
             scan = replace(scan, participant="/".join((*scan.site, scan.participant)))
         apart.append(scan)
     return apart
@@ -241,7 +258,7 @@ def _number_after_session(scan: Identity) -> str:
     """
     if scan.is_unique or not scan.session or scan.participant.startswith("sub-"):
         return ""
-    _, _, rest = scan.scan.partition(f"{scan.session}_")
+    _, _, rest = scan.beside.partition(f"{scan.session}_")
     number = _NUMBER_AFTER_SESSION.match(rest)
     if number is None or _DATE.fullmatch(number[0]):
         return ""

@@ -104,7 +104,7 @@ def test_what_the_ledgers_of_folds_say_is_in_the_report(tmp_path: Path) -> None:
     # Outliers cannot be told among two scans.
     page = (tmp_path / "out/report.html").read_text()
     assert "Nothing stands out" not in page
-    assert "Not tested: robust z-scores need at least eight scans" in page
+    assert "Not tested: robust z-scores need" in page
     assert "not tested: too few scans" in page
     assert 'id="outlier-table"' not in page
     page = (tmp_path / "out/report.html").read_text()
@@ -595,7 +595,7 @@ def test_left_out_names_parcels_and_their_grade(tmp_path: Path) -> None:
 
 def test_the_first_known_fact_of_a_participant_counts(tmp_path: Path) -> None:
     rows = ["participant_id\tsex"]
-    for n in range(1, 7):
+    for n in range(1, 8):
         for session in (1, 2):
             path = tmp_path / f"scans/OAS1_000{n}_MR{session}_dseg.nii.gz"
             path.parent.mkdir(exist_ok=True)
@@ -609,4 +609,4 @@ def test_the_first_known_fact_of_a_participant_counts(tmp_path: Path) -> None:
     report_cohort(settings)
     effects = pd.read_csv(tmp_path / "out/effects.csv")
     stem = effects[effects["structure"] == "Brain-Stem"].iloc[0]
-    assert (stem["first"], stem["second"]) == (3, 3)
+    assert (stem["first"], stem["second"]) == (4, 3)

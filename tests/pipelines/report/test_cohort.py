@@ -5,10 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 from helpers.pages import rows_of
 
-from trinat.pipelines.report.cohort import Scan, Section, adjust, cohort_of
+from trinat.pipelines.report.cohort import (
+    Scan,
+    Section,
+    adjust,
+    cohort_of,
+    participants_of,
+)
 from trinat.pipelines.report.cohort_page import cohort_drawings, cohort_page
 from trinat.pipelines.report.participants import participants_plot
 from trinat.segmentation.errors import EvaluationError
@@ -183,3 +190,14 @@ def test_a_participant_with_scans_at_two_sites_is_in_no_comparison_of_sites() ->
     named = "sub-0, sub-1, sub-2 and 1 more"
     assert "4 participants excluded from the comparison of sites" in page
     assert named in page
+
+
+def test_the_age_of_a_participant_is_that_of_the_scans_with_a_value() -> None:
+    scan = {
+        **{"subject": "a", "sex": "F", "group": "x", "site": "", "metric": "volume"},
+        "structure": "Left-Hippocampus",
+    }
+    young = {**scan, "age": 40.0, "intracranial_mm3": 1.4e6, "value": np.nan}
+    old = {**scan, "age": 60.0, "intracranial_mm3": 1.6e6, "value": 4000.0}
+    (row,) = participants_of(pd.DataFrame([young, old]), "volume").to_dict("records")
+    assert (row["age"], row["icv"], row["value"]) == (60, 1.6e6, 4000)

@@ -158,6 +158,48 @@ def test_a_covariate_that_few_have_is_left_out_and_costs_no_participant() -> Non
     assert (model.formula, len(model.participants)) == ("volume ~ group", 10)
 
 
+def test_scans_without_a_row_in_the_table_change_no_model() -> None:
+    facts = {
+        "group": ["a", "b"] * 20,
+        "age": [float(age) for age in range(40)],
+        "site": ["north"] * 20 + ["south"] * 20,
+    }
+    listed = people(40, **facts)
+    others = people(30)
+    others["subject"] = "other-" + others["subject"]
+    both = fitted(pd.concat([listed, others]))
+    assert both.formula == fitted(listed).formula == "volume ~ group + age + site"
+    pd.testing.assert_frame_equal(both.effects, fitted(listed).effects)
+
+
+def test_covariates_that_leave_nobody_of_a_group_are_not_both_taken() -> None:
+    age = [50.0 + number for number in range(40)] + [60.0, 61, 62, 63] + [np.nan] * 4
+    sex = ["F", "M"] * 20 + [""] * 4 + ["F", "M", "F", "M"]
+    group = ["control"] * 40 + ["patient"] * 8
+    model = fitted(people(48, group=group, age=age, sex=sex))
+    assert model.formula == "volume ~ group + age"
+    assert set(model.effects["fact"]) == {"group"}
+
+
+def test_a_participant_in_two_folders_has_one_change() -> None:
+    courses = []
+    for number in range(12):
+        name = f"sub-{number:02}"
+        for years in ([0.0, 1.0], [2.0, 5.0]):
+            change = change_of([100, 98 - number % 5], years, None)
+            assert change is not None
+            courses.append(
+                Course(name, "", STRUCTURES[0], ["a", "b"], years, [1, 2], change, None)
+            )
+    participants = people(12, group=["a", "b"] * 6)
+    changes = compare_changes(courses, participants)
+    longest = compare_changes(courses[1::2], participants)
+    assert changes.model is not None
+    assert longest.model is not None
+    pd.testing.assert_frame_equal(changes.model.effects, longest.model.effects)
+    assert len(changes.notices) == len(longest.notices) + 1
+
+
 def test_of_five_groups_no_differences_are_shown_and_a_notice_says_so() -> None:
     model = fitted(people(40, group=[f"g{n % 5}" for n in range(40)]))
     assert model.effects.empty

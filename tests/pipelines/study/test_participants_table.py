@@ -225,6 +225,21 @@ def test_a_unit_may_be_in_the_file_beside_the_table(tmp_path: Path) -> None:
     assert people.facts["a"] == Facts(1.5, "F")
 
 
+@pytest.mark.parametrize(
+    "levels",
+    [
+        '{"M": "male participant", "F": "female participant"}',
+        '{"M": {"description": "male"}, "F": {"Description": "female"}}',
+    ],
+)
+def test_a_clear_sex_stays_clear_with_a_description_of_its_words(
+    tmp_path: Path, levels: str
+) -> None:
+    (tmp_path / "people.json").write_text(f'{{"sex": {{"Levels": {levels}}}}}')
+    people = people_of(tmp_path, "participant_id\tsex\na\tF\nb\tM\n")
+    assert [people.facts[name].sex for name in "ab"] == ["F", "M"]
+
+
 def test_two_columns_of_one_thing_are_refused_unless_they_agree(tmp_path: Path) -> None:
     text = "participant_id\tage\tage (months)\na\t2\t24\n"
     assert people_of(tmp_path, text).facts["a"].age == 2

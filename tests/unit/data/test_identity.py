@@ -146,6 +146,22 @@ def test_a_date_behind_a_session_is_not_the_participants() -> None:
     assert participants("X_V1_20200101", "X_V1_20200102", "X_V2_20210101") == ["X"] * 3
 
 
+def test_numbers_of_files_in_a_folder_of_a_session_are_not_the_participants() -> None:
+    assert participants("P1_V1/img1", "P1_V1/img2") == ["P1", "P1"]
+    several = [f"P{one}_V1/00{number}" for one in (1, 2) for number in (1, 2, 3)]
+    assert participants(*several) == ["P1"] * 3 + ["P2"] * 3
+
+
+def test_a_repeated_scan_splits_no_other_unique_participant() -> None:
+    repeated = ["w1/OAS1_0001_MR1", "w2/OAS1_0001_MR1"]
+    others = ["w1/OAS1_0002_MR1", "w2/OAS1_0002_MR2"]
+    assert participants(*repeated, *others) == [
+        *("w1/OAS1_0001", "w2/OAS1_0001"),
+        *("OAS1_0002", "OAS1_0002"),
+    ]
+    assert participants("w1/07", "w2/07", *others)[2:] == ["OAS1_0002", "OAS1_0002"]
+
+
 def test_numbers_that_do_not_recur_within_a_session_are_not_the_participants() -> None:
     assert participants("X_V1_001", "X_V2_002", "X_V3_003") == ["X"] * 3
 
