@@ -14,6 +14,7 @@ from trinat.pipelines.study.entry import Entry
 from trinat.pipelines.study.files import refuse_changed
 from trinat.pipelines.study.record import TimePoint
 from trinat.segmentation.errors import reason_of
+from trinat.segmentation.io.streams import SCAN_SUFFIXES
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.models.zoo import is_for_any_contrast
 from trinat.segmentation.timing import Clock, stage, timed
@@ -95,6 +96,8 @@ def _read_scan(case: Case, settings: RunSettings) -> CaseInProgress:
     the store has noted; InputError is raised if not.
     """
     scan = CaseInProgress(case)
+    # Cases of a service name no series of their DICOM files.
+    is_dicom = not case.path.name.lower().endswith(SCAN_SUFFIXES)
     with timed(scan.clock), stage("read"):
         scan.volume = Volume.read(
             case.path,
@@ -102,7 +105,7 @@ def _read_scan(case: Case, settings: RunSettings) -> CaseInProgress:
             axes=case.axes,
             trust_affine=settings.output.trust_affine,
             fill_nonfinite=settings.output.fill_nonfinite,
-            any_contrast=is_for_any_contrast(settings.model),
+            any_contrast=is_dicom and is_for_any_contrast(settings.model),
         )
     # Computed during reading, so that the ledger has the bytes that were segmented.
     if scan.volume.source_sha256 is not None:

@@ -113,7 +113,7 @@ def test_a_report_has_a_part_on_parcels_where_results_have_them(tmp_path: Path) 
     assert report_cohort(settings) == Exit.OK
     page = (settings.out / "report.html").read_text()
     part = page[page.index('<section id="parcels">') :].split("</section>")[0]
-    assert "9 scans of" in part
+    assert "9 scans;" in part
     assert "L insula" in part
     parcels = pd.read_csv(settings.out / "parcels.csv")
     insula = parcels[parcels.structure == "ctx-lh-insula"]
