@@ -36,7 +36,7 @@ from trinat.pipelines.predict.tables import (
     write_tables,
 )
 from trinat.pipelines.study.cases import Case, Found, Refusal, Work
-from trinat.pipelines.study.discovery import find_cases
+from trinat.pipelines.study.discovery import find_cases, suffix_of_results
 from trinat.pipelines.study.entry import Entry, most_doubtful
 from trinat.pipelines.study.grouping import participants_of, with_facts
 from trinat.pipelines.study.ledger import (
@@ -326,7 +326,9 @@ def _open_ledger(
     if settings.bids:
         # Tables and changes are keyed by participant and session: two kinds of scans would be mixed
         # up.
-        for other in ledger.suffixes - {None, request.suffix}:
+        suffixes = {suffix_of_results(each.outputs) for each in ledger.entries.values()}
+        suffixes |= ledger.other_suffixes
+        for other in suffixes - {None, request.suffix}:
             remedy = f"give the {request.suffix} scans an output folder of their own"
             raise ConfigError(
                 f"has results of {other} scans", where=request.out, remedy=remedy

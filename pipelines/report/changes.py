@@ -334,7 +334,7 @@ def changes_page(
     structures = _structures_of(courses)
     cards = [
         ("Participants", f"{len(participants):,}", "with two or more usable scans"),
-        ("Beyond noise", f"{len(beyond):,}", f"of {len(tested):,} changes"),
+        ("Beyond noise", f"{len(beyond):,}", f"of {count(len(tested), 'change')}"),
     ]
     rows_left_out = []
     for scan, structure, why in left_out:

@@ -42,7 +42,8 @@ class Ledger:
     """File to which a run appends the outcome of each input; it also moves outputs into place.
 
     `entries` maps each case to its valid entry, and is updated by `add`. Each entry is on the disk
-    before `add` returns. `suffixes` are the BIDS suffixes of the scans of earlier runs.
+    before `add` returns. If only the entries of some cases were read,
+    `other_suffixes` has the BIDS suffixes of the scans of the other cases.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class Ledger:
         self.entries: dict[str, Entry] = {}
         if known is not None:
             self.entries.update(known)
-        self.suffixes: set[str | None] = set()
+        self.other_suffixes: set[str | None] = set()
         self._written = set(written)
         self._overwrite = overwrite
         self._path = path
@@ -88,7 +89,7 @@ class Ledger:
         current = digests_of(path.parent, own_files)
         before = read_ledgers(ledgers_in(path.parent), cases)
         ledger = cls(path, before.entries, before.written, overwrite=overwrite)
-        ledger.suffixes = before.suffixes
+        ledger.other_suffixes = before.other_suffixes
         ledger.refuse(current)
         return ledger
 
@@ -247,15 +248,16 @@ class LedgerContents:
     `entries` maps each case to its valid entry: the last one in a ledger, and across ledgers the
     one with the highest attempt number. If attempt numbers are equal, because the ledgers of two
     folders were put together, `_fit_to_files` decides. `written` has a pair (path, SHA-256) for
-    each file that the ledgers list. `writers` maps the path of each file to its case. `suffixes`
-    are the BIDS suffixes of the scans of all results, such as T1w; None for scans outside of BIDS.
+    each file that the ledgers list. `writers` maps the path of each file to its case. If only the
+    entries of some cases are read, `other_suffixes` has the BIDS suffixes of the scans of the other
+    cases, such as T1w; None for scans outside of BIDS.
     """
 
     def __init__(self) -> None:
         self.entries: dict[str, Entry] = {}
         self.written: set[tuple[str, str]] = set()
         self.writers: dict[str, str] = {}
-        self.suffixes: set[str | None] = set()
+        self.other_suffixes: set[str | None] = set()
 
     def read(self, path: Path, cases: Collection[str] | None = None) -> None:
         """Add the content of the ledger `path`.
@@ -266,9 +268,8 @@ class LedgerContents:
         """
         last: dict[str, Entry] = {}
         for entry in _lines_of(path):
-            if entry.outputs:
-                self.suffixes.add(suffix_of_results(entry.outputs))
             if cases is not None and entry.case not in cases and not entry.is_refusal:
+                self.other_suffixes.add(suffix_of_results(entry.outputs))
                 continue
             self.written.update(entry.outputs.items())
             if entry.case:

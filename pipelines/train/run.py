@@ -255,9 +255,10 @@ def train(
         stack.enter_context(stop_signals(signalled.set))
         if workers.leads:
             stack.enter_context(_claimed(recipe, out, jobs, resume=resume))
+        scheme = load_scheme(recipe.scheme)
         for view in chosen:
             # Raises if slices of the view cannot show the classes.
-            load_scheme(recipe.scheme).seen_in(view)
+            scheme.seen_in(view)
         left = _unfinished(jobs, out)
         runs = [JobRun(recipe, job, out, watcher, target, workers) for job in jobs]
         if target.type == "cpu":

@@ -16,15 +16,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from trinat.segmentation.grid import Grid
 from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.labels.folding import GENERATION_SURROUNDINGS
 from trinat.segmentation.space.grid_map import GridMap
 from trinat.segmentation.space.interpolation import interpolate, sharpened
 
-__all__ = ["as_flair", "averaged", "run"]
-
 _SCANS = ("T1.mgz", "brain.mgz", "norm.mgz", "brainmask.mgz")
-_CSF = 24
 _WHITE_MATTER = (2, 41)
 # Scans before FreeSurfer's correction of intensities have no thick copy.
 _UNCORRECTED = "-orig"
@@ -47,7 +44,8 @@ def run(subjects_dir: str, labels: str, out: str) -> None:
         )
         aseg = Volume.read(folder / "mri/aseg.mgz", labels=True)
         csf = Volume.read(Path(labels) / f"{folder.name}_dseg.nii.gz", labels=True)
-        numbers = np.where((aseg.data == 0) & (csf.data == _CSF), _CSF, aseg.data)
+        is_csf = (aseg.data == 0) & (csf.data == GENERATION_SURROUNDINGS)
+        numbers = np.where(is_csf, GENERATION_SURROUNDINGS, aseg.data)
         truth = Volume(numbers.astype(np.int16), aseg.affine)
         mri = Path(out) / folder.name / "mri"
         mri.mkdir(parents=True)
@@ -111,4 +109,4 @@ def averaged(scan: Volume, across: str, rng: np.random.Generator) -> Volume:
     affine[:3, 3] += affine[:3, axis] * start
     affine[:3, axis] *= step
     data = np.ascontiguousarray(np.moveaxis(slices, 0, axis))
-    return Volume(data, Grid(data.shape, affine).affine)
+    return Volume(data, affine)
