@@ -14,21 +14,16 @@ from numpy.typing import NDArray
 
 from trinat.segmentation.errors import LabelError
 from trinat.segmentation.grid import grown, occupied_box
+from trinat.segmentation.inference.checks.anatomy import total_brain_mm3
 from trinat.segmentation.inference.checks.evidence import Evidence
+from trinat.segmentation.inference.checks.limits import LIMITS, Limits
 from trinat.segmentation.inference.measuring import measure, measure_parcels
 from trinat.segmentation.inference.prediction import Prediction
-from trinat.segmentation.inference.quality import (
-    LIMITS,
-    Grade,
-    Limits,
-    grade,
-    limits_of,
-    total_brain_mm3,
-)
+from trinat.segmentation.inference.quality import Grade, grade, limits_of
 from trinat.segmentation.io.foreign_images import to_monai, to_simpleitk, to_torchio
 from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.labels.label import Label
 from trinat.segmentation.labels.measures import INTRACRANIAL, BrainVolumes
-from trinat.segmentation.labels.scheme import Label
 from trinat.segmentation.models.checkpoint import Model
 from trinat.segmentation.rendering.mesh import Surface, surface_net
 from trinat.segmentation.rendering.pictures import data_uri, draw_mosaic, encoded

@@ -35,19 +35,18 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return content
 
 
-def find_recipe(name_or_path: str | Path, folder: str) -> Path:
-    """Return the path of a YAML file, given by its path or, if it is shipped, by its name.
+def find_recipe(name_or_path: str) -> Path:
+    """Return the path of a training recipe, given by its path or, if it is shipped, by its name.
 
-    `folder` is the folder of configs/ to search: in "train", the name `fast` is
-    configs/train/fast.yaml. An existing file takes precedence over a name. Raises ConfigError, with
-    the names that exist, if there is neither.
+    The name `fast` is configs/train/fast.yaml. An existing file takes precedence over a name.
+    Raises ConfigError, with the names that exist, if there is neither.
     """
     path = Path(name_or_path)
     if path.is_file():
         return path
-    recipes = Path(str(resources.files("trinat.configs") / folder))
+    recipes = Path(str(resources.files("trinat.configs") / "train"))
     shipped = recipes / f"{name_or_path}.yaml"
-    if path.name == str(name_or_path) and shipped.is_file():
+    if path.name == name_or_path and shipped.is_file():
         return shipped
     known = sorted(recipe.stem for recipe in recipes.glob("*.yaml"))
     remedy = f"give a file, or one of {', '.join(known)}"

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from scipy import ndimage
 
 from trinat.segmentation.errors import EvaluationError
+from trinat.segmentation.inference.checks.evidence import ENOUGH_MM3
 from trinat.segmentation.inference.predictor import Predictor
-from trinat.segmentation.inference.quality import ENOUGH_MM3
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.metrics.counted import Made
 from trinat.segmentation.metrics.overlap import dice, joint_histogram

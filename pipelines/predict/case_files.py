@@ -35,6 +35,7 @@ from trinat.pipelines.study.record import (
     ThicknessResult,
 )
 from trinat.segmentation.inference import quality
+from trinat.segmentation.inference.checks import anatomy, brightness
 from trinat.segmentation.inference.checks.evidence import Evidence
 from trinat.segmentation.inference.checks.limits import Limits
 from trinat.segmentation.inference.measuring import (
@@ -80,7 +81,7 @@ def judge(
     evidence = Evidence.of(found)
     measured = measure(found, evidence, limits)
     verdict = quality.grade_by(evidence, limits)
-    total_brain_mm3 = quality.total_brain_mm3(found.scheme, volumes_mm3)
+    total_brain_mm3 = anatomy.total_brain_mm3(found.scheme, volumes_mm3)
     result = ScanResult(
         model=model.name,
         grade=verdict.name,
@@ -94,7 +95,7 @@ def judge(
             for name, mm3 in measured.mm3.items()
         },
         csf=found.csf,
-        tissue_contrast=_rounded(quality.tissue_contrast(evidence)),
+        tissue_contrast=_rounded(brightness.tissue_contrast(evidence)),
     )
     if measured.note:
         result.notes.append(measured.note)

@@ -47,16 +47,6 @@ from trinat.segmentation.errors import some
 if TYPE_CHECKING:
     from trinat.pipelines.report.group_model import GroupModel
 
-__all__ = [
-    "Change",
-    "Changes",
-    "Course",
-    "change_of",
-    "changes_page",
-    "compare_changes",
-    "retest_of",
-]
-
 Values = NDArray[np.float64]
 
 # Columns with the group, site, sex, age and intracranial volume of participants.

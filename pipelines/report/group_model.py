@@ -28,8 +28,6 @@ from trinat.segmentation.metrics.linear_model import (
 )
 from trinat.segmentation.metrics.statistics import holm
 
-__all__ = ["FACTORS", "GroupModel", "fit_groups"]
-
 Values = NDArray[np.float64]
 
 FACTORS = ("group", "site", "sex")

@@ -87,7 +87,7 @@ def read_recipe(name_or_path: str, settings: Sequence[str] = ()) -> Recipe:
     `network` of its own gets the network of the model; ConfigError is raised if the networks of
     that model's views differ.
     """
-    path = find_recipe(name_or_path, "train")
+    path = find_recipe(name_or_path)
     content = with_settings(read_yaml(path), settings)
     recipe = check(Recipe, content, path)
     start = recipe.stages[0].start

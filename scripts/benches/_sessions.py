@@ -16,8 +16,6 @@ from trinat.pipelines.models.fit_limits import bias, noise
 from trinat.segmentation.grid import Grid, moved, to_shape
 from trinat.segmentation.io.volume import Volume
 
-__all__ = ["Protocol", "change_of", "deformation", "session"]
-
 Array = NDArray[np.float64]
 
 # Voxels this close to a structure change with it. The shell around that absorbs the change.

@@ -42,8 +42,6 @@ from trinat.segmentation.labels.measures import INTRACRANIAL
 from trinat.segmentation.space.grid_map import GridMap
 from trinat.segmentation.space.resample import resample_image
 
-__all__ = ["run"]
-
 # Voxel sizes in mm, and angles in degrees about the world's axes; null leaves a scan as it is.
 FORMS: dict[str, tuple[tuple[float, float, float], tuple[float, float, float]] | None]
 FORMS = {

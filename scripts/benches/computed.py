@@ -26,8 +26,6 @@ from trinat.segmentation.space.conform import conform
 from trinat.segmentation.space.views import View
 from trinat.segmentation.synthetic.phantom import phantom
 
-__all__ = ["Counted", "count", "on_meta", "run"]
-
 # Dense bfloat16 rate and memory bandwidth of the SXM modules, from the maker's data sheets.
 _GPUS = {"H100": (989e12, 3.35e12), "A100": (312e12, 2.04e12)}
 # Assumptions: the shares of both that are reached, the shortest time of a kernel, the host's

@@ -21,12 +21,11 @@ from benches._damage_cache import Case, Heads, Stored, all_cases, fill, read_sto
 from benches._damage_kinds import KINDS
 from trinat.segmentation.grid import Grid
 from trinat.segmentation.inference.checks.evidence import Evidence
-from trinat.segmentation.inference.quality import Grade, Limits, grade_by, limits_of
+from trinat.segmentation.inference.checks.limits import Limits
+from trinat.segmentation.inference.quality import Grade, grade_by, limits_of
 from trinat.segmentation.labels.scheme import load_scheme
 from trinat.segmentation.models.checkpoint import load_model
 from trinat.segmentation.models.zoo import find_model
-
-__all__ = ["run"]
 
 # A scan should not pass if its mean Dice with the labels of the good scan is below this.
 _WRONG = 0.85

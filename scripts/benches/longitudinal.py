@@ -46,8 +46,6 @@ from trinat.segmentation.labels.scheme import load_scheme
 from trinat.segmentation.metrics.statistics import icc_2_1, mean_squares
 from trinat.segmentation.space.conform import conform
 
-__all__ = ["differences", "icc_interval", "run", "slope_of"]
-
 # By FreeSurfer number, the sign of the change: tissue is lost, fluid is gained.
 _STRUCTURES = {
     "hippocampus": ((17, 53), -1),

@@ -16,14 +16,14 @@ import tempfile
 import time
 from pathlib import Path
 
-from benches._steps import in_process
+from benches._processes import in_process
 from trinat.segmentation.space.conform import conform
 from trinat.segmentation.synthetic.phantom import phantom
 
 _SLICES = 3 * 256
 _BASELINE = """
 import json, torch
-from benches._steps import timing
+from benches._processes import timing
 from trinat.segmentation.models.architectures import PUBLISHED, build
 torch.set_num_threads({threads})
 network = build(PUBLISHED).eval().to(memory_format=torch.contiguous_format)

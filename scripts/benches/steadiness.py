@@ -25,8 +25,6 @@ from trinat.segmentation.metrics.pair import evaluate
 from trinat.segmentation.segmenter import Segmenter
 from trinat.segmentation.space.views import reoriented
 
-__all__ = ["acquired_anew", "changed_scans", "changes", "run"]
-
 MOVED_VOXELS = (1, 2, 3)
 VOXELS_MM = (0.8, 1.2, 2.0)
 _TURN_DEG = (7.0, -5.0, 3.5)

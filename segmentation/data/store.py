@@ -43,7 +43,8 @@ from trinat.segmentation.io.files import (
 from trinat.segmentation.io.orientation import TrustAffine
 from trinat.segmentation.labels import Csf
 from trinat.segmentation.labels.folding import FoldingTable
-from trinat.segmentation.labels.scheme import Label, LabelScheme
+from trinat.segmentation.labels.label import Label
+from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.space.views import View
 
 # Version of store.json. Subjects' files have their own version (slices.py), and stay valid when

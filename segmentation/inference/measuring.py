@@ -28,9 +28,9 @@ from trinat.segmentation.inference.checks.findings import (
     below,
     grade_findings,
 )
-from trinat.segmentation.inference.checks.limits import LIMITS, Limits
+from trinat.segmentation.inference.checks.limits import LIMITS, GradeName, Limits
 from trinat.segmentation.inference.prediction import Prediction
-from trinat.segmentation.inference.quality import GradeName, grade_structure
+from trinat.segmentation.inference.quality import grade_structure
 from trinat.segmentation.labels import Side
 from trinat.segmentation.labels.label import CSF_GROUP
 from trinat.segmentation.labels.measures import INTRACRANIAL, BrainVolumes, sums_mm3

@@ -18,8 +18,6 @@ import numpy as np
 
 from trinat.segmentation.errors import some
 from trinat.segmentation.inference.checks import anatomy, brightness
-from trinat.segmentation.inference.checks.anatomy import total_brain_mm3
-from trinat.segmentation.inference.checks.brightness import tissue_contrast
 from trinat.segmentation.inference.checks.evidence import (
     ENOUGH_MM3,
     Evidence,
@@ -35,21 +33,6 @@ from trinat.segmentation.inference.checks.lesions import check_lesions
 from trinat.segmentation.inference.checks.limits import LIMITS, GradeName, Limits
 from trinat.segmentation.inference.prediction import Prediction
 from trinat.segmentation.models.model_info import ModelInfo
-
-__all__ = [
-    "ENOUGH_MM3",
-    "LIMITS",
-    "Grade",
-    "GradeName",
-    "Limits",
-    "grade",
-    "grade_by",
-    "grade_structure",
-    "limits_of",
-    "mean_agreement",
-    "tissue_contrast",
-    "total_brain_mm3",
-]
 
 Check = Callable[[Evidence, Limits], list[Finding]]
 

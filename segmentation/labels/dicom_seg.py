@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from pydicom import Dataset
 
     from trinat.segmentation.io.volume import Volume
-    from trinat.segmentation.labels.scheme import Label, LabelScheme
+    from trinat.segmentation.labels.label import Label
+    from trinat.segmentation.labels.scheme import LabelScheme
 
 _SAME_MM = 1e-3
 # Attributes that the standard requires, possibly empty: anonymised files may lack them.

@@ -14,16 +14,6 @@ from scipy import ndimage
 
 from trinat.segmentation.labels import LESION_REGIONS, LESION_SIZES_MM3, LesionRegion
 
-__all__ = [
-    "SIZE_NAMES",
-    "SMALLEST_MM3",
-    "LesionCounts",
-    "MatchedLesions",
-    "NumberedLesions",
-    "number_lesions",
-    "overlapping",
-]
-
 # Smaller components are not counted as lesions: three voxels of 1 mm.
 SMALLEST_MM3 = 3.0
 # Volumes of voxels are not exact.

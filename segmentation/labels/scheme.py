@@ -31,21 +31,6 @@ from trinat.segmentation.labels.folding import (
 from trinat.segmentation.labels.label import Label, find_problem
 from trinat.segmentation.space.views import View
 
-__all__ = [
-    "IGNORE",
-    "LOBES",
-    "TISSUES",
-    "Label",
-    "LabelScheme",
-    "MapKind",
-    "MergedScheme",
-    "Viewer",
-    "load_scheme",
-    "parse_scheme",
-    "tissue_numbers",
-    "viewer_table",
-]
-
 # Label of pixels that the losses leave out.
 IGNORE = 255
 

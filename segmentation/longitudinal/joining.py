@@ -29,8 +29,6 @@ from torch.nn.functional import avg_pool3d, grid_sample, interpolate, pad
 from trinat.segmentation.inference.prior import most_probable
 from trinat.segmentation.space.interpolation import rows_at
 
-__all__ = ["Joining", "find_flow", "flows_from", "inverse_of", "warped"]
-
 # A voxel is at a boundary if its most probable class is less probable than this.
 _CERTAIN = 0.995
 # Side of the cube, in voxels, over which an image's difference from the template is averaged.

@@ -12,8 +12,6 @@ from trinat.segmentation.grid import Grid
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.lesions import number_lesions
 
-__all__ = ["noise_mm3", "on_grid", "sites_of"]
-
 Numbers = NDArray[np.int32]
 
 

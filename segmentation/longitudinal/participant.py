@@ -39,15 +39,6 @@ from trinat.segmentation.space.resample import resample_image
 from trinat.segmentation.space.views import reoriented
 from trinat.segmentation.timing import stage
 
-__all__ = [
-    "TimePoint",
-    "Together",
-    "equalise_brightness",
-    "image_to_align",
-    "in_order",
-    "segment_participant",
-]
-
 Image = NDArray[np.float32]
 
 # Margin around the template's brain, in voxels, in which the brain of a scan is segmented.

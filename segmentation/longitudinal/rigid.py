@@ -24,8 +24,6 @@ from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.space.grid_map import GridMap
 from trinat.segmentation.space.resample import resample_image
 
-__all__ = ["Alignment", "align", "is_mirrored", "mean_pose", "stretches"]
-
 Matrix = NDArray[np.float64]
 Image = NDArray[np.float32]
 

@@ -18,8 +18,6 @@ from trinat.segmentation.longitudinal.rigid import (
     stretches,
 )
 
-__all__ = ["SAME_HEAD", "Head", "ParticipantSpace", "heads_of", "participant_space"]
-
 Matrix = NDArray[np.float64]
 # Factors along three axes, the largest first.
 Factors = NDArray[np.float64]

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from trinat.segmentation.errors import ConfigError
 from trinat.segmentation.labels import SHIPPED_SCHEMES, Csf
-from trinat.segmentation.labels.label import CSF_GROUP
-from trinat.segmentation.labels.scheme import Label, LabelScheme, load_scheme
+from trinat.segmentation.labels.label import CSF_GROUP, Label
+from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
 from trinat.segmentation.metrics.definitions import NOT_PREDICTED, OTHER_CSF
 
 ALL_STRUCTURES = "all"

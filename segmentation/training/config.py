@@ -24,7 +24,6 @@ from trinat.segmentation.synthetic.settings import SynthesisConfig
 NetworkPart = Literal["encoders", "bottleneck", "decoders", "classifier"]
 # Parts before the classifier: if all are frozen, nothing is computed backward but the classifier.
 TRUNK: tuple[NetworkPart, ...] = ("encoders", "bottleneck", "decoders")
-# Services that show the curves of a training.
 
 # Keys of a schedule that set the length of the stage.
 _LENGTHS = {"steps", "epochs"}

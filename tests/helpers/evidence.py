@@ -13,7 +13,8 @@ from numpy.typing import ArrayLike, NDArray
 from trinat.segmentation.grid import Grid
 from trinat.segmentation.inference.checks.evidence import Evidence
 from trinat.segmentation.io.volume import Volume
-from trinat.segmentation.labels.scheme import Label, LabelScheme
+from trinat.segmentation.labels.label import Label
+from trinat.segmentation.labels.scheme import LabelScheme
 
 
 def _label(

@@ -94,6 +94,3 @@ def spoil(
     kind: str, labels: np.ndarray, other: np.ndarray, rng: np.random.Generator
 ) -> np.ndarray:
     return np.ascontiguousarray(FAULTS[kind](labels, other, rng)).astype(np.uint8)
-
-
-__all__ = ["FAULTS", "SCHEME", "spoil"]

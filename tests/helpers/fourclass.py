@@ -5,7 +5,8 @@ Background, a left and a right structure, and one without sides.
 
 from __future__ import annotations
 
-from trinat.segmentation.labels.scheme import Label, LabelScheme
+from trinat.segmentation.labels.label import Label
+from trinat.segmentation.labels.scheme import LabelScheme
 
 
 def label(index: int, name: str, partner: int | None = None, side=None) -> Label:

@@ -12,8 +12,6 @@ from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.space.grid_map import GridMap
 from trinat.segmentation.space.resample import resample_image
 
-__all__ = ["head_of", "pose_of", "session_of"]
-
 
 def head_of(participant: int = 0) -> Volume:
     """Return a head with the miniature head's outline and this participant's lumps of tissue."""

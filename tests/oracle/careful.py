@@ -14,8 +14,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["MGH", "NIFTI1", "NIFTI2", "Fields", "Reading", "read_mgh", "read_nifti"]
-
 
 @dataclass(frozen=True)
 class Fields:

@@ -5,6 +5,7 @@ import {
   columnLengths,
   cutGrid,
   cutOut,
+  everyNth,
   grown,
   isEmpty,
   roundHalfToEven,
@@ -72,7 +73,7 @@ export function findBackground(volume) {
   const steps = columnLengths(volume.affine).map((mm) =>
     Math.max(1, roundHalfToEven(SAMPLE_MM / mm))
   );
-  let sample = everyNth(inside, shape, steps);
+  let sample = everyNth({ data: inside, shape }, steps).data;
   if (fill !== null) sample = sample.filter((value) => value !== fill);
   const only = fill ?? 0;
   if (!sample.length) return { level: only, bright: only, box, fill: null };
@@ -105,25 +106,6 @@ export function findBackground(volume) {
     };
   }
   return { level, bright, box, fill };
-}
-
-/**
- * Every n-th voxel along each axis.
- * @param {any} data
- * @param {Triple} shape
- * @param {Triple} steps
- */
-function everyNth(data, [X, Y, Z], [stepX, stepY, stepZ]) {
-  if (stepX * stepY * stepZ === 1) return data.slice();
-  const count = Math.ceil(X / stepX) * Math.ceil(Y / stepY) * Math.ceil(Z / stepZ);
-  const out = new data.constructor(count);
-  let at = 0;
-  for (let k = 0; k < Z; k += stepZ) {
-    for (let j = 0; j < Y; j += stepY) {
-      for (let i = 0; i < X; i += stepX) out[at++] = data[i + X * (j + Y * k)];
-    }
-  }
-  return out;
 }
 
 const tissueThreshold = (level, bright) => level + TISSUE * (bright - level);

@@ -2,6 +2,7 @@
 // The same as segmentation/io/dicom/, which says why.
 import { checkShape, checkSpacing, refuse } from "./checks.js";
 import { isDicom, parseDicom } from "./dicom_file.js";
+import { medianOf } from "./evidence.js";
 import { AXES, columnLengths } from "./grid.js";
 import { cross, dot } from "./linear.js";
 
@@ -418,10 +419,4 @@ function checkEven(offsets, gaps, step, normal, usualMm, offMm) {
   if (Math.hypot(...sideways) > MAX_SHEAR * usualMm) {
     refuse("slices are shifted sideways (a tilted gantry)", REMAKE);
   }
-}
-
-function medianOf(values) {
-  const ranked = [...values].sort((one, other) => one - other);
-  const middle = ranked.length / 2;
-  return (ranked[Math.ceil(middle) - 1] + ranked[Math.floor(middle)]) / 2;
 }

@@ -177,6 +177,26 @@ export function cutOut(data, [X, Y], box) {
 }
 
 /**
+ * Every n-th voxel along each axis.
+ * @param {{ data: any, shape: Triple }} volume
+ * @param {Triple} steps
+ * @returns {{ data: any, shape: Triple }} a copy
+ */
+export function everyNth({ data, shape }, [stepX, stepY, stepZ]) {
+  const [X, Y, Z] = shape;
+  const sides = [Math.ceil(X / stepX), Math.ceil(Y / stepY), Math.ceil(Z / stepZ)];
+  const out = new data.constructor(sides[0] * sides[1] * sides[2]);
+  let at = 0;
+  for (let k = 0; k < Z; k += stepZ) {
+    for (let j = 0; j < Y; j += stepY) {
+      const row = X * (j + Y * k);
+      for (let i = 0; i < X; i += stepX) out[at++] = data[row + i];
+    }
+  }
+  return { data: out, shape: sides };
+}
+
+/**
  * An array with so many voxels more on each side, which are 0.
  * @param {any} data
  * @param {Triple} shape

@@ -4,14 +4,6 @@
 /** @typedef {import("./grid.js").Triple} Triple */
 
 /**
- * A mask with what is set at most so many voxels away along one axis.
- * @returns {Uint8Array}
- */
-export function dilatedAlong(mask, shape, axis, reach) {
-  return spread(mask, shape, axis, reach, 1);
-}
-
-/**
  * A mask dilated by a number of voxels along each of its axes.
  * @param {Uint8Array} mask
  * @param {Triple} shape
@@ -62,7 +54,7 @@ function spread(mask, shape, axis, reach, value) {
 export function withNeighbours(mask, shape) {
   const out = mask.slice();
   for (const axis of [0, 1, 2]) {
-    const along = dilatedAlong(mask, shape, axis, 1);
+    const along = spread(mask, shape, axis, 1, 1);
     for (let at = 0; at < out.length; at++) out[at] |= along[at];
   }
   return out;

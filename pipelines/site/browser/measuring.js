@@ -3,7 +3,7 @@
 import { checkContinuity } from "./brightness.js";
 import { countOf, some } from "./evidence.js";
 import { findCut, onSphere, placesWhere } from "./field.js";
-import { AXES, moved, voxelMm3 } from "./grid.js";
+import { AXES, everyNth, moved, voxelMm3 } from "./grid.js";
 import { dilated, largestPart, withoutHoles } from "./masks.js";
 import { TISSUE } from "./background.js";
 
@@ -22,6 +22,7 @@ const TOP = 0.87;
 const DIRECTIONS = 400;
 const REACH_MM = 25.0;
 const STEP = 2;
+const STEPS = [STEP, STEP, STEP];
 // Tissue ends evenly where it ends within so many mm of the farthest end, specks left out.
 const EVEN_MM = 2.0;
 const FARTHEST_PERCENTILE = 95;
@@ -164,12 +165,17 @@ function middleOf(mask, [X, Y]) {
 /** In how many directions above the middle tissue ends at one distance from the brain. */
 export function evennessOf({ image, brain, shape }, inside) {
   const tissue = image.data.map((value) => value > TISSUE ? 1 : 0);
-  const outer = { data: thinned(tissue, shape), shape: thinnedShape(shape) };
+  const outer = everyNth({ data: tissue, shape }, STEPS);
   // Steps of the thinned array to mm; it only turns and scales.
   const affine = image.affine.map((value, n) => n % 4 === 3 ? 0 : value * STEP);
   const upwards = onSphere(DIRECTIONS).filter(([, , z]) => z > 0);
   const shares = [inside, brain].map((mask) => {
-    const endsMm = endsOf(outer, thinned(mask, shape), affine, upwards);
+    const endsMm = endsOf(
+      outer,
+      everyNth({ data: mask, shape }, STEPS).data,
+      affine,
+      upwards,
+    );
     const farthestMm = percentileOf(endsMm, FARTHEST_PERCENTILE);
     const even = endsMm.filter((mm) =>
       mm >= farthestMm - EVEN_MM && mm < REACH_MM - STEP
@@ -177,20 +183,6 @@ export function evennessOf({ image, brain, shape }, inside) {
     return even.length / endsMm.length;
   });
   return Math.max(...shares);
-}
-
-const thinnedShape = (shape) => shape.map((side) => Math.ceil(side / STEP));
-
-function thinned(values, [X, Y, Z]) {
-  const [x, y, z] = thinnedShape([X, Y, Z]);
-  const out = new Uint8Array(x * y * z);
-  let at = 0;
-  for (let k = 0; k < Z; k += STEP) {
-    for (let j = 0; j < Y; j += STEP) {
-      for (let i = 0; i < X; i += STEP) out[at++] = values[i + X * (j + Y * k)];
-    }
-  }
-  return out;
 }
 
 // Return the distance in mm from a mask to the last tissue, in each direction from its

@@ -1,6 +1,6 @@
 // A scan and its labels as the picture of the page takes them: RAS axes, a byte a voxel.
 // The same as pipelines/view/voxels.py.
-import { AXES } from "./grid.js";
+import { AXES, everyNth } from "./grid.js";
 import { withNeighbours } from "./masks.js";
 import { writeNifti } from "./nifti.js";
 import { upright } from "./resample.js";
@@ -34,21 +34,13 @@ export function outlineOf(mask) {
 }
 
 /** @returns {Volume} every n-th voxel of each axis */
-export function thinned({ data, shape, affine }, step) {
-  const sides = shape.map((side) => Math.ceil(side / step));
-  const out = new data.constructor(sides[0] * sides[1] * sides[2]);
-  let at = 0;
-  for (let k = 0; k < shape[2]; k += step) {
-    for (let j = 0; j < shape[1]; j += step) {
-      const row = shape[0] * (j + shape[1] * k);
-      for (let i = 0; i < shape[0]; i += step) out[at++] = data[row + i];
-    }
-  }
-  const steps = [...affine];
+export function thinned(volume, step) {
+  const { data, shape } = everyNth(volume, [step, step, step]);
+  const affine = [...volume.affine];
   for (const row of AXES) {
-    for (const axis of AXES) steps[4 * row + axis] *= step;
+    for (const axis of AXES) affine[4 * row + axis] *= step;
   }
-  return { data: out, shape: [sides[0], sides[1], sides[2]], affine: steps };
+  return { data, shape, affine };
 }
 
 /** @returns {any} the bytes of a NIfTI file of every n-th voxel */

@@ -3,7 +3,7 @@
 // each cell of eight voxels that the surface passes, and a quad around each pair of voxels that it
 // parts.
 import { blurred } from "./filters.js";
-import { AXES, cutOut, grown, moved, sidesOf } from "./grid.js";
+import { AXES, cutOut, everyNth, grown, moved, sidesOf } from "./grid.js";
 
 /** @typedef {import("./grid.js").Volume} Volume */
 /** @typedef {import("./grid.js").Triple} Triple */
@@ -80,28 +80,14 @@ function surfaceOf(labels, index, box) {
   const mask = new Float32Array(part.length);
   for (let at = 0; at < mask.length; at++) mask[at] = part[at] === index ? 1 : 0;
   let step = mask.length > LARGE_BOX ? 2 : 1;
-  let share = everyNth({ data: blurred(mask, shape, 0.5 * step, REACH), shape }, step);
+  const smooth = { data: blurred(mask, shape, 0.5 * step, REACH), shape };
+  let share = everyNth(smooth, [step, step, step]);
   if (!share.data.some((value) => value > 0.5)) {
     step = 1;
     share = { data: mask, shape };
   }
   const toVoxels = (place) => AXES.map((axis) => place[axis] * step + box.start[axis]);
   return surfaceNet(share, (place) => moved(toVoxels(place), labels.affine));
-}
-
-function everyNth({ data, shape }, step) {
-  if (step === 1) return { data, shape };
-  const sides = shape.map((side) => Math.ceil(side / step));
-  const out = new Float32Array(sides[0] * sides[1] * sides[2]);
-  let at = 0;
-  for (let k = 0; k < shape[2]; k += step) {
-    for (let j = 0; j < shape[1]; j += step) {
-      for (let i = 0; i < shape[0]; i += step) {
-        out[at++] = data[i + shape[0] * (j + shape[1] * k)];
-      }
-    }
-  }
-  return { data: out, shape: sides };
 }
 
 /**

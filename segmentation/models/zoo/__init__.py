@@ -17,29 +17,6 @@ from trinat.segmentation.labels import DEFAULT_SCHEME
 if TYPE_CHECKING:
     from trinat.segmentation.labels.scheme import LabelScheme
 
-__all__ = [
-    "COPY_AGAIN",
-    "LESIONS_FILE",
-    "MODEL_FILE",
-    "NOT_YET",
-    "OWN_LICENCE",
-    "PARCELS_FOLDER",
-    "default_model",
-    "find_lesions_file",
-    "find_model",
-    "find_parcels_folder",
-    "find_stripper",
-    "is_for_any_contrast",
-    "licence_notice",
-    "licence_of",
-    "parcels_folder_of",
-    "read_model_file",
-    "read_scheme",
-    "shipped_models",
-    "stripper_of",
-    "warn_of_licence",
-]
-
 # Defined here and not in checkpoint.py, so that finding a model does not import torch.
 MODEL_FILE = "model.yaml"
 # Subfolder of a model with the model that divides its cortex into parcels.

@@ -20,6 +20,7 @@ from trinat.segmentation.grid import Grid
 from trinat.segmentation.inference import measuring, quality
 from trinat.segmentation.inference.checks import anatomy, brightness, field, lesions
 from trinat.segmentation.inference.checks.evidence import Evidence
+from trinat.segmentation.inference.checks.limits import LIMITS
 from trinat.segmentation.inference.graphs import fusion_of
 from trinat.segmentation.inference.prediction import Prediction, find_inside
 from trinat.segmentation.io.volume import Volume
@@ -309,7 +310,7 @@ def test_every_check_has_a_head_that_it_finds_something_in() -> None:
 @pytest.mark.parametrize("fault", FAULTS)
 def test_each_check_finds_what_python_finds(fault: Callable[[Head], None]) -> None:
     evidence = head_with(fault).evidence()
-    limits = quality.LIMITS
+    limits = LIMITS
     found = call(CALLABLE, "findingsOf", as_given(evidence))
     for check, of_browser in zip(quality.CHECKS, found["findings"], strict=True):
         name = check.__name__

@@ -18,7 +18,7 @@ from trinat.pipelines.study.ratings import (
     save_rating,
 )
 from trinat.segmentation.errors import DatasetError
-from trinat.segmentation.inference.quality import GradeName
+from trinat.segmentation.inference.checks.limits import GradeName
 
 
 def rating(scan: str = "a", rater: str = "anna", **facts: str) -> Rating:

@@ -12,17 +12,13 @@ from scipy import ndimage
 
 from trinat.pipelines.models.fit_limits import cut, inverted, middle
 from trinat.segmentation.grid import Grid
+from trinat.segmentation.inference.checks.limits import LIMITS, Limits
 from trinat.segmentation.inference.prediction import Prediction
 from trinat.segmentation.inference.predictor import Predictor
-from trinat.segmentation.inference.quality import (
-    LIMITS,
-    Grade,
-    Limits,
-    grade,
-    limits_of,
-)
+from trinat.segmentation.inference.quality import Grade, grade, limits_of
 from trinat.segmentation.io.volume import Volume
-from trinat.segmentation.labels.scheme import Label, LabelScheme
+from trinat.segmentation.labels.label import Label
+from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.models.model_info import Quality
 from trinat.segmentation.models.zoo import find_model
 from trinat.segmentation.space.conform import ConformPlan
