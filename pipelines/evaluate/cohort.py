@@ -135,9 +135,15 @@ def report_cohort(
     `progress(result, done, total)` is called after each label map. Failures are logged and listed
     in the page. Raises EvaluationError if no label map is left (all failed or are left out), if
     volumes are to be adjusted and too few scans have an intracranial volume, or if volumes are to
-    be harmonised and sites have too few participants. Returns the exit status.
+    be harmonised and sites have too few participants, and ConfigError for options that contradict
+    each other. Returns the exit status.
     """
     started = datetime.now(UTC)
+    if settings.adjust == "proportion" and "icv" in (settings.covariates or ()):
+        raise ConfigError(
+            "--covariates icv with --adjust proportion: the proportion is adjusted for it already",
+            remedy="leave out one of the two",
+        )
     refuse_foreign(settings.out, _OUTPUTS)
 
     def check(facts: pd.DataFrame, table: Path) -> None:
@@ -267,9 +273,10 @@ def measure_group(
             _log.info("%s: left out, %s", scan.name, scan.left_out)
     if len(study.models) > 1:
         _log.warning("results of %d models, whose volumes differ", len(study.models))
-    two_kinds = _two_kinds_of_heads(scans)
-    if two_kinds:
-        _log.warning("%s", two_kinds)
+    scans, one_kind = _with_heads_of_one_kind(scans)
+    if one_kind:
+        _log.warning("%s", one_kind)
+        known = replace(known, remarks=(*known.remarks, one_kind))
     digests = frozenset(each.sha256 for each in volumes)
     return MeasuredGroup(known, scans, in_part, failures, digests)
 
@@ -319,8 +326,7 @@ def _scan_of(file: ScanFile, excluded: Collection[str]) -> MeasuredScan:
     """Return the scan of a label map before its volumes are measured.
 
     It has the data of the participant and the grades of the run ledger. A scan whose quality grade
-    is in `excluded` has the reason in `left_out`. The intracranial volume in the ledger takes
-    precedence over that in the participants table.
+    is in `excluded` has the reason in `left_out`.
     """
     result = file.judged
     participant = file.facts
@@ -329,9 +335,6 @@ def _scan_of(file: ScanFile, excluded: Collection[str]) -> MeasuredScan:
         for structure, variation in result.volume_cv.items()
         if variation is not None
     }
-    intracranial_mm3 = result.intracranial_mm3
-    if intracranial_mm3 is None:
-        intracranial_mm3 = participant.intracranial_mm3
     return MeasuredScan(
         file=file,
         subject=file.participant,
@@ -345,7 +348,6 @@ def _scan_of(file: ScanFile, excluded: Collection[str]) -> MeasuredScan:
         structure_grades=result.structure_grades,
         uncertainty=uncertainty or None,
         group=participant.group,
-        intracranial_mm3=intracranial_mm3,
         left_out=result.why_left_out(excluded),
     )
 
@@ -415,26 +417,36 @@ def _with_volumes(
     return chosen, in_part
 
 
-def _two_kinds_of_heads(scans: Iterable[MeasuredScan]) -> str:
-    """Return a warning if intracranial volumes come from two different sources; else "".
+def _with_heads_of_one_kind(
+    scans: Sequence[MeasuredScan],
+) -> tuple[list[MeasuredScan], str]:
+    """Give all scans the same kind of intracranial volume: measured, or of the participants table.
 
-    The sources are the measurement of `trinat predict`, in the run ledger, and the participants
-    table. Their volumes are not comparable.
+    The two kinds are not comparable. The one that more scans have is used, and the measured one if
+    both are known for equally many; scans without it have none. Also returns a warning if a scan
+    has only the other kind; else "".
     """
-    of_ledger = 0
-    of_table = 0
+    counted = [scan.file for scan in scans if not scan.left_out]
+    measured = sum(file.judged.intracranial_mm3 is not None for file in counted)
+    listed = sum(file.facts.intracranial_mm3 is not None for file in counted)
+    is_measured = measured >= listed
+    chosen = []
+    lost = 0
     for scan in scans:
-        if scan.intracranial_mm3 is None or scan.left_out:
-            continue
-        if scan.file.entry.result.intracranial_mm3 is None:
-            of_table += 1
-        else:
-            of_ledger += 1
-    if not of_ledger or not of_table:
-        return ""
-    return (
-        f"the intracranial volume of {of_ledger} scans is measured, that of {of_table} is the "
-        "table's: the two kinds differ, so use one of them alone"
+        mm3 = scan.file.judged.intracranial_mm3
+        other_mm3 = scan.file.facts.intracranial_mm3
+        if not is_measured:
+            mm3, other_mm3 = other_mm3, mm3
+        if mm3 is None and other_mm3 is not None and not scan.left_out:
+            lost += 1
+        chosen.append(replace(scan, intracranial_mm3=mm3))
+    if not lost:
+        return chosen, ""
+    kinds = ["measured", "of the participants table"]
+    used, unused = kinds if is_measured else reversed(kinds)
+    return chosen, (
+        f"intracranial volumes are those {used}, of {max(measured, listed)} scans; {lost} others "
+        f"have only one {unused}, which is not comparable and not used"
     )
 
 

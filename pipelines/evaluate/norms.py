@@ -90,7 +90,7 @@ def make_norms(
         _refuse_few(known[known["age"].notna() & (known["sex"] != "")], settings)
 
     measured = measure_group(settings, progress, check)
-    participants = _participants(measured, settings, group)
+    participants, ages, heads_mm3 = _participants(measured, settings, group)
     model = _model_of(measured, settings.predictions)
     with_heads = bool(participants["intracranial_mm3"].notna().any())
     if with_heads:
@@ -126,10 +126,10 @@ def make_norms(
             continue
         heads = None
         if with_heads:
-            heads = known["intracranial_mm3"].to_numpy(float)
+            heads = heads_mm3.loc[known.index, structure].to_numpy(float)
         controls = Controls(
             known[structure].to_numpy(float),
-            known["age"].to_numpy(float),
+            ages.loc[known.index, structure].to_numpy(float),
             np.array(known["sex"] == "M", float),
             heads,
         )
@@ -167,13 +167,16 @@ def _participants(
     measured: MeasuredGroup,
     settings: CohortSettings,
     group: str | None,
-) -> pd.DataFrame:
+) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
     """Return a table with a row for each control: age, sex, intracranial volume, and all measures.
 
     Columns of measures are named by structures, or by measures of thickness, callosum and lesions.
     Values of several scans of a participant are averaged. Participants without age or sex are left
     out, and so are all participants of a sex that has too few. `group` is the name of the controls
     in the participants table; None if all are controls.
+
+    The second and third table have the age and the intracranial volume for each measure: the means
+    over the scans that have it, or over all scans of the participant if they are not known there.
     """
     cohort = cohort_of(measured.scans, measured.known.scheme)
     frame = cohort.frame[cohort.frame["metric"] == "volume"]
@@ -194,10 +197,17 @@ def _participants(
             if group is not None:
                 of_output = of_output[_is_of_group(of_output, group)]
             tables.append(of_output)
-    volumes = pd.concat(tables).pivot_table(
-        index="subject", columns="structure", values="value", aggfunc="mean", sort=False
+    values = pd.concat(tables).dropna(subset="value")
+    by_measure = values.groupby(["subject", "structure"], sort=False)
+    means = by_measure[["value", "age", "intracranial_mm3"]].mean().unstack()
+    in_order = values["structure"].unique()
+    participants = facts.join(means["value"][in_order])
+    ages, heads_mm3 = (
+        means[fact].apply(
+            lambda of_measure, known=facts[fact]: of_measure.fillna(known)
+        )
+        for fact in ("age", "intracranial_mm3")
     )
-    participants = facts.join(volumes)
     unknown = participants["age"].isna() | participants["sex"].isna()
     _log_left_out(participants, unknown, "without an age or a sex")
     participants = participants[~unknown]
@@ -207,7 +217,7 @@ def _participants(
             few = f"of sex {sex}, which has fewer than {FEWEST_OF_SEX}"
             _log_left_out(participants, is_of_sex, few)
             participants = participants[~is_of_sex]
-    return participants
+    return participants, ages, heads_mm3
 
 
 def _select_group(frame: pd.DataFrame, group: str | None, table: Path) -> pd.DataFrame:

@@ -456,26 +456,22 @@ def _norm_positions(
 
     The result has the index of `frame` and the columns `norm_z`, `percentile` and
     `norm_participants` (the number of participants behind the norm). They are NaN in rows of other
-    metrics, and for participants whom the norms do not cover.
+    metrics, and for participants whom the norms do not cover. A value of 0 has the percentile 0 and
+    no `norm_z`.
     """
     rows = []
     for row in frame.to_dict("records"):
         z = percentile = participants = float("nan")
         scan = scans[row["scan"]]
-        if row["metric"] == metric and np.isfinite(row["value"]):
+        value = row["value"]
+        if row["metric"] == metric and np.isfinite(value):
+            of_scan = (scan.sex, scan.age, scan.intracranial_mm3)
             with suppress(NormError):
-                place = norms.place(
-                    row["structure"],
-                    row["value"],
-                    scan.sex,
-                    scan.age,
-                    scan.intracranial_mm3,
-                )
-                z, percentile, participants = (
-                    place.z,
-                    place.percentile,
-                    place.participants,
-                )
+                # Curves have no place for 0, which is below all percentiles.
+                place = norms.place(row["structure"], value or 1.0, *of_scan)
+                participants = place.participants
+                percentile = place.percentile if value else 0.0
+                z = place.z if value else np.nan
         rows.append((z, percentile, participants))
     columns = ["norm_z", "percentile", "norm_participants"]
     return pd.DataFrame(rows, frame.index, columns)

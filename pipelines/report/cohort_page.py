@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pandas as pd
+from natsort import natsorted
 
 from trinat.pipelines.common.text import count
 from trinat.pipelines.report.cohort import (
@@ -31,6 +32,7 @@ from trinat.pipelines.report.group_page import (
     residual_plot,
     slope_table,
 )
+from trinat.pipelines.report.harmonised import FEWEST_AT_SITE
 from trinat.pipelines.report.page import (
     Cell,
     Column,
@@ -121,7 +123,10 @@ def cohort_page(
         response = "The volumes"
         if cohort.unit == "%":
             response = "The volumes, in percent of the intracranial volume,"
-        methods = methods_text(volumes.model, response, len(cohort.left_out))
+        structures = sum(len(scan.structures_left_out) for scan in cohort.scans)
+        methods = methods_text(
+            volumes.model, response, len(cohort.left_out), structures
+        )
     participants = len({scan.subject for scan in cohort.scans})
     lead = (
         f"{count(len(cohort.scans), 'scan')} of {count(participants, 'participant')}, "
@@ -265,8 +270,9 @@ def _notices(cohort: Cohort, failures: Sequence[tuple[str, str]]) -> list[str]:
         differing = differing_participants(cohort.frame, fact)
         if differing:
             notices.append(
-                f"{count(len(differing), 'participant')} excluded from the comparison of {fact}s, "
-                f"because their scans have more than one {fact}: {some(differing)}."
+                f"{count(len(differing), 'participant')} excluded from every comparison in which "
+                f"{fact} is a term, because their scans have more than one {fact}: "
+                f"{some(differing)}."
             )
     if cohort.adjustment is not None and cohort.adjustment.without:
         lacking = count(cohort.adjustment.without, "scan")
@@ -278,6 +284,13 @@ def _notices(cohort: Cohort, failures: Sequence[tuple[str, str]]) -> list[str]:
         facts = ", ".join(("site", *cohort.harmonisation.kept))
         notices.append(
             f"{lacking} without harmonised volumes, because one of these is unknown: {facts}."
+        )
+    if cohort.harmonisation is not None and cohort.harmonisation.not_harmonised:
+        names = [short_name(name) for name in cohort.harmonisation.not_harmonised]
+        notices.append(
+            f"{count(len(names), 'structure')} without harmonised volumes, and so without z-scores "
+            f"and means by group: {some(names)} (fewer than {FEWEST_AT_SITE} volumes at a site, or "
+            "all equal)."
         )
     if "percentile" in cohort.frame:
         of_scans = cohort.frame.groupby("scan")["percentile"].count()
@@ -419,46 +432,50 @@ def _describe_metric(cohort: Cohort, metric: str, prefix: str = "") -> Table:
 
 
 def _group_table(cohort: Cohort, key: str) -> Table | None:
-    """Return the table of mean and SD of each structure, with a column for each group of scans.
+    """Return the table of mean and SD of each structure, with a column for each group.
 
     `key` is the column of the frame that forms the groups: sex, group, age_band or site. The values
-    are the measured, adjusted or harmonised volumes, whichever were computed last. Returns None if
-    there are fewer than two groups.
+    are the measured, adjusted or harmonised volumes, whichever were computed last. A participant
+    counts once in a group, with the mean over their scans in it. Returns None if there are fewer
+    than two groups.
     """
     is_volume = cohort.frame["metric"] == cohort.compared
     digits = DIGITS[cohort.unit]
     is_known = cohort.frame[key] != ""
     volumes = cohort.frame[is_volume & is_known]
-    groups = sorted(volumes[key].unique())
+    groups = natsorted(volumes[key].unique())
     if len(groups) < 2:
         return None
-    by_group = volumes.groupby(["structure", key])
-    found = by_group["value"].agg(["count", "mean", "std"])
-    # Number of scans in each group that have a value of any structure.
-    scans_of = volumes.dropna(subset="value").groupby(key)["scan"].nunique()
+    of_participants = volumes.groupby(["structure", key, "subject"])["value"].mean()
+    by_group = of_participants.groupby(["structure", key])
+    found = by_group.agg(["count", "mean", "std"])
+    # Number of participants in each group that have a value of any structure.
+    measured = volumes.dropna(subset="value")
+    participants_of = measured.groupby(key)["subject"].nunique()
     rows = []
     for place, structure in enumerate(cohort.structures):
         cells = []
         for group in groups:
-            scans, mean, sd = found.loc[(structure, group)]
+            participants, mean, sd = found.loc[(structure, group)]
             text = number(mean, digits).text
             if not np.isnan(sd):
                 text += f" ± {sd:,.{digits}f}"
-            elif scans == 1:
-                text += " (1 scan)"
-            cells.append(Cell(text, mean, hint=count(int(scans), "scan")))
+            elif participants == 1:
+                text += " (1 participant)"
+            hint = count(int(participants), "participant")
+            cells.append(Cell(text, mean, hint=hint))
         rows.append([Cell(short_name(structure), place), *cells])
     columns: Columns = ["Structure"]
     counts = []
     for group in groups:
         columns.append(Column(f"{group} ({cohort.unit})", digits, "Mean ± SD"))
-        counts.append(f"{group}: {scans_of.get(group, 0)}")
+        counts.append(f"{group}: {participants_of.get(group, 0)}")
     return table(
         f"{key}-table",
         f"By {_GROUPS[key]}: mean ± SD",
         columns,
         rows,
-        note=f"Scans: {', '.join(counts)}.",
+        note=f"Participants: {', '.join(counts)}.",
     )
 
 

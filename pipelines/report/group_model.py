@@ -18,7 +18,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from trinat.pipelines.common.text import count
-from trinat.pipelines.study.participants import COVARIATES
+from trinat.pipelines.study.participants import COVARIATES, LEAST_KNOWN
 from trinat.segmentation.errors import EvaluationError, some
 from trinat.segmentation.metrics.linear_model import (
     Contrast,
@@ -34,9 +34,8 @@ FACTORS = ("group", "site", "sex")
 # The order in which terms enter as long as the number of participants allows.
 _TERMS = ("group", "site", "age", "sex", "icv")
 _ORDER_IN_FORMULA = ("group", "age", "sex", "icv", "site")
-# A covariate that the user did not name becomes a term if it is known for this share of the
-# participants ...
-_LEAST_KNOWN = 0.8
+# A covariate that the user did not name becomes a term if it is known for `LEAST_KNOWN` of the
+# participants, for this share of each group ...
 _LEAST_KNOWN_OF_GROUP = 0.5
 # ... and if at least this number of residual degrees of freedom remains.
 _FEWEST_RESIDUAL = 5
@@ -44,6 +43,8 @@ _FEWEST_RESIDUAL = 5
 _MOST_LEVELS = 4
 # From this variance inflation on, two terms are hard to separate (a common rule).
 _HIGH_INFLATION = 5.0
+# A participant whose scans differ in a factor has no value of it.
+_OF_SEVERAL = ", or differs between their scans"
 # Ages of two groups are uneven if their means differ by more than this number of standard
 # deviations.
 _UNEVEN_AGES = 0.5
@@ -180,7 +181,9 @@ def _choose_terms(
         if asked is not None and term in COVARIATES and not is_named:
             continue
         complete = listed.dropna(subset=[*terms, term])
-        freedom = Coding(complete, [*terms, term]).design.residual_freedom
+        freedom = 0
+        if len(complete):
+            freedom = Coding(complete, [*terms, term]).design.residual_freedom
         if is_named and freedom < 1:
             raise EvaluationError(
                 f"{len(complete)} participants are too few for the model "
@@ -217,11 +220,17 @@ def _too_little_known(
     """Return the number of participants of whom a term is known, if they are too few; else "".
 
     A covariate must be known for most participants who are in a model of the given `terms`. Half of
-    each group must be left: the model loses the participants of whom any term is not known.
+    each group must be left, or half of all without groups: the model loses the participants of whom
+    any term is not known.
     """
     in_model = participants.dropna(subset=list(terms))
     known = in_model[term].notna()
-    if term in COVARIATES and known.mean() < _LEAST_KNOWN:
+    least = 0.0
+    if term in COVARIATES:
+        least = LEAST_KNOWN
+    elif term != "group" and "group" not in terms:
+        least = _LEAST_KNOWN_OF_GROUP
+    if known.mean() < least:
         return f"known of {known.sum()} of {len(known)} participants"
     left = in_model[known]["group"].value_counts()
     for group, count_of_group in participants["group"].value_counts().items():
@@ -247,7 +256,7 @@ def _missing_participants(
         if lacking:
             notices.append(
                 f"{count(len(lacking), 'participant')} not in the model, because {term} is not "
-                f"known: {some(lacking)}."
+                f"known{_OF_SEVERAL if term in FACTORS else ''}: {some(lacking)}."
             )
     return notices
 

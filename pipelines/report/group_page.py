@@ -31,6 +31,7 @@ from trinat.pipelines.report.page import (
     Table,
     interval,
     number,
+    p_value,
     record_table,
     short_name,
     table,
@@ -148,6 +149,7 @@ def effect_tables(model: GroupModel, unit: str, digits: int) -> list[Table]:
                 "participants": Cell(participants, row["first"] + row["second"]),
                 "interval": interval(row["low"], row["high"], digits),
                 "interval_of_g": interval(row["g_low"], row["g_high"], 2),
+                "p_holm": p_value(row["p_holm"]),
             }
             rows.append(row | cells)
         freedom = of_pair["df"].median()
@@ -195,6 +197,7 @@ def slope_table(model: GroupModel, unit: str, digits: int) -> Table | None:
         cells = {
             "interval": interval(row["low"], row["high"], digits),
             "share": 100 * row["slope"] / row["mean"] if row["mean"] else np.nan,
+            "p_holm": p_value(row["p_holm"]),
         }
         rows.append(row | cells)
     caption = "Age: difference per year"
@@ -284,13 +287,17 @@ def residual_plot(model: GroupModel) -> Drawing | None:
     )
 
 
-def methods_text(model: GroupModel, response: str, left_out: int) -> str:
+def methods_text(
+    model: GroupModel, response: str, scans_left_out: int, structures_left_out: int
+) -> str:
     """Return sentences that describe the comparison of groups, for the methods section of a paper.
 
-    `response` is the subject of the sentence on the model, such as "The volumes". `left_out` is the
-    number of scans that were left out after quality control.
+    `response` is the subject of the sentence on the model, such as "The volumes". `scans_left_out`
+    is the number of scans that were left out after quality control, and `structures_left_out` that
+    of single structures of other scans.
     """
     structures = model.residuals["structure"].nunique()
+    tested = _tested(model)
     participants = _participants_in(model)
     units = {"age": "age in years", "icv": "icv: intracranial volume in litres"}
     explained = [units[term] for term in model.terms if term in units]
@@ -301,15 +308,22 @@ def methods_text(model: GroupModel, response: str, left_out: int) -> str:
         f"model for each structure ({model.formula}{explanation}), fitted by ordinary least "
         f"squares with statsmodels {version('statsmodels')}. Repeated scans of a participant were "
         "averaged.",
-        "Standard errors are heteroscedasticity-consistent (HC2), and the t distribution has Bell "
-        "and McCaffrey's degrees of freedom (Imbens and Kolesár, 2016).",
-        "Standardised differences are Hedges' g with intervals from the noncentral t distribution.",
-        f"P values are two-sided and were corrected for {_tested(model)} structures by Holm's "
-        "method.",
     ]
+    if tested:
+        sentences += [
+            "Standard errors are heteroscedasticity-consistent (HC2), and the t distribution has "
+            "Bell and McCaffrey's degrees of freedom (Imbens and Kolesár, 2016).",
+            "Standardised differences are Hedges' g with intervals from the noncentral t "
+            "distribution.",
+            f"P values are two-sided and were corrected for {tested} structures by Holm's method.",
+        ]
+    left_out = []
+    if scans_left_out:
+        left_out.append(count(scans_left_out, "scan"))
+    if structures_left_out:
+        left_out.append(f"{count(structures_left_out, 'single value')} of other scans")
     if left_out:
-        scans = count(left_out, "scan")
-        sentences.append(f"Left out after quality control: {scans}.")
+        sentences.append(f"Left out after quality control: {', '.join(left_out)}.")
     return " ".join(sentences)
 
 

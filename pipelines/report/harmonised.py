@@ -20,6 +20,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from trinat.pipelines.common.text import count
+from trinat.pipelines.study.participants import LEAST_KNOWN
 from trinat.segmentation.errors import EvaluationError
 
 Values = NDArray[np.float64]
@@ -61,6 +62,12 @@ class Harmonisation:
     without: int
     effects: pd.DataFrame
 
+    @property
+    def not_harmonised(self) -> list[str]:
+        """Structures that have no harmonised volume."""
+        is_known = self.effects.groupby("structure", sort=False)["shift"].count() > 0
+        return list(is_known.index[~is_known])
+
 
 def harmonise(
     frame: pd.DataFrame, metric: str
@@ -83,7 +90,9 @@ def harmonise(
     of_participants = [known["subject"], known["site"]]
     means = values[is_known].groupby(of_participants).mean()
     numbers, names = design.sites, design.names
-    covariates_of_participants = design.of_participants
+    covariates_of_participants = _of_measured(
+        of_scans[is_known], values[is_known], of_participants
+    )
     at_site = dict(zip(names, np.bincount(numbers), strict=True))
 
     before = means.to_numpy(float)
@@ -131,20 +140,36 @@ def harmonise(
     return by_structure, done
 
 
+def _of_measured(
+    of_scans: pd.DataFrame, values: pd.DataFrame, participants: list[pd.Series]
+) -> Values:
+    """Return the covariates of M participants for each of K structures, (M, P, K).
+
+    They are means over the scans that have a value of the structure, or over all scans if none has.
+    `of_scans` (N, P) and `values` (N, K) have a row for each scan; `participants` are the columns
+    that together identify the participant at a site.
+    """
+    of_all = of_scans.groupby(participants).mean()
+    of_structures = []
+    for structure in values.columns:
+        measured = of_scans.where(values[structure].notna())
+        means = measured.groupby(participants).mean().fillna(of_all)
+        of_structures.append(means.to_numpy(float))
+    return np.stack(of_structures, axis=2)
+
+
 @dataclass(frozen=True)
 class _Design:
     """Design matrices of the covariates whose effects are kept, with the sites of the participants.
 
-    `kept` are the names of the covariates. `of_scans` (N, P) has their values for each scan, and
-    `of_participants` (M, P) for each participant at a site. `is_known` (N,) marks the scans that
-    have a site and all covariates. `names` are the sites, and `sites` (M,) has the site of each
-    participant, as an index in `names`.
+    `kept` are the names of the covariates. `of_scans` (N, P) has their values for each scan.
+    `is_known` (N,) marks the scans that have a site and all covariates. `names` are the sites, and
+    `sites` (M,) has the site of each participant at a site, as an index in `names`.
     """
 
     kept: tuple[str, ...]
     of_scans: pd.DataFrame
     is_known: pd.Series
-    of_participants: Values
     sites: Sites
     names: pd.Index
 
@@ -174,13 +199,14 @@ def refuse_unharmonisable(covariates: pd.DataFrame) -> _Design:
                 f"the effect of {name} cannot be told from those of sites",
                 remedy="harmonise sites that each have participants of several kinds",
             )
-    return _Design(kept, of_scans, is_known, columns, sites, names)
+    return _Design(kept, of_scans, is_known, sites, names)
 
 
 def _kept_covariates(covariates: pd.DataFrame) -> tuple[tuple[str, ...], pd.DataFrame]:
     """Return the names of the covariates to keep, and their values for N scans as numbers, (N, P).
 
-    Unknown values are NaN. A covariate that is the same for all who have it has no effect to keep.
+    Unknown values are NaN. A covariate that is the same for all who have it has no effect to keep;
+    age and sex are not kept if few scans have them.
     A categorical covariate has a column of 0 and 1 for each category but the first. EvaluationError
     if there is only one group and some scans have none.
     """
@@ -195,7 +221,8 @@ def _kept_covariates(covariates: pd.DataFrame) -> tuple[tuple[str, ...], pd.Data
                 f"{int(of_covariate.isna().sum())} without a group",
                 remedy="name the group of all, so that what they differ by can be kept",
             )
-        if len(found) < 2:
+        is_rare = covariate != "group" and of_covariate.notna().mean() < LEAST_KNOWN
+        if len(found) < 2 or is_rare:
             continue
         kept.append(covariate)
         if covariate == "age":
@@ -265,9 +292,9 @@ class SiteEffects:
     def expected(self, covariates: Values) -> Values:
         """Return the values of K structures, (N, K), to expect without the effects of sites.
 
-        `covariates` (N, P) are those of N scans or participants.
+        `covariates` are those of N scans or participants, (N, P), or for each structure, (N, P, K).
         """
-        return np.asarray(self.mean + covariates @ self.slopes)
+        return np.asarray(self.mean + _effects_of(covariates, self.slopes))
 
     def remove_site_effects(
         self, values: Values, sites: Sites, covariates: Values
@@ -275,7 +302,7 @@ class SiteEffects:
         """Return the values of K structures, (N, K), without the effects of sites.
 
         `values` (N, K) are the measured values. `sites` (N,) has the site of each row, counted from
-        0, and `covariates` (N, P) the covariates.
+        0. `covariates` are those of `expected`.
         """
         expected = self.expected(covariates)
         residuals = (values - expected) / self.sd
@@ -286,15 +313,14 @@ class SiteEffects:
 def site_effects(values: Values, sites: Sites, covariates: Values) -> SiteEffects:
     """Estimate the effects of each site on the values (N, K) of N participants.
 
-    `sites` (N,) counts from 0. The effects of `covariates` (N, P) are kept; categories are columns
-    of 0 and 1. Values may be NaN; covariates may not, and they must be separable from sites (see
-    `tells_apart`). The effects on a structure are NaN if a site has fewer than `FEWEST_AT_SITE`
-    values of it, or if all residuals are 0. EvaluationError if the effects on fewer than two
-    structures are known.
+    `sites` (N,) counts from 0. The effects of `covariates` are kept: (N, P), or (N, P, K) if they
+    differ between structures; categories are columns of 0 and 1. Values may be NaN; covariates may
+    not, and they must be separable from sites (see `tells_apart`). The effects on a structure are
+    NaN if a site has fewer than `FEWEST_AT_SITE` values of it, or if all residuals are 0.
+    EvaluationError if the effects on fewer than two structures are known.
     """
     count = int(sites.max()) + 1
     at_site = np.eye(count)[sites]
-    design = np.hstack([at_site, covariates])
     structures = values.shape[1]
     mean = np.full(structures, np.nan)
     slopes = np.full((covariates.shape[1], structures), np.nan)
@@ -302,12 +328,16 @@ def site_effects(values: Values, sites: Sites, covariates: Values) -> SiteEffect
     for place in range(structures):
         known = np.isfinite(values[:, place])
         of_sites = at_site[known].sum(0)
+        of_structure = covariates[known]
+        if of_structure.ndim == 3:
+            of_structure = of_structure[:, :, place]
         if of_sites.min() < FEWEST_AT_SITE or not tells_apart(
-            sites[known], covariates[known]
+            sites[known], of_structure
         ):
             continue
-        found, *_ = np.linalg.lstsq(design[known], values[known, place], rcond=None)
-        residuals = values[known, place] - design[known] @ found
+        design = np.hstack([at_site[known], of_structure])
+        found, *_ = np.linalg.lstsq(design, values[known, place], rcond=None)
+        residuals = values[known, place] - design @ found
         # The sites' means are weighted by their numbers of participants.
         mean[place] = of_sites @ found[:count] / of_sites.sum()
         slopes[:, place] = found[count:]
@@ -315,7 +345,7 @@ def site_effects(values: Values, sites: Sites, covariates: Values) -> SiteEffect
         if spread > 1e-9 * abs(mean[place]):
             sd[place] = spread
 
-    standard = (values - mean - covariates @ slopes) / sd
+    standard = (values - mean - _effects_of(covariates, slopes)) / sd
     shift = np.full((count, structures), np.nan)
     variance = np.full((count, structures), np.nan)
     shift_alone = np.full((count, structures), np.nan)
@@ -332,6 +362,16 @@ def site_effects(values: Values, sites: Sites, covariates: Values) -> SiteEffect
         shift[site, usable] = drawn
         variance[site, usable] = squared
     return SiteEffects(shift, np.sqrt(variance), shift_alone, mean, slopes, sd)
+
+
+def _effects_of(covariates: Values, slopes: Values) -> Values:
+    """Return the effects of covariates on K structures, (N, K), by their slopes (P, K).
+
+    `covariates` are (N, P), or (N, P, K) if they differ between structures.
+    """
+    if covariates.ndim == 2:
+        return np.asarray(covariates @ slopes)
+    return np.asarray(np.einsum("npk,pk->nk", covariates, slopes))
 
 
 def tells_apart(sites: Sites, covariates: Values) -> bool:

@@ -194,6 +194,16 @@ def number(
     return Cell(text + unit, float(value), hint=hint)
 
 
+def p_value(value: float) -> Cell:
+    """Return a p value as a cell; very small ones are shown as "< 0.001"."""
+    if math.isnan(value):
+        return number(None, hint="no test")
+    text = f"{value:.3f}"
+    if value < 0.001:
+        text = "< 0.001"
+    return Cell(text, float(value))
+
+
 def interval(low: float, high: float, digits: int) -> Cell:
     """Return an interval as a cell, such as "+1.2 to +3.4", sorted by its lower limit."""
     lower = number(low, digits, sign=True)

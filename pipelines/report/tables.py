@@ -18,6 +18,7 @@ from trinat.pipelines.report.page import (
     NamedColumns,
     Table,
     number,
+    p_value,
     record_table,
     short_name,
     table,
@@ -241,8 +242,8 @@ def comparison(evaluation: Evaluation) -> Table:
             "metric": METRICS[row["metric"]].title_with_unit,
             "models": f"{row['second']} − {row['first']}",
             **_number_cells(row, "mean_difference", "low", "high", sign=True),
-            "p": _p_value_cell(row["p"]),
-            "p_holm": _p_value_cell(row["p_holm"]),
+            "p": p_value(row["p"]),
+            "p_holm": p_value(row["p_holm"]),
         }
         rows.append(row | cells)
     return record_table("comparison-table", "Paired differences", columns, rows)
@@ -438,13 +439,3 @@ def _shaded_cell(metric: Metric, structure: str, value: float) -> Cell:
         shade = round(20 * float(np.clip(goodness, 0, 1)))
     hint = f"{short_name(structure)}: {cell.hint or cell.text}"
     return Cell(cell.text, cell.order, shade, hint)
-
-
-def _p_value_cell(value: float) -> Cell:
-    """Return a p value as a cell; very small ones are shown as "< 0.001"."""
-    if np.isnan(value):
-        return number(None, hint="no test")
-    text = f"{value:.3f}"
-    if value < 0.001:
-        text = "< 0.001"
-    return Cell(text, float(value))

@@ -23,6 +23,7 @@ from trinat.segmentation.io.cells import (
     NO_NAME,
     may_be_thousands,
     number_in,
+    one_spelling,
 )
 from trinat.segmentation.io.files import read_table
 
@@ -272,6 +273,10 @@ def _from_table(
             group = ""
         year = times.year(cells, line)
         known[case_id] = _ScanRow(cells["participant"], year, group)
+    spellings = one_spelling(row.group for row in known.values())
+    known = {
+        scan: replace(row, group=spellings[row.group]) for scan, row in known.items()
+    }
     times.check(known.values())
     for participant, groups in _in_several_groups(known.values()).items():
         raise ConfigError(

@@ -6,12 +6,15 @@ A row is never used for the scan of another participant. Ambiguous names are rep
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 # Covariates that a linear model of groups may have beside group and site.
 COVARIATES = ("age", "sex", "icv")
+# A covariate that the user did not name is used if it is known for this share of the participants.
+LEAST_KNOWN = 0.8
 # Maximum number of participants that a message names; the rest is counted.
 _MOST_NAMED = 5
 
@@ -188,7 +191,8 @@ def _names_of(scan: str, participant: str, *, with_folder: bool = True) -> list[
 
 def _normalised(name: str) -> str:
     """Return a name without case, `sub-` and leading zeros: "1" for 1, 01, SUB-01 and sub_1."""
-    without = re.sub(r"^sub[-_]?(?=.)", "", name.casefold())
+    composed = unicodedata.normalize("NFC", name).casefold()
+    without = re.sub(r"^sub[-_]?(?=.)", "", composed)
     return re.sub(r"(?<![0-9])0+(?=[0-9])", "", without)
 
 

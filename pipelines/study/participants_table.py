@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,6 +27,7 @@ from trinat.segmentation.io.cells import (
     age_in,
     may_be_thousands,
     number_in,
+    one_spelling,
     sex_in,
 )
 from trinat.segmentation.io.files import Table, read_table, read_text
@@ -400,23 +401,26 @@ class _Reader:
     def _with_one_spelling(
         self, kind: str, values: Mapping[int, Value]
     ) -> dict[int, str]:
-        """Return the values by row number, in one spelling if they differ in case only.
+        """Return the values by row number, with one spelling of each (`one_spelling`).
 
-        The most frequent spelling is used. `kind` says what the values are, such as "site", for a
-        note on the spellings that were joined.
+        `kind` says what the values are, such as "site", for notes on spellings that were joined,
+        and on names that may mean that the value is missing.
         """
-        spellings: dict[str, Counter[str]] = defaultdict(Counter)
         words = {number: str(value) for number, value in values.items()}
-        for value in words.values():
-            spellings[value.casefold()][value] += 1
-        chosen = {}
-        for folded, counts in spellings.items():
-            chosen[folded] = counts.most_common(1)[0][0]
-            if len(counts) > 1:
+        chosen = one_spelling(words.values())
+        spellings: dict[str, list[str]] = defaultdict(list)
+        for word, spelling in chosen.items():
+            spellings[spelling].append(word)
+        for spelling, joined in spellings.items():
+            if len(joined) > 1:
                 self._notes.append(
-                    f"{kind}: {_quoted_names(list(counts))} are read as one, {chosen[folded]!r}"
+                    f"{kind}: {_quoted_names(joined)} are read as one, {spelling!r}"
                 )
-        return {number: chosen[word.casefold()] for number, word in words.items()}
+            if kind != "participant" and spelling.casefold() in MISSING:
+                self._notes.append(
+                    f"{kind}: {spelling!r} is read as a name (empty the cells if it is not known)"
+                )
+        return {number: chosen[word] for number, word in words.items()}
 
     def _intracranial_reader(
         self, place: int, title: _Title, described: Mapping[str, object]

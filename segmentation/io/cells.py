@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+import unicodedata
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
 
 # Words for a missing number or code, in lower case.
 MISSING = frozenset(
@@ -30,6 +32,20 @@ _GROUPED = re.compile(
     r"|(?:[ \u00a0\u202f']\d{3})+(?:[.,]\d+)?)",
     re.ASCII,
 )
+
+
+def one_spelling(words: Iterable[str]) -> dict[str, str]:
+    """Map each word to the most frequent spelling of it.
+
+    Spellings of a word differ in case, or in the Unicode form of accents, which looks the same.
+    """
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
+    folded = {}
+    for word in words:
+        composed = unicodedata.normalize("NFC", word)
+        folded[word] = composed.casefold()
+        counts[folded[word]][composed] += 1
+    return {word: counts[key].most_common(1)[0][0] for word, key in folded.items()}
 
 
 def number_in(cell: str) -> float:

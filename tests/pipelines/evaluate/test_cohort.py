@@ -19,7 +19,7 @@ from trinat.pipelines.evaluate.cohort import report_cohort
 from trinat.pipelines.evaluate.settings import CohortSettings
 from trinat.pipelines.study.entry import Entry
 from trinat.pipelines.study.ledger import Ledger, read_entries
-from trinat.segmentation.errors import DatasetError, EvaluationError
+from trinat.segmentation.errors import ConfigError, DatasetError, EvaluationError
 from trinat.segmentation.io.files import sha256_of
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.measures import INTRACRANIAL
@@ -85,7 +85,7 @@ def test_scans_count_where_any_of_their_structures_does(tmp_path: Path) -> None:
     report_cohort(CohortSettings(tmp_path, tmp_path / "out", jobs=1))
     page = (tmp_path / "out/report.html").read_text()
     # The fourth scan is rejected, and a single structure of the first.
-    assert "Scans: F: 2, M: 1." in page
+    assert "Participants: F: 2, M: 1." in page
     assert "1 of 5 scans failed." in page
 
 
@@ -177,7 +177,7 @@ def test_an_outlier_is_found_by_its_robust_z(volumes: pd.DataFrame, page: str) -
 def test_people_are_told_apart_by_sex_age_and_site(page: str) -> None:
     assert "By sex: mean ± SD" in page
     assert "By site: mean ± SD" in page
-    assert "Scans: north: 4, south: 5." in page
+    assert "Participants: north: 4, south: 5." in page
     assert "By age" not in page  # all in their twenties: one band
 
 
@@ -393,7 +393,14 @@ def test_volumes_are_adjusted_by_the_ledger_else_by_the_table(
         report_cohort(replace(settings, participants=None))
 
 
-def test_intracranial_volumes_of_two_kinds_are_named(
+def test_a_proportion_is_not_adjusted_for_the_head_again(tmp_path: Path) -> None:
+    out = write_study(tmp_path / "out", ["a"])
+    settings = CohortSettings(out, tmp_path / "report", jobs=1)
+    with pytest.raises(ConfigError):
+        report_cohort(replace(settings, adjust="proportion", covariates=("icv",)))
+
+
+def test_intracranial_volumes_of_two_kinds_are_not_mixed(
     tmp_path: Path, logged: pytest.LogCaptureFixture
 ) -> None:
     out = write_study(tmp_path / "out", ["a", "b"])
@@ -406,14 +413,22 @@ def test_intracranial_volumes_of_two_kinds_are_named(
     people = tmp_path / "people.tsv"
     people.write_text("participant_id\teTIV\na\t1500000\nb\t1300000\n")
     settings = CohortSettings(out, tmp_path / "report", participants=people, jobs=1)
-    logged.clear()
-    report_cohort(settings)
-    told = "the intracranial volume of 1 scans is measured, that of 1 is the table's"
-    assert any(line.startswith(told) for line in logged.messages)
-    people.write_text("participant_id\teTIV\na\t1500000\n")
-    logged.clear()
-    report_cohort(settings)
-    assert not any("intracranial" in line for line in logged.messages)
+
+    def heads() -> dict[str, float]:
+        logged.clear()
+        report_cohort(settings)
+        table = pd.read_csv(tmp_path / "report/volumes.csv")
+        found = table.groupby("subject")["intracranial_mm3"].first()
+        return dict(found.dropna())
+
+    # More scans have the table's.
+    assert heads() == {"a": 1.5e6, "b": 1.3e6}
+    assert not any("comparable" in line for line in logged.messages)
+    # Equally many.
+    people.write_text("participant_id\teTIV\nb\t1300000\n")
+    assert heads() == {"a": 1.4e6}
+    assert any("not comparable" in line for line in logged.messages)
+    assert "not comparable" in (tmp_path / "report/report.html").read_text()
 
 
 def test_results_of_two_models_are_named(

@@ -152,6 +152,38 @@ def test_further_outputs_have_norms_in_their_own_unit(
     assert found["percentile"].between(0, 100).all()
 
 
+def test_ages_are_those_of_the_scans_that_have_the_structure(tmp_path: Path) -> None:
+    """Each control has a scan 20 years later, in which the brain stem of men is rejected."""
+    folder = tmp_path / "two"
+    folder.mkdir()
+    people = ["participant_id\tage\tsex"]
+    for number in range(PARTICIPANTS):
+        for session, later in ((1, 0), (2, 20)):
+            labels = np.zeros((16, 16, 16), np.int16)
+            labels.reshape(-1)[: 300 + number % 7] = 16
+            name = f"s{number:02d}_ses-{session}"
+            Volume(labels, np.eye(4)).write(folder / f"{name}_dseg.nii.gz", labels=True)
+            people.append(f"{name}\t{30 + number % 11 + later}\t{'FM'[number % 2]}")
+            grade = "reject" if later and number % 2 else "pass"
+            result = ScanResult(
+                model="m",
+                grade="pass",
+                structure_grades={"Brain-Stem": grade},
+                volumes_mm3={"Brain-Stem": 300.0},
+            )
+            with Ledger(folder / "run.jsonl") as ledger:
+                outputs = {f"{name}_dseg.nii.gz": "0"}
+                ledger.add(Entry(name, "done", outputs=outputs, result=result))
+    (folder / "participants.tsv").write_text("\n".join(people) + "\n")
+    out = tmp_path / "norms.tsv"
+    make(CohortSettings(folder, tmp_path / "unused", jobs=1), out, None)
+    rows = pd.read_csv(out, sep="\t")
+    oldest = rows.groupby("sex")["age"].max()
+    # Means over both scans of women reach 50, and men were measured at 30 to 40.
+    assert oldest["M"] == 40
+    assert oldest["F"] == 50
+
+
 def test_patients_may_not_be_among_the_healthy(
     settings: CohortSettings, tmp_path: Path
 ) -> None:

@@ -20,6 +20,8 @@ from trinat.pipelines.report.cohort_page import cohort_drawings, cohort_page
 from trinat.pipelines.report.participants import participants_plot
 from trinat.segmentation.errors import EvaluationError
 from trinat.segmentation.labels.scheme import load_scheme
+from trinat.segmentation.metrics import norms as norms_module
+from trinat.segmentation.metrics.norms import Curve, Norms
 
 SCHEME = load_scheme("quicknat33")
 STEM = "Brain-Stem"
@@ -188,8 +190,34 @@ def test_a_participant_with_scans_at_two_sites_is_in_no_comparison_of_sites() ->
     assert row["difference"] == pytest.approx(-400)
     page = cohort_page([Section.of_volumes(cohort)], [], [], {})
     named = "sub-0, sub-1, sub-2 and 1 more"
-    assert "4 participants excluded from the comparison of sites" in page
+    assert "4 participants excluded from every comparison" in page
     assert named in page
+
+
+def test_means_by_group_count_each_participant_once() -> None:
+    """One patient has three scans of 1000, another one of 2000: the mean is 1500, not 1250."""
+    scans = [
+        replace(scan(0, 1000.0, None), session=str(session), group="patient")
+        for session in range(3)
+    ]
+    scans.append(replace(scan(1, 2000.0, None), group="patient"))
+    scans += [replace(scan(n, 3000.0, None), group="control") for n in (2, 3)]
+    page = cohort_page([Section.of_volumes(cohort_of(scans, SCHEME))], [], [], {})
+    assert rows_of(page, "group-table")[0][1:] == ["3,000 ± 0", "1,500 ± 707"]
+    assert "Participants: control: 2, patient: 2." in page
+
+
+def test_a_volume_of_0_is_below_all_percentiles() -> None:
+    curve = Curve([20, 80], [1, 1], [4000, 4000], [0.1, 0.1], [50, 50], 50)
+    norms = Norms.of(norms_module.rows_of(STEM, "F", curve, "model"))
+    scans = [
+        replace(scan(number, volume, None), sex="F", age=50.0)
+        for number, volume in enumerate((0.0, 4000.0))
+    ]
+    cohort = cohort_of(scans, SCHEME, norms=norms)
+    found = cohort.frame.set_index("subject")
+    assert list(found["percentile"]) == [0, pytest.approx(50)]
+    assert list(cohort.outliers()["subject"]) == ["sub-0"]
 
 
 def test_the_age_of_a_participant_is_that_of_the_scans_with_a_value() -> None:

@@ -206,7 +206,27 @@ def test_of_five_groups_no_differences_are_shown_and_a_notice_says_so() -> None:
     assert model.notices == (
         "group has 5 values: differences are shown for at most 4.",
     )
-    assert "0 structures" in methods_text(model, "volumes", 0)
+    # Nothing was tested.
+    assert "Holm" not in methods_text(model, "volumes", 0, 0)
+
+
+def test_age_known_only_of_participants_without_a_group_is_no_term() -> None:
+    groups = ["a"] * 8 + ["b"] * 8 + [""] * 8
+    ages = [np.nan] * 16 + [float(60 + number) for number in range(8)]
+    participants = people(24, group=groups, age=ages)
+    model = fitted(participants)
+    assert model.terms == ("group",)
+    assert any("age (known of 0 of 16" in notice for notice in model.notices)
+    with pytest.raises(EvaluationError):
+        fit_groups(participants, "volume", ("age",))
+
+
+def test_without_groups_a_site_that_few_have_is_no_term() -> None:
+    ages = [float(50 + number) for number in range(40)]
+    sites = ["north", "south"] * 4 + [""] * 32
+    model = fitted(people(40, age=ages, site=sites))
+    assert model.terms == ("age",)
+    assert len(model.participants) == 40
 
 
 def test_a_covariate_that_few_have_is_not_the_only_term() -> None:
@@ -282,13 +302,13 @@ def test_the_forest_plot_has_a_mark_for_each_structure_side_by_side() -> None:
 def test_the_methods_text_has_the_formula_the_participants_and_the_versions() -> None:
     from importlib.metadata import version
 
-    text = methods_text(fitted(people(12, group=["a", "b"] * 6)), "The volumes", 2)
+    text = methods_text(fitted(people(12, group=["a", "b"] * 6)), "The volumes", 2, 13)
     for part in (
         "volume ~ group",
         "12 participants (a: 6, b: 6)",
         f"statsmodels {version('statsmodels')}",
         "3 structures",
-        "2 scans",
+        "2 scans, 13 single values",
     ):
         assert part in text
 
@@ -296,7 +316,7 @@ def test_the_methods_text_has_the_formula_the_participants_and_the_versions() ->
 def test_the_methods_text_counts_the_structures_that_were_tested() -> None:
     participants = people(12, group=["a", "b"] * 6)
     participants.loc[participants["structure"] == "Brain-Stem", "value"] = 0
-    text = methods_text(fitted(participants), "The volumes", 0)
+    text = methods_text(fitted(participants), "The volumes", 0, 0)
     assert "corrected for 2 structures" in text
 
 

@@ -179,6 +179,52 @@ def test_a_site_is_so_many_percent_of_what_its_participants_have() -> None:
     assert percent["site B"] == pytest.approx(-3.2, abs=0.3)
 
 
+def test_ages_are_those_of_the_scans_that_have_a_value() -> None:
+    """Two scans, 20 years apart, of which the second has no value at one site."""
+    draw = np.random.default_rng(5)
+    scans = []
+    for number in range(40):
+        site = "site A" if number < 20 else "site B"
+        spread = draw.normal(0, 20, len(NAMES))
+        first = 40.0 + number % 5
+        for session, age in enumerate((first, first + 20)):
+            values = 4000 - 20 * (age - 40) + spread + draw.normal(0, 5, len(NAMES))
+            volumes_mm3 = dict(zip(NAMES, values, strict=True))
+            if site == "site B" and session:
+                del volumes_mm3["Left-Hippocampus"]
+            scans.append(
+                Scan(f"sub-{number}", str(session), volumes_mm3, age=age, site=site)
+            )
+    done = cohort_of(scans, SCHEME, harmonising=True).harmonisation
+    assert done is not None
+    shifts = done.effects.set_index(["structure", "site"])["percent_before"]
+    # There is no effect of sites; ten years would be 5 %.
+    assert shifts["Left-Hippocampus", "site B"] == pytest.approx(0, abs=0.3)
+
+
+def test_a_structure_that_is_not_harmonised_is_named() -> None:
+    scans, _ = study(12)
+    for scan in [scan for scan in scans if scan.site == "site A"][:5]:
+        del scan.volumes_mm3["Left-Hippocampus"]
+    cohort = cohort_of(scans, SCHEME, harmonising=True)
+    assert cohort.harmonisation is not None
+    assert cohort.harmonisation.not_harmonised == ["Left-Hippocampus"]
+    page = cohort_page([Section.of_volumes(cohort)], [], [], {})
+    assert "1 structure without harmonised volumes" in page
+
+
+def test_an_age_that_few_have_is_not_kept() -> None:
+    scans, _ = study(12)
+    scans = [
+        replace(scan, age=scan.age if number < 5 else None)
+        for number, scan in enumerate(scans)
+    ]
+    done = cohort_of(scans, SCHEME, harmonising=True).harmonisation
+    assert done is not None
+    assert done.kept == ("sex", "group")
+    assert done.without == 0
+
+
 def test_a_site_with_too_few_participants_is_refused_by_name_and_number() -> None:
     scans, _ = study(12)
     scans = [scan for scan in scans if scan.site != "site C"] + scans[-9:]

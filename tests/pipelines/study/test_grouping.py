@@ -253,6 +253,14 @@ def test_a_participant_is_in_one_group(tmp_path: Path) -> None:
         participants_of(cases("a", "b"), None, path)
 
 
+def test_spellings_of_a_group_are_one_group(tmp_path: Path) -> None:
+    path = table(
+        tmp_path, "scan\tparticipant\tgroup\na\tp\tHC\nb\tp\tHC\nc\tq\thc\nd\tq\tHC\n"
+    )
+    found = participants_of(cases(*"abcd"), None, path)
+    assert [participant.group for participant in found] == ["HC", "HC"]
+
+
 def test_participants_of_two_sites_stay_apart() -> None:
     given = cases("A/sub-01_ses-1_T1w", "A/sub-01_ses-2_T1w", "B/sub-01_ses-1_T1w")
     assert scans(participants_of(given, None, None)) == {
