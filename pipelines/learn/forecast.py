@@ -1,29 +1,22 @@
-"""Forecast of `trinat learn`: the expected gain and duration, before any scan is segmented."""
+"""Forecast of `trinat learn`: the expected gain, before any scan is segmented."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trinat.pipelines.common.text import count
 from trinat.pipelines.learn.corrected import Corrected
-from trinat.pipelines.learn.settings import LearnSettings
-from trinat.pipelines.learn.training import recipe_changes
-from trinat.pipelines.train.foresight import expected_seconds
-from trinat.pipelines.train.from_python import as_overrides
-from trinat.pipelines.train.run import find_device, plan_jobs, read_recipe
 from trinat.segmentation.errors import TrinatError
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.folding import FoldingTable
 from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.metrics.common_grid import on_grid_of
 from trinat.segmentation.metrics.overlap import Counts, dice, joint_histogram
-from trinat.segmentation.models.checkpoint import Model
 
 # Maximum number of scans whose imported label maps are read, at a second or two each: the forecast
 # should take half a minute at most. All painted ones are read, since a structure may be corrected
@@ -35,8 +28,6 @@ _CHANGED_SHARE = 0.02
 # Factors gain this share of the size gap: 0.016 of 0.10 on the labelling challenge
 # (docs/notes/learning.md).
 _GAIN_OF_SIZE_GAP = 1 / 6
-# Number of new models that are judged after a training: averaged and trained.
-_CANDIDATES = 2
 
 
 @dataclass(frozen=True)
@@ -155,46 +146,3 @@ def _evenly_spaced(corrected: Sequence[Corrected], most: int) -> list[Corrected]
     """Return at most `most` of the corrected scans, evenly spaced in the sequence."""
     places = np.linspace(0, len(corrected) - 1, min(most, len(corrected)))
     return [corrected[round(place)] for place in places]
-
-
-def learning_seconds(
-    corrected: Sequence[Corrected],
-    model: Model,
-    settings: LearnSettings,
-    *,
-    trains: bool,
-) -> float | None:
-    """Estimate the duration of `trinat learn` in seconds; None if it cannot be estimated.
-
-    Segmentation of a scan is expected to take as long as it took in `trinat predict`, according to
-    the run ledger; without these times the result is None. If the networks are trained (`trains`),
-    `settings.seconds` is the duration of the training. Without it, the time of a training step is
-    measured here on a CPU; on a GPU the result is None, because the duration is not known before
-    the first steps of training. It is also None if the recipe does not fix the number of slices in
-    an epoch.
-    """
-    timed = [
-        sum(each.scan.entry.timings_s.values())
-        for each in corrected
-        if each.scan.entry.timings_s
-    ]
-    if not timed:
-        return None
-    scan_s = mean(timed)
-    seconds = len(corrected) * scan_s
-    if not trains:
-        return seconds
-    # About every fifth scan is held out, and is segmented by each candidate.
-    judged = max(1, len(corrected) // 5)
-    seconds += _CANDIDATES * judged * scan_s
-    if settings.seconds is not None:
-        return seconds + settings.seconds
-    if find_device(settings.device).type != "cpu":
-        return None
-    changes = recipe_changes(corrected, model, settings)
-    recipe = read_recipe(settings.recipe, as_overrides(changes))
-    views = [view for view in recipe.views if view in model.networks]
-    jobs = plan_jobs(recipe, views)
-    if any(job.stage.data.epoch_slices is None for job in jobs):
-        return None
-    return seconds + expected_seconds(recipe, jobs, processes=1)

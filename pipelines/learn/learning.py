@@ -26,7 +26,6 @@ from trinat.pipelines.learn.corrected import Corrected, find_corrected
 from trinat.pipelines.learn.forecast import (
     Agreement,
     compare_with_results,
-    learning_seconds,
 )
 from trinat.pipelines.learn.settings import LearnSettings
 from trinat.pipelines.learn.training import Trained, train_on
@@ -170,7 +169,10 @@ def learn(
     material = _prepare_material(study, settings)
     participants = len(set(material.participants))
     what = f"{count(len(material.scans), 'corrected scan')} of {count(participants, 'participant')}"
-    if not _trains_networks(settings, participants):
+    trains = settings.method == "training"
+    if settings.method == "auto":
+        trains = participants >= _FEWEST_TO_TRAIN
+    if not trains:
         why = f"{what}: factors of structures are fitted, the networks stay as they are"
         return _fit_factors(material, settings, why)
     if participants < 2:
@@ -193,7 +195,7 @@ def _prepare_material(study: Study, settings: LearnSettings) -> _Material:
     """Find the corrected scans and segment them with the model that is to be improved.
 
     Returns the usable scans with their segmentations. The reasons for which others cannot be used,
-    and the gain and duration to expect, are logged. Raises EvaluationError if no scan can be used,
+    and the gain to expect, are logged. Raises EvaluationError if no scan can be used,
     or if there is nothing to gain.
     """
     corrected, failures = find_corrected(study)
@@ -234,29 +236,17 @@ def _prepare_material(study: Study, settings: LearnSettings) -> _Material:
     )
 
 
-def _trains_networks(settings: LearnSettings, participants: int) -> bool:
-    """Return True if networks are trained, False if only factors are fitted.
-
-    The factors multiply the probabilities of structures. `participants` is the number of
-    participants with a corrected scan.
-    """
-    if settings.method == "auto":
-        return participants >= _FEWEST_TO_TRAIN
-    return settings.method == "training"
-
-
 def _log_expectation(
     corrected: Sequence[Corrected],
     model: Model,
     agreement: Agreement,
     settings: LearnSettings,
 ) -> None:
-    """Log how much Dice `trinat learn` can gain and how long it will take.
+    """Log how much Dice `trinat learn` can gain.
 
     The gain is logged only if the model to improve is the one that made the results: `agreement`,
     the Dice between results and corrections, is then the Dice that is to be improved. If it leaves
-    less than `WORTHWHILE` to gain, EvaluationError is raised. The duration is not logged if it
-    cannot be estimated.
+    less than `WORTHWHILE` to gain, EvaluationError is raised.
     """
     made_by = {each.scan.entry.model for each in corrected}
     if made_by == {sha256_of(model.folder / MODEL_FILE)}:
@@ -267,16 +257,6 @@ def _log_expectation(
                 remedy="correct scans with larger errors",
             )
         _log.info("%s", agreement)
-    participants = len({each.scan.participant for each in corrected})
-    trains = _trains_networks(settings, participants)
-    seconds = learning_seconds(corrected, model, settings, trains=trains)
-    if seconds is not None:
-        minutes = max(1, round(seconds / 60))
-        _log.info(
-            "learning will take about %d min, if the machine is as busy as it is now and was "
-            "during `trinat predict`",
-            minutes,
-        )
 
 
 def _fit_factors(material: _Material, settings: LearnSettings, why: str) -> Learnt:

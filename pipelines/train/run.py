@@ -32,7 +32,6 @@ from trinat.pipelines.jobs.lock import refuse_existing, refuse_held, run_lock
 from trinat.pipelines.jobs.process import prepare_training, stop_signals
 from trinat.pipelines.train.clock import TrainingClock
 from trinat.pipelines.train.foresight import (
-    log_duration,
     refuse_missing_inputs,
     refuse_too_large,
 )
@@ -263,8 +262,6 @@ def train(
         runs = [JobRun(recipe, job, out, watcher, target, workers) for job in jobs]
         if target.type == "cpu":
             refuse_too_large(recipe, left, workers.count)
-            if workers.leads and seconds is None:
-                log_duration(recipe, left, workers.count)
         clock = None
         if seconds is not None:
             clock = TrainingClock(seconds)

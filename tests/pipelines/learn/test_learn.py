@@ -25,7 +25,6 @@ from trinat.pipelines.learn.corrected import find_corrected
 from trinat.pipelines.learn.forecast import (
     Agreement,
     compare_with_results,
-    learning_seconds,
 )
 from trinat.pipelines.learn.learning import (
     Judged,
@@ -87,7 +86,6 @@ def results_of(
                 input_sha256=sha256_of(scan),
                 scan=os.path.relpath(scan, results.resolve()),
                 model=model,
-                timings_s={"infer": 20.0, "write": 10.0},
                 outputs={path.name: sha256_of(path)},
                 result=ScanResult(model="known"),
             )
@@ -412,24 +410,6 @@ def test_a_correction_whose_scan_has_failed_since_is_named(results: Path) -> Non
     assert [each.scan.participant for each in found] == ["sub-02"]
     (failure,) = failures
     assert failure.startswith("sub-01_T1w")
-
-
-def test_what_a_learning_takes_is_the_time_of_its_scans_and_of_its_training(
-    results: Path, tmp_path: Path
-) -> None:
-    for name in ("sub-01", "sub-02", "sub-03"):
-        paint(results, name, shorten_hippocampi)
-    found, _ = find_corrected(Study(results))
-    model = load_model(overfitted_model())
-    settings = LearnSettings(results, tmp_path / "own", device="cpu")
-    # Each scan took 30 s.
-    assert learning_seconds(found, model, settings, trains=False) == 90
-    # One scan is held out, and judges two more models.
-    by_time = replace(settings, seconds=100.0)
-    assert learning_seconds(found, model, by_time, trains=True) == 90 + 2 * 30 + 100
-    by_steps = learning_seconds(found, model, settings, trains=True)
-    assert by_steps is not None
-    assert by_steps > 90 + 2 * 30
 
 
 def test_results_that_the_corrections_hardly_change_are_refused_at_once(
