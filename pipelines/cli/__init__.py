@@ -10,7 +10,7 @@ import io
 import os
 import sys
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import typer
 
@@ -41,7 +41,6 @@ app = typer.Typer(
 def _root(
     version: options.Version = False,
     debug: options.Debug = False,
-    log_level: options.LogLevel = "normal",
 ) -> None:
     pass
 
@@ -111,18 +110,13 @@ def run(app: typer.Typer) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    arguments, level = _split_log_level(sys.argv[1:])
+    words = sys.argv[1:]
+    # --debug may appear anywhere: usually it is appended to a line that was just typed.
+    debug = "--debug" in words
+    words = [word for word in words if word != "--debug"]
     try:
-        defaults = None
-        if level == "quiet":
-            defaults = _quiet_defaults(typer.main.get_command(app))
         name = Path(sys.argv[0]).stem  # "trinat" also for python -m trinat
-        result = app(
-            arguments,
-            prog_name=name,
-            standalone_mode=False,
-            default_map=defaults,
-        )
+        result = app(words, prog_name=name, standalone_mode=False)
     except typer.TyperException as error:
         # Typer prefixes the text of a ValueError as pydantic does.
         message = error.format_message().replace(" Value error,", "")
@@ -133,7 +127,7 @@ def run(app: typer.Typer) -> NoReturn:
     except (typer.Abort, KeyboardInterrupt):
         sys.exit(_say("interrupted", Exit.INTERRUPTED))
     except Exception as error:
-        if level == "debug":
+        if debug:
             raise
         if isinstance(error, TrinatError):
             sys.exit(_say(str(error), exit_code(error)))
@@ -144,40 +138,6 @@ def run(app: typer.Typer) -> NoReturn:
     if result == _TYPER_INTERRUPTED:
         sys.exit(_say("interrupted", Exit.INTERRUPTED))
     sys.exit(result if isinstance(result, int) else Exit.OK)
-
-
-def _split_log_level(words: list[str]) -> tuple[list[str], str]:
-    """Remove --log-level and --debug from the words of a command line.
-
-    Returns the other words and the level: "quiet", "normal" or "debug". The options may appear
-    anywhere: usually they are appended to a line that was just typed.
-    """
-    kept = []
-    level = "normal"
-    rest = iter(words)
-    for word in rest:
-        name, _, value = word.partition("=")
-        if name == "--log-level":
-            level = value or next(rest, "")
-        elif word == "--debug":
-            level = "debug"
-        else:
-            kept.append(word)
-    if level not in ("quiet", "normal", "debug"):
-        # Typer reports an unknown level with the valid ones.
-        kept.insert(0, f"--log-level={level}")
-    return kept, level
-
-
-def _quiet_defaults(command: Any) -> dict[str, Any]:
-    """Return nested defaults for typer that turn on --quiet for a command and below.
-
-    `command` is a command or a group; the result has an entry for each of its subcommands.
-    """
-    defaults: dict[str, Any] = {"quiet": True}
-    for name, below in getattr(command, "commands", {}).items():
-        defaults[name] = _quiet_defaults(below)
-    return defaults
 
 
 def _open_closed_streams() -> None:

@@ -53,12 +53,6 @@ Debug = Annotated[
         "--debug", help="Show the traceback of an error; accepted anywhere in the line."
     ),
 ]
-LogLevel = Annotated[
-    Literal["quiet", "normal", "debug"],
-    typer.Option(
-        help="quiet: --quiet, for every command that has it; debug: --debug; anywhere in the line."
-    ),
-]
 
 # Shared by several commands.
 

@@ -182,33 +182,6 @@ def test_whatever_ends_a_command_is_one_line(error: str, line: str) -> None:
     assert done.returncode == Exit.ALL_FAILED
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["loud"], "False"),
-        (["--log-level", "quiet", "loud"], "True"),
-        (["loud", "--log-level=quiet"], "True"),
-        (["loud", "--log-level", "normal"], "False"),
-        (["plain", "--log-level", "quiet"], "plain"),
-    ],
-)
-def test_a_log_level_stands_anywhere_in_the_line(
-    arguments: list[str], said: str
-) -> None:
-    code = (
-        "import typer\nfrom trinat.pipelines.cli import run\napp = typer.Typer()\n"
-        "@app.command()\ndef loud(quiet: bool = False):\n    print(quiet)\n"
-        "@app.command()\ndef plain():\n    print('plain')\nrun(app)"
-    )
-    assert python(code, *arguments).stdout.strip() == said
-
-
-def test_an_unknown_log_level_is_refused_with_those_that_there_are() -> None:
-    done = trinat("models", "--log-level", "loud")
-    assert done.returncode == Exit.USAGE
-    assert "'loud' is not one of 'quiet', 'normal', 'debug'" in done.stderr
-
-
 def test_debug_shows_the_traceback_wherever_it_stands() -> None:
     done = command("raise ValueError('odd')", "--debug")
     assert done.stderr.startswith("Traceback")
