@@ -32,8 +32,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pydantic import ValidationError
 
-# Number of names that a message lists; the others are only counted.
-_NAMED = 3
 # Number of problems of one file that a message lists; the others are only counted.
 _MOST_PROBLEMS = 5
 # Error numbers of a full disk and of an exceeded quota.
@@ -234,19 +232,24 @@ def _parts_of(error: BaseException, where: bool) -> list[str | None]:
     return [type(error).__name__, first_line, "a fault of trinat"]
 
 
-def some(names: Collection[str]) -> str:
-    """Join the first few names by commas, and add the number of the remaining ones."""
-    text = ", ".join(list(names)[:_NAMED])
-    more = len(names) - _NAMED
+def some(
+    names: Collection[str],
+    *,
+    most: int = 3,
+    between: str = ", ",
+    last: str = " and ",
+) -> str:
+    """Join the first `most` names, and add the number of the remaining ones: "a, b, c and 2 more".
+
+    `between` stands between two names, and `last` before the number.
+    """
+    text = between.join(list(names)[:most])
+    more = len(names) - most
     if more > 0:
-        text += f" and {more} more"
+        text += f"{last}{more} more"
     return text
 
 
 def summarise(problems: Sequence[str]) -> str:
     """Join the first few problems of a file by semicolons, and add the number of remaining ones."""
-    text = "; ".join(problems[:_MOST_PROBLEMS])
-    more = len(problems) - _MOST_PROBLEMS
-    if more > 0:
-        text = f"{text}; and {more} more"
-    return text
+    return some(problems, most=_MOST_PROBLEMS, between="; ", last="; and ")

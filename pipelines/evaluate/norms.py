@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 import os
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,7 +28,7 @@ from trinat.pipelines.evaluate.settings import CohortSettings
 from trinat.pipelines.jobs.progress import BatchProgress
 from trinat.pipelines.report.cohort import cohort_of
 from trinat.pipelines.study.record import FURTHER, unit_of
-from trinat.segmentation.errors import ConfigError, EvaluationError, OutputError
+from trinat.segmentation.errors import ConfigError, EvaluationError, OutputError, some
 from trinat.segmentation.io.files import read_table, write_whole
 from trinat.segmentation.metrics.norms import (
     NO_SKEWNESS,
@@ -145,7 +144,7 @@ def make_norms(
             "no norms of %s, %s: %s",
             count(len(structures), "measure"),
             why,
-            _first_names(structures),
+            some(structures, most=5),
         )
     if not rows:
         raise _too_few(participants, settings)
@@ -155,7 +154,7 @@ def make_norms(
             "no norms of the ages of %s (%s): they are of the longest run of years that %d "
             "participants are near to",
             count(len(without), "participant"),
-            _first_names(without),
+            some(without, most=5),
             FEWEST_NEAR,
         )
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -285,13 +284,7 @@ def _log_left_out(
     names = list(participants.index[are_left_out])
     if names:
         participants_out = count(len(names), "participant")
-        _log.info("left out: %s %s: %s", participants_out, why, _first_names(names))
-
-
-def _first_names(names: Sequence[str]) -> str:
-    """Join the first five names for a message, with the number of the others."""
-    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-    return ", ".join(names[:5]) + more
+        _log.info("left out: %s %s: %s", participants_out, why, some(names, most=5))
 
 
 def _model_of(measured: MeasuredGroup, folder: Path) -> str:

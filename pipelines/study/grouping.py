@@ -17,7 +17,7 @@ from pathlib import Path
 from trinat.pipelines.study.cases import Case, Participant
 from trinat.pipelines.study.participants_check import match_participants, report_table
 from trinat.segmentation.data.identity import clash_among, identify
-from trinat.segmentation.errors import ConfigError
+from trinat.segmentation.errors import ConfigError, some
 from trinat.segmentation.io.cells import (
     MISSING,
     NO_NAME,
@@ -296,7 +296,7 @@ def _from_table(
             for title in like_times
         ]
     if unnamed:
-        named = ", ".join(unnamed[:_MOST_NAMED])
+        named = some(unnamed, most=_MOST_NAMED)
         doubts.append(f"{len(unnamed)} of {len(cases)} scans are not in it: {named}")
     report_table(path, notes, doubts, strict=strict)
     return known

@@ -15,8 +15,9 @@ from pathlib import Path
 
 from trinat.pipelines.study.files import ScanFile
 from trinat.segmentation.data.sources.base import natural_order, safe_component
+from trinat.segmentation.errors import some
 
-# Number of files or pairs that are named in a message; the rest is counted.
+# Number of pairs that are named in a message; the rest is counted.
 _MOST_NAMED = 3
 
 _SEPARATORS = "_-. "
@@ -372,10 +373,7 @@ def _not_unique(candidates: list[ScanFile], rivals: list[ScanFile]) -> str:
 def _joined_names(files: Sequence[ScanFile]) -> str:
     """Join the names of files with "or"; after three files, give the number of the rest."""
     names = sorted((file.shown for file in files), key=natural_order)
-    more = len(names) - _MOST_NAMED
-    if more > 0:
-        return f"{', '.join(names[:_MOST_NAMED])} or one of {more} more"
-    return " or ".join(names)
+    return some(names, between=" or ", last=" or ")
 
 
 def _same_scan(one: ScanFile, other: ScanFile) -> bool:

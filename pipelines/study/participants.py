@@ -8,8 +8,10 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+
+from trinat.segmentation.errors import some
 
 # Covariates that a linear model of groups may have beside group and site.
 COVARIATES = ("age", "sex", "icv")
@@ -69,10 +71,7 @@ class Matched:
         """
         if not self.absent:
             return self.doubts
-        named = ", ".join(self.absent[:_MOST_NAMED])
-        more = len(self.absent) - _MOST_NAMED
-        if more > 0:
-            named = f"{named} and {more} more"
+        named = some(self.absent, most=_MOST_NAMED)
         count = f"{len(self.absent)} of {self.participants} participants are not in the table"
         return (*self.doubts, f"{count}: {named}")
 
@@ -114,7 +113,7 @@ class ParticipantsTable:
             participants_of[row][participant] = None
         for row, sharing in participants_of.items():
             if len(sharing) > 1:
-                named = ", ".join(list(sharing)[:_MOST_NAMED])
+                named = some(sharing, most=_MOST_NAMED)
                 doubts.append(
                     f"{row} in the table is the row of {len(sharing)} participants: {named}"
                 )
@@ -153,16 +152,14 @@ class ParticipantsTable:
             for name in _names_of(*names, with_folder=False):
                 found = found or free.get(_normalised(name), [])
             if len(found) > 1:
-                doubts[f"{names[1]} could be {_joined_names(found)} in the table"] = (
-                    None
-                )
+                could_be = some(found, between=" or ", last=" or ")
+                doubts[f"{names[1]} could be {could_be} in the table"] = None
             elif found:
                 claims[found[0]][names[1]].append(names)
         for row, claimed in claims.items():
             if len(claimed) > 1:
-                doubts[
-                    f"{row} in the table could be {_joined_names(list(claimed))}"
-                ] = None
+                could_be = some(claimed, between=" or ", last=" or ")
+                doubts[f"{row} in the table could be {could_be}"] = None
                 continue
             (of_one,) = claimed.values()
             rows.update(dict.fromkeys(of_one, row))
@@ -194,11 +191,3 @@ def _normalised(name: str) -> str:
     composed = unicodedata.normalize("NFC", name).casefold()
     without = re.sub(r"^sub[-_]?(?=.)", "", composed)
     return re.sub(r"(?<![0-9])0+(?=[0-9])", "", without)
-
-
-def _joined_names(names: Sequence[str]) -> str:
-    """Join names with "or"; after three names, give the number of the rest."""
-    named = " or ".join(names[:3])
-    if len(names) > 3:
-        named = f"{named} or {len(names) - 3} more"
-    return named

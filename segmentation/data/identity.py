@@ -31,6 +31,8 @@ from dataclasses import dataclass, replace
 
 from natsort import natsorted
 
+from trinat.segmentation.errors import some
+
 # Names of sessions in OASIS-1 and -2, OASIS-3 and BIDS, and names of time points that users of
 # FreeSurfer choose.
 _SESSION = (
@@ -203,8 +205,8 @@ def clash_among(participants: Iterable[str]) -> str:
     apart = {participant for participant in participants if "/" in participant}
     if not apart:
         return ""
-    named = ", ".join(natsorted(apart)[:2])
-    return f"participants of one name in several folders are taken as several: {named}, ..."
+    named = some(natsorted(apart), most=2)
+    return f"participants of one name in several folders are taken as several: {named}"
 
 
 def _with_session_of_folder(scan: Identity) -> Identity:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trinat.segmentation.errors import LabelError
+from trinat.segmentation.errors import LabelError, some
 from trinat.segmentation.labels.folding import (
     MAX_NUMBER,
     FoldingTable,
@@ -126,9 +126,7 @@ class ClassMap:
             if not is_known:
                 voxels = "voxel" if count == 1 else "voxels"
                 listed.append(f"{number} ({count} {voxels})")
-        shown = ", ".join(listed[:_LISTED])
-        if len(listed) > _LISTED:
-            shown += f" and {len(listed) - _LISTED} more"
+        shown = some(listed, most=_LISTED)
         what = f"has label numbers that are not in {self.scheme}"
         remedy = "map them to known numbers, or ignore them"
         if self.numbering:

@@ -24,7 +24,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from trinat.segmentation.errors import IntegrityError, TrainingError
+from trinat.segmentation.errors import IntegrityError, TrainingError, some
 from trinat.segmentation.io.files import atomic_write, read_bytes
 from trinat.segmentation.training.config import ScheduleConfig
 
@@ -277,11 +277,8 @@ def check_identity(
     as_stored = json.loads(json.dumps(wanted))
     found = list(differences(_without_paths(stored), _without_paths(as_stored)))
     if found:
-        more = ""
-        if len(found) > 1:
-            more = f" and {len(found) - 1} more"
         raise TrainingError(
-            f"the run began with other settings ({found[0]}{more})",
+            f"the run began with other settings ({some(found, most=1)})",
             where=folder,
             remedy=remedy,
         )

@@ -25,6 +25,7 @@ from trinat.segmentation.errors import (
     InputError,
     IntegrityError,
     extra_remedy,
+    summarise,
 )
 from trinat.segmentation.io.dicom.parsing import (
     MAX_HEADER,
@@ -62,8 +63,6 @@ _ZIP_DAMAGE = (
     RuntimeError,
 )
 
-# Number of left-out series that a message about a folder names, each with its reason.
-_NAMED = 5
 _NUMBER = re.compile("[0-9]{1,9}")
 
 _MR = "1.2.840.10008.5.1.4.1.1.4"
@@ -241,10 +240,8 @@ def only_scan(place: Path, *, any_contrast: bool = False) -> tuple[Path, Sequenc
     kind = "anatomical" if any_contrast else "T1-weighted"
     problem = f"{len(scans) or 'no'} {kind} series in it"
     reasons = [f"{series.name}: {series.reason}" for series in found if series.reason]
-    if len(reasons) > _NAMED:
-        reasons[_NAMED:] = [f"and {len(reasons) - _NAMED} more"]
     if reasons:
-        problem += f" ({'; '.join(reasons)})"
+        problem += f" ({summarise(reasons)})"
     raise FormatError(problem, where=place, remedy="give the files of one")
 
 

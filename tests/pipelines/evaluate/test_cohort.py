@@ -533,7 +533,8 @@ def test_participants_of_two_sites_stay_apart_and_are_named(
         "B/sub-02",
     }
     assert logged.messages == [
-        "participants of one name in several folders are taken as several: A/sub-01, B/sub-01, ..."
+        "participants of one name in several folders are taken as several: "
+        "A/sub-01, B/sub-01 and 1 more"
     ]
 
 
