@@ -6,8 +6,6 @@ rating is stale.
 
 from __future__ import annotations
 
-import csv
-import io
 from collections import defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import astuple, dataclass, fields
@@ -18,7 +16,7 @@ from typing import TYPE_CHECKING
 from trinat.pipelines.common.text import count
 from trinat.pipelines.jobs.lock import run_lock
 from trinat.segmentation.errors import ConfigError, DatasetError
-from trinat.segmentation.io.files import read_text, write_tsv
+from trinat.segmentation.io.files import read_rows, write_tsv
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -52,29 +50,18 @@ _JUDGED = ("scan", "structure", "sha256")
 def read_ratings(path: Path) -> list[Rating]:
     """Read all ratings in a table; return an empty list if the file does not exist.
 
-    Raises DatasetError for a file without one of the columns, or with an unknown verdict.
+    Raises DatasetError for a file that is no table or has an unknown verdict.
     """
     if not path.exists():
         return []
-    try:
-        text = read_text(path, "utf-8-sig")
-    except UnicodeDecodeError:
-        raise DatasetError(
-            "is not in UTF-8", where=path, remedy="save it as text in UTF-8"
-        ) from None
-    reader = csv.DictReader(io.StringIO(text), delimiter="\t", restval="")
-    for name in _COLUMNS:
-        if name not in (reader.fieldnames or ()):
-            raise DatasetError(f"has no column {name!r}", where=path)
     ratings = []
-    for row in reader:
-        cells = {name: _plain(row[name]) for name in _COLUMNS}
-        ratings.append(Rating(**cells))
-    for rating in ratings:
+    for row in read_rows(path, required=_COLUMNS, names=_COLUMNS):
+        rating = Rating(**{name: _plain(row[name]) for name in _COLUMNS})
         if rating.rating and rating.rating not in VERDICTS:
             what = f"has a rating {rating.rating!r}"
             remedy = f"use {', '.join(VERDICTS)}"
             raise DatasetError(what, where=path, remedy=remedy)
+        ratings.append(rating)
     return ratings
 
 
@@ -207,8 +194,6 @@ def _key(rating: Rating) -> tuple[str, str, str]:
 
 def _plain(cell: str) -> str:
     """Return a cell as it was before `write_tsv` made it safe for spreadsheets."""
-    if cell == "n/a":
-        return ""
     if cell.startswith(("'=", "'+", "'-", "'@")):
         return cell[1:]
     return cell
