@@ -10,7 +10,6 @@ import io
 import logging
 import shutil
 import tarfile
-import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -54,22 +53,13 @@ def unpack_archives(name: str, root: Path) -> None:
         if folder.exists():
             continue
         _log.info("unpacking %s", archive.name)
-        # The folder appears whole or not at all.
-        unpacked = archive.with_name(f".{folder.name}.unpacking")
-        shutil.rmtree(unpacked, ignore_errors=True)
-        try:
-            extract(
-                archive,
-                unpacked,
-                limits=limits[archive.name],
-                wanted=source.wanted_member,
-                received=partial(_convert_analyze, source=source),
-            )
-            if not any(unpacked.iterdir()):
-                raise DatasetError("holds nothing that this source uses", where=archive)
-            unpacked.rename(folder)
-        finally:
-            shutil.rmtree(unpacked, ignore_errors=True)
+        extract(
+            archive,
+            folder,
+            limits=limits[archive.name],
+            wanted=source.wanted_member,
+            received=partial(_convert_analyze, source=source),
+        )
 
 
 def _convert_analyze(path: Path, source: Source) -> None:
@@ -95,52 +85,41 @@ def _convert_analyze(path: Path, source: Source) -> None:
 
 def extract(
     archive: Path,
-    destination: Path,
+    folder: Path,
     *,
     limits: ArchiveLimits,
     wanted: Callable[[str], bool] = lambda name: True,
     received: Callable[[Path], None] = lambda path: None,
-) -> list[Path]:
-    """Unpack the wanted files of a tar archive under `destination`, each atomically.
+) -> None:
+    """Unpack the wanted files of a tar archive to a new folder, which appears whole or not at all.
 
     `wanted` is called with the name of each member. Every member is checked, wanted or not: one
-    unsafe name or type refuses the whole archive, and all its files are deleted. `received` is
-    called with the path of each file once it is there, and may replace the file by another. Returns
-    the paths of the wanted files as they are in the archive, in its order.
+    unsafe name or type refuses the whole archive. `received` is called with the path of each file
+    once it is there, and may replace the file by another. DatasetError for an archive without a
+    wanted file.
     """
-    destination.mkdir(parents=True, exist_ok=True)
-    root = destination.resolve()
-    written: list[Path] = []
-    # Inside the destination, so that the final rename stays on one file system.
-    scratch = Path(tempfile.mkdtemp(prefix=".unpacking-", dir=root))
+    # The files are known to be good only after the archive was read to its end and its checksum.
+    unpacked = folder.with_name(f".{folder.name}.unpacking")
+    # A killed process may have left it.
+    shutil.rmtree(unpacked, ignore_errors=True)
+    names: set[PurePosixPath] = set()
     try:
+        unpacked.mkdir(parents=True)
         with _open_tar(archive) as (tar, stream):
             for member in _checked_members(tar, stream, archive, limits):
                 if member.isdir() or not wanted(member.name):
                     continue
-                target = root / PurePosixPath(member.name)
-                if target in written:
-                    raise DatasetError(f"holds {member.name} twice", where=archive)
-                target.parent.mkdir(parents=True, exist_ok=True)
-                if not target.parent.resolve().is_relative_to(root):
-                    raise DatasetError(
-                        f"{member.name} would be written through a link out of the folder",
-                        where=archive,
-                        remedy=f"remove the link under {destination}",
-                    )
-                tar.extract(member, scratch, filter="data")
-                written.append(target)
-                (scratch / PurePosixPath(member.name)).replace(target)
-                received(target)
-    except BaseException:
-        # The files are known to be good only after the archive was read to its end and its
-        # checksum.
-        for path in written:
-            path.unlink(missing_ok=True)
-        raise
+                name = PurePosixPath(member.name)
+                if name in names:
+                    raise DatasetError(f"holds {name} twice", where=archive)
+                names.add(name)
+                tar.extract(member, unpacked, filter="data")
+                received(unpacked / name)
+        if not names:
+            raise DatasetError("holds nothing that this source uses", where=archive)
+        unpacked.rename(folder)
     finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-    return written
+        shutil.rmtree(unpacked, ignore_errors=True)
 
 
 class _Tar(tarfile.TarFile):
