@@ -31,7 +31,7 @@ from trinat.segmentation.io.files import write_whole
 from trinat.segmentation.models.hardware import count_gpus, use_gpu
 from trinat.segmentation.space.views import View
 from trinat.segmentation.training.config import Recipe
-from trinat.segmentation.training.workers import Workers
+from trinat.segmentation.training.workers import ALONE, Workers
 
 # Function that returns a context manager with the callbacks for a training.
 Watching = Callable[[], AbstractContextManager[Watcher]]
@@ -51,22 +51,33 @@ _GLOO_ERROR = re.compile(r"/gloo/transport/\S+:\d+\]|Connection closed by peer")
 
 @dataclass(frozen=True)
 class _Request:
-    """Settings of a training, as they are passed to all of its processes.
+    """A training, as it is passed to all of its processes.
 
     `out` is the folder of the run. `watching` returns a context manager with the callbacks; it is
-    opened in the process with rank 0 only. `views` is None for all views of the recipe. `seconds`
-    is the time limit; None for all steps of the recipe. The error that ends the training is pickled
-    to `error_file`, unless this is None.
+    opened in the process with rank 0 only. `views` is None for all views of the recipe. `asked` are
+    the settings of the command line. The error that ends the training is pickled to `error_file`,
+    unless this is None.
     """
 
     out: Path
     recipe: Recipe
     watching: Watching
     views: tuple[View, ...] | None
-    resume: bool
-    seconds: float | None
-    device: str
+    asked: TrainSettings
     error_file: Path | None = None
+
+    def train(self, watcher: Watcher, device: str, workers: Workers = ALONE) -> Path:
+        """Train on a device, with the callbacks of `watcher`; return the folder of the model."""
+        return train(
+            self.recipe,
+            self.out,
+            watcher,
+            views=self.views,
+            resume=self.asked.resume,
+            seconds=self.asked.seconds,
+            device=device,
+            workers=workers,
+        )
 
 
 def launch(
@@ -90,31 +101,21 @@ def launch(
             remedy = f"all, {', '.join(known)}"
             raise ConfigError(f"{asked.view!r} is no view", remedy=remedy)
         views = (known[asked.view],)
-    request = _Request(
-        out, recipe, watching, views, asked.resume, asked.seconds, asked.device
-    )
+    request = _Request(out, recipe, watching, views, asked)
     if all(name in os.environ for name in _TORCHRUN_VARIABLES):
         if asked.processes > 1:
             remedy = "leave --nproc out"
             raise ConfigError("torchrun has started the processes", remedy=remedy)
         return _train_together(request)
     if asked.processes > 1:
-        return _run_processes(request, asked.processes)
+        return _run_processes(request)
     prepare_process()
     with watching() as watcher:
-        return train(
-            recipe,
-            out,
-            watcher,
-            views=views,
-            resume=asked.resume,
-            seconds=asked.seconds,
-            device=asked.device,
-        )
+        return request.train(watcher, asked.device)
 
 
-def _run_processes(request: _Request, count: int) -> Path:
-    """Train in `count` processes of this machine; return the folder of the model.
+def _run_processes(request: _Request) -> Path:
+    """Train in several processes of this machine; return the folder of the model.
 
     Raises the error that ended one of the processes, or TrainingError if a process died. If this
     process gets a signal, torchrun passes it on to the others, which save a checkpoint and end.
@@ -124,16 +125,17 @@ def _run_processes(request: _Request, count: int) -> Path:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+    asked = request.asked
     # A device that cannot be used is refused before any process starts.
-    for local_rank in range(count):
-        find_device(_own_device(request, local_rank, count))
+    for local_rank in range(asked.processes):
+        find_device(_own_device(asked.device, local_rank, asked.processes))
     _silence_torchrun()
     with TemporaryDirectory(prefix="trinat-") as folder:
         error_file = Path(folder) / "error"
         config = LaunchConfig(
             min_nodes=1,
             max_nodes=1,
-            nproc_per_node=count,
+            nproc_per_node=asked.processes,
             run_id="trinat",
             rdzv_backend="c10d",
             rdzv_endpoint="localhost:0",
@@ -210,7 +212,7 @@ def _join_and_train(request: _Request) -> Path:
     rank, count, local_rank, local_count = (
         int(os.environ[name]) for name in _TORCHRUN_VARIABLES
     )
-    device = _own_device(request, local_rank, local_count)
+    device = _own_device(request.asked.device, local_rank, local_count)
     # On a CPU mostly one thread for each process: see workers.py.
     prepare_process(threads=max(1, cpu_count() // local_count))
 
@@ -227,28 +229,19 @@ def _join_and_train(request: _Request) -> Path:
     if workers.leads:
         watching = request.watching()
     with watching as watcher:
-        model = train(
-            request.recipe,
-            request.out,
-            watcher,
-            views=request.views,
-            resume=request.resume,
-            seconds=request.seconds,
-            device=device,
-            workers=workers,
-        )
+        model = request.train(watcher, device, workers)
     distributed.destroy_process_group()
     return model
 
 
-def _own_device(request: _Request, local_rank: int, local_count: int) -> str:
+def _own_device(device: str, local_rank: int, local_count: int) -> str:
     """Return the torch device on which one of the processes of this machine trains.
 
-    `local_rank` is the number of the process on this machine, from 0, and `local_count` the number
-    of its processes. Raises DeviceError if this machine has fewer GPUs than processes, and
-    ConfigError if several processes are to use one GPU.
+    `device` is the one that the user named for all processes. `local_rank` is the number of the
+    process on this machine, from 0, and `local_count` the number of its processes. Raises
+    DeviceError if this machine has fewer GPUs than processes, and ConfigError if several processes
+    are to use one GPU.
     """
-    device = request.device
     if device == "auto":
         device = find_device(device).type
     if not device.startswith("cuda"):
