@@ -153,7 +153,7 @@ def _parameter(
         typed = option.typed
         default = option.default
     names = names or option.names
-    if not names and typed is bool and default is False:
+    if not names and typed in (bool, bool | None) and not default:
         # A switch that is off by default has no opposite.
         names = (f"--{name.replace('_', '-')}",)
     facts: dict[str, Any] = {

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from trinat.pipelines.common.option import Option, TrustAffine
+from trinat.pipelines.common.option import Option, Strict, TrustAffine
 from trinat.segmentation.labels import DEFAULT_SCHEME, SHIPPED_SCHEMES
 
 # A network halves a slice four times.
@@ -56,8 +56,7 @@ class PrepareConfig(BaseModel):
     mixed_heads: Annotated[
         bool,
         Option(
-            "Take skull-stripped images too, where other subjects have whole heads.",
-            names=("--mixed-heads",),
+            "Take skull-stripped images too, where other subjects have whole heads."
         ),
     ] = False
     label_maps: Annotated[
@@ -98,14 +97,7 @@ class PrepareConfig(BaseModel):
             "OASIS's own; CSV, TSV or Excel."
         ),
     ] = None
-    strict: Annotated[
-        bool,
-        Option(
-            "Stop if anything in a participants table is not understood (`trinat participants "
-            "TABLE`).",
-            names=("--strict",),
-        ),
-    ] = False
+    strict: Strict = False
     # Maps numbers of the label maps to FreeSurfer numbers.
     extra: dict[int, int] = Field(default_factory=dict)
     # Label numbers that become background.
@@ -113,13 +105,12 @@ class PrepareConfig(BaseModel):
     trust_affine: TrustAffine = None
     fill_nonfinite: Annotated[
         bool,
-        Option("Replace NaN and infinite voxels by 0.", names=("--fill-nonfinite",)),
+        Option("Replace NaN and infinite voxels by 0."),
     ] = False
     require_checksum: Annotated[
         bool,
         Option(
-            "Refuse scans and label maps in formats without a checksum (.nii, .mgh, .hdr).",
-            names=("--require-checksum",),
+            "Refuse scans and label maps in formats without a checksum (.nii, .mgh, .hdr)."
         ),
     ] = False
 
