@@ -6,7 +6,6 @@ measured. summary.json, structures.csv, the figures and report.html are computed
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -38,7 +37,7 @@ from trinat.pipelines.study.files import ScanFile, corrected_among
 from trinat.pipelines.study.pairing import Pairing
 from trinat.pipelines.study.ratings import agreement_table, use_of_ratings
 from trinat.segmentation.errors import EvaluationError
-from trinat.segmentation.io.files import sha256_of, write_whole
+from trinat.segmentation.io.files import sha256_of, write_json, write_whole
 
 if TYPE_CHECKING:
     from trinat.pipelines.report.summary import Evaluation
@@ -153,7 +152,7 @@ def _publish(
 
     evaluation = evaluate_frame(frame, pairs, inputs.scheme)
     summary = {"provenance": facts, **evaluation.to_json()}
-    write_whole(out / "summary.json", json.dumps(summary, indent=1) + "\n")
+    write_json(out / "summary.json", summary)
     write_table(out / "structures.csv", printed(evaluation))
     written = ["pairs.csv", "metrics.csv", "summary.json", "structures.csv"]
     lesion_tables = []

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import logging
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,7 +19,7 @@ from trinat.pipelines.common.extras import require_extra
 from trinat.segmentation.errors import ModelError
 from trinat.segmentation.inference.int8 import LIST, entry
 from trinat.segmentation.inference.predictor import Predictor
-from trinat.segmentation.io.files import atomic_write
+from trinat.segmentation.io.files import write_json
 from trinat.segmentation.models.checkpoint import Model
 from trinat.segmentation.space.views import View
 from trinat.segmentation.synthetic.phantom import phantom
@@ -119,6 +118,5 @@ def write_list(model: Model, paths: Mapping[View, Path], folder: Path) -> Path:
     listed = {
         path.name: entry(model, view, path.read_bytes()) for view, path in paths.items()
     }
-    with atomic_write(folder / LIST) as file:
-        file.write(json.dumps(listed, indent=1).encode() + b"\n")
+    write_json(folder / LIST, listed)
     return folder / LIST

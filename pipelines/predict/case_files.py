@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -44,7 +43,7 @@ from trinat.segmentation.inference.measuring import (
     measure,
 )
 from trinat.segmentation.inference.prediction import Prediction, Tissues
-from trinat.segmentation.io.files import sha256_of, write_tsv, write_whole
+from trinat.segmentation.io.files import sha256_of, write_json, write_tsv, write_whole
 from trinat.segmentation.io.volume import Volume, write_maps
 from trinat.segmentation.labels import HEMISPHERES, Side
 from trinat.segmentation.labels.measures import MEASURES, BrainVolumes
@@ -337,7 +336,7 @@ class CaseFiles:
         """
         if self.settings.bids:
             content = {**facts, **self._provenance}
-            _write_json(self.names.path(product, ".json"), content)
+            write_json(self.names.path(product, ".json"), content, indent=2)
 
     def _volume_of(self, product: Product) -> Volume:
         """Return the map of an output that consists of one volume."""
@@ -452,7 +451,8 @@ class CaseFiles:
         write_maps(self.names.path(Product.PROBABILITIES), maps, len(labels))
         content = dict(self._provenance)
         content["LabelMap"] = [label.abbreviation for label in labels]
-        _write_json(self.names.path(Product.PROBABILITIES, ".json"), content)
+        path = self.names.path(Product.PROBABILITIES, ".json")
+        write_json(path, content, indent=2)
 
     def _write_dicom_seg(self) -> None:
         """Write a DICOM SEG that refers to the series of the scan."""
@@ -610,7 +610,3 @@ def format_cortex_stats(
             f"  {sheet.thickness_mm:5.3f} {sheet.std_mm:5.3f}"
         )
     return "\n".join(lines) + "\n"
-
-
-def _write_json(path: Path, content: dict[str, Any]) -> None:
-    write_whole(path, json.dumps(content, indent=2) + "\n")

@@ -5,7 +5,6 @@ report.html shows the most doubtful scans with slices, then each scan's grade an
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from bisect import bisect_left
@@ -38,7 +37,7 @@ from trinat.pipelines.report.page import (
 from trinat.pipelines.study.entry import Entry, most_doubtful, taught_by_models
 from trinat.pipelines.study.naming import Product
 from trinat.pipelines.study.record import FURTHER, GRADES, ScanResult
-from trinat.segmentation.io.files import write_tsv, write_whole
+from trinat.segmentation.io.files import write_json, write_tsv, write_whole
 
 if TYPE_CHECKING:
     from trinat.segmentation.labels.scheme import LabelScheme
@@ -436,8 +435,7 @@ def write_bids_files(folder: Path, out: Path, raw: Path) -> None:
         "GeneratedBy": [{"Name": "trinat", "Version": version("trinat")}],
         "DatasetLinks": {"raw": f"{raw_from_out.as_posix()}/"},
     }
-    text = json.dumps(description, indent=2) + "\n"
-    write_whole(folder / "dataset_description.json", text)
+    write_json(folder / "dataset_description.json", description, indent=2)
     write_whole(folder / "README.md", _README.format(version=version("trinat")))
     write_whole(folder / ".bidsignore", "\n".join(BIDSIGNORE) + "\n")
 

@@ -27,7 +27,7 @@ from urllib.parse import urlsplit
 
 from trinat.pipelines.prepare.catalogue import RemoteFile
 from trinat.segmentation.errors import DownloadError, LockedError
-from trinat.segmentation.io.files import open_regular, read_text, write_whole
+from trinat.segmentation.io.files import open_regular, read_text, write_json
 
 CHECKSUMS = "checksums.json"
 # Called with the bytes received so far, and the bytes of the whole file if they are known.
@@ -141,8 +141,7 @@ def _keep_checksum(target: Path, remote: RemoteFile, checksum: str) -> None:
         return
     known = _read_checksums(target.parent)
     known[remote.name] = checksum
-    text = json.dumps(known, indent=2, sort_keys=True)
-    write_whole(target.parent / CHECKSUMS, text + "\n")
+    write_json(target.parent / CHECKSUMS, dict(sorted(known.items())), indent=2)
 
 
 def _read_checksums(folder: Path) -> dict[str, str]:

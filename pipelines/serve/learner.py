@@ -29,7 +29,7 @@ from trinat.pipelines.serve.settings import MAX_STARTS
 from trinat.pipelines.study.files import ScanFile
 from trinat.pipelines.study.study import Study
 from trinat.segmentation.errors import DiskFullError, InputError, reason_of
-from trinat.segmentation.io.files import atomic_text, read_text
+from trinat.segmentation.io.files import read_text, write_whole
 
 _log = logging.getLogger("trinat.serve")
 _POLL_S = 0.2
@@ -231,8 +231,7 @@ class Learner:
         """Write the job's record to disk; if the disk is full, log this and keep the old record."""
         assert self.job is not None
         try:
-            with atomic_text(self._folder / _RECORD_FILE) as file:
-                file.write(self.job.model_dump_json())
+            write_whole(self._folder / _RECORD_FILE, self.job.model_dump_json())
         except DiskFullError as error:
             _log.error("learning: %s", reason_of(error, where=False))
 

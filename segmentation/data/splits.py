@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,7 +16,7 @@ from scipy.sparse import lil_array
 from scipy.sparse.csgraph import connected_components
 
 from trinat.segmentation.errors import ConfigError, DatasetError, first_mistake
-from trinat.segmentation.io.files import atomic_text, read_text
+from trinat.segmentation.io.files import read_text, write_json
 
 Part = Literal["train", "validation", "test"]
 PARTS: tuple[Part, ...] = ("train", "validation", "test")
@@ -67,8 +66,7 @@ class Split(BaseModel):
 
     def write(self, path: Path) -> None:
         """Write the split as JSON, atomically."""
-        with atomic_text(path) as file:
-            file.write(json.dumps(self.model_dump(), indent=1) + "\n")
+        write_json(path, self.model_dump())
 
     def check(
         self,

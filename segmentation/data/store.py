@@ -32,12 +32,12 @@ from trinat.segmentation.data.splits import (
 from trinat.segmentation.errors import DatasetError, IntegrityError, summarise
 from trinat.segmentation.io.cells import MISSING, NO_NAME, age_in, sex_in
 from trinat.segmentation.io.files import (
-    atomic_text,
     read_rows,
     read_table,
     read_text,
     sha256_of,
     spreadsheet_safe,
+    write_json,
     write_tsv,
 )
 from trinat.segmentation.io.orientation import TrustAffine
@@ -181,9 +181,7 @@ class StoreInfo(_Strict):
 
     def write(self, root: Path) -> None:
         """Write store.json in the folder `root`, atomically."""
-        content = json.dumps(self.model_dump(mode="json"), indent=1)
-        with atomic_text(root / "store.json") as file:
-            file.write(content + "\n")
+        write_json(root / "store.json", self.model_dump(mode="json"))
 
 
 class LedgerRow(_Strict):

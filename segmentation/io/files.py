@@ -10,6 +10,7 @@ import csv
 import errno
 import hashlib
 import io
+import json
 import os
 import re
 import secrets
@@ -274,6 +275,11 @@ def write_whole(path: str | Path, content: str | bytes) -> None:
         content = content.encode("utf-8", "backslashreplace")
     with atomic_write(path) as file:
         file.write(content)
+
+
+def write_json(path: str | Path, content: Any, *, indent: int = 1) -> None:
+    """Write data as JSON with a final line break to a file, atomically, as `write_whole` does."""
+    write_whole(path, json.dumps(content, indent=indent) + "\n")
 
 
 def write_tsv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
