@@ -187,16 +187,19 @@ def one_line(text: str) -> str:
     return "".join(ch if ch.isprintable() else repr(ch)[1:-1] for ch in text)
 
 
-def first_mistake(error: ValidationError) -> tuple[str, str]:
-    """Return the key of the first invalid setting, and what is wrong with it.
+def first_mistake(error: ValidationError) -> str:
+    """Return the first invalid setting and what is wrong with it: "network.filters: is missing".
 
-    The key is "" if the whole is invalid; keys of nested settings are joined by dots.
+    Without a name if the whole is invalid; names of nested settings are joined by dots.
     """
     first = error.errors()[0]
     known = {"extra_forbidden": "there is no such setting", "missing": "is missing"}
     message = first["msg"].removeprefix("Value error, ")
+    message = known.get(first["type"], message)
+    if not first["loc"]:
+        return message
     key = ".".join(str(part) for part in first["loc"])
-    return key, known.get(first["type"], message)
+    return f"{key}: {message}"
 
 
 def reason_of(error: BaseException, *, where: bool = True) -> str:

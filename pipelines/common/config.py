@@ -90,12 +90,10 @@ def check(
     try:
         return model.model_validate(content)
     except ValidationError as error:
-        key, message = first_mistake(error)
-        if key:
-            message = f"{key}: {message}"
-        if key.partition(".")[0] in typed:
+        location = error.errors()[0]["loc"]
+        if location and location[0] in typed:
             where = "command line"
-        raise ConfigError(message, where=where) from error
+        raise ConfigError(first_mistake(error), where=where) from error
 
 
 def _set_value(content: Any, keys: list[str], value: Any, setting: str) -> None:

@@ -130,8 +130,7 @@ def read_split(path: Path) -> Split:
     except UnicodeDecodeError:
         what = "not a split file (it is not text)"
     except ValidationError as error:
-        mistake = ": ".join(filter(None, first_mistake(error)))
-        what = f"not a split file ({mistake})"
+        what = f"not a split file ({first_mistake(error)})"
     raise DatasetError(what, where=path, remedy="make it with `trinat split`")
 
 

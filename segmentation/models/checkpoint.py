@@ -312,10 +312,7 @@ def read_info(folder: str | Path) -> ModelInfo:
     try:
         return ModelInfo.model_validate(content)
     except ValidationError as error:
-        key, message = first_mistake(error)
-        if key:
-            message = f"{key}: {message}"
-        raise ModelError(message, where=path) from error
+        raise ModelError(first_mistake(error), where=path) from error
 
 
 def _to_yaml(info: ModelInfo) -> bytes:

@@ -275,7 +275,7 @@ def _config_from_shapes(
     try:
         return QuickNatConfig.model_validate(settings)
     except ValidationError as error:
-        raise ModelError(": ".join(first_mistake(error)), where=path) from error
+        raise ModelError(first_mistake(error), where=path) from error
 
 
 def _kind_of_excitation(tensors: Mapping[str, Tensor]) -> Recalibration:
