@@ -76,7 +76,8 @@ def make_norms(
     controls, ConfigError if they may be patients or have volumes of several models, and OutputError
     if `out` exists and is no table of norms.
     """
-    if os.path.lexists(out) and not (out.is_file() and _is_of_norms(out)):
+    are_norms = out.is_file() and {"l", "m", "s", "unit"} <= set(read_table(out).titles)
+    if os.path.lexists(out) and not are_norms:
         raise OutputError(
             "exists and is not a table of norms, so it is not replaced",
             where=out,
@@ -522,8 +523,3 @@ def _longest_run(flags: NDArray[np.bool_]) -> slice:
             best = slice(start, place)
         start = place + 1
     return best
-
-
-def _is_of_norms(path: Path) -> bool:
-    """Return True if the column names are those of a table of `trinat norms`."""
-    return {"l", "m", "s", "unit"} <= set(read_table(path).titles)

@@ -174,7 +174,8 @@ def summarise(run: Path) -> list[JobSummary]:
     """
     if not (run / CONFIG).is_file():
         raise TrainingError(f"no training run here ({CONFIG} is missing)", where=run)
-    return [_summarise_job(job, run) for job in _job_folders(run)]
+    jobs = sorted(path.parent for path in run.glob(f"*/*/{METRICS_FILE}"))
+    return [_summarise_job(job, run) for job in jobs]
 
 
 def compare(
@@ -201,11 +202,6 @@ def compare(
     for run, config in zip(runs[1:], others, strict=True):
         changed += [f"{run}: {line}" for line in differences(first, config)]
     return changed, summaries
-
-
-def _job_folders(run: Path) -> list[Path]:
-    """Return the folders of the jobs of a run that have a metrics.csv, sorted."""
-    return sorted(path.parent for path in run.glob(f"*/*/{METRICS_FILE}"))
 
 
 def _summarise_job(job: Path, run: Path) -> JobSummary:
