@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,12 +10,26 @@ from pathlib import Path
 from queue import Queue
 from typing import Any
 
+import httpx
 import pytest
 from starlette.types import ASGIApp
 
 from trinat.pipelines.view import start
 from trinat.pipelines.view.viewed import ViewedStudy
 from trinat.pipelines.view.viewer import make_app
+
+
+def ask(app: ASGIApp, method: str, path: str, **content: Any) -> httpx.Response:
+    """Return the response of an application to a request, without a port."""
+
+    async def asking() -> httpx.Response:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(
+            transport=transport, base_url="http://page"
+        ) as client:
+            return await client.request(method, path, **content)
+
+    return asyncio.run(asking())
 
 
 @contextmanager

@@ -322,35 +322,33 @@ def test_a_server_that_ignores_ranges_starts_over(
     assert fetch(remote(url), tmp_path, policy=policy).path.read_bytes() == CONTENT
 
 
-def test_a_range_that_starts_elsewhere_is_not_appended(
-    server: Server, policy: Policy, tmp_path: Path
-) -> None:
-    def elsewhere(h: Handler) -> None:
+@pytest.mark.parametrize(
+    ("first", "sent", "md5"),
+    [
         # A part in the middle is missing, so that the whole would have the right length in the
         # end.
-        span = f"bytes 1500-{len(CONTENT) - 1}/{len(CONTENT)}"
-        h.reply(206, CONTENT[1500:], Content_Range=span)
-
-    url = server.plays(cut_after(1000), elsewhere, honest)
-    assert (
-        fetch(remote(url, md5=None), tmp_path, policy=policy).path.read_bytes()
-        == CONTENT
-    )
-    assert server.ranges == [None, "bytes=1000-", None]
-
-
-def test_more_than_was_announced_is_fetched_afresh(
-    server: Server, policy: Policy, tmp_path: Path
+        pytest.param(1500, CONTENT[1500:], None, id="starts elsewhere"),
+        pytest.param(
+            1000, CONTENT[1000:] + b"and more", None, id="more than announced"
+        ),
+        pytest.param(1000, CONTENT[:-1000], MD5, id="wrong bytes"),
+    ],
+)
+def test_a_wrong_rest_is_not_appended_and_the_whole_is_fetched_afresh(
+    server: Server,
+    policy: Policy,
+    tmp_path: Path,
+    first: int,
+    sent: bytes,
+    md5: str | None,
 ) -> None:
-    def too_much(h: Handler) -> None:
-        span = f"bytes 1000-{len(CONTENT) - 1}/{len(CONTENT)}"
-        h.reply(206, CONTENT[1000:] + b"and more", Content_Range=span)
+    def wrong(h: Handler) -> None:
+        span = f"bytes {first}-{len(CONTENT) - 1}/{len(CONTENT)}"
+        h.reply(206, sent, Content_Range=span)
 
-    url = server.plays(cut_after(1000), too_much, honest)
-    assert (
-        fetch(remote(url, md5=None), tmp_path, policy=policy).path.read_bytes()
-        == CONTENT
-    )
+    url = server.plays(cut_after(1000), wrong, honest)
+    got = fetch(remote(url, md5=md5), tmp_path, policy=policy)
+    assert got.path.read_bytes() == CONTENT
     assert server.ranges == [None, "bytes=1000-", None]
 
 
@@ -363,18 +361,6 @@ def test_what_was_complete_already_is_not_fetched_again(
     url = server.plays(promises_more, honest)
     assert fetch(remote(url), tmp_path, policy=policy).path.read_bytes() == CONTENT
     assert server.ranges == [None, f"bytes={len(CONTENT)}-"]
-
-
-def test_a_range_with_the_right_label_and_wrong_bytes_is_fetched_afresh(
-    server: Server, policy: Policy, tmp_path: Path
-) -> None:
-    def lie(h: Handler) -> None:
-        span = f"bytes 1000-{len(CONTENT) - 1}/{len(CONTENT)}"
-        h.reply(206, CONTENT[: len(CONTENT) - 1000], Content_Range=span)
-
-    url = server.plays(cut_after(1000), lie, honest)
-    assert fetch(remote(url), tmp_path, policy=policy).path.read_bytes() == CONTENT
-    assert server.ranges == [None, "bytes=1000-", None]
 
 
 def test_a_file_that_changed_on_the_server_is_not_mixed_with_its_old_start(

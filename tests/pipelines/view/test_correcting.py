@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import httpx
 import numpy as np
 import pytest
 from helpers.studies import AFFINE, add_lesions, write_study
+from helpers.viewer import ask
 
 from trinat.pipelines.study.corrections import (
     Correction,
@@ -50,14 +50,7 @@ class Page:
         self.tab = tab
 
     def ask(self, method: str, path: str, **content: object) -> httpx.Response:
-        async def asking() -> httpx.Response:
-            transport = httpx.ASGITransport(self._app)
-            async with httpx.AsyncClient(
-                transport=transport, base_url="http://page"
-            ) as client:
-                return await client.request(method, path, **content)
-
-        return asyncio.run(asking())
+        return ask(self._app, method, path, **content)
 
     def detail(self) -> dict:
         return self.ask("GET", "/v1/scans/0", params={"layer": self.layer}).json()

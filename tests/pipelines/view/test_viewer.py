@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from helpers.studies import write_study
+from helpers.viewer import ask
 
 from trinat.pipelines.learn.corrected import next_scans
 from trinat.pipelines.learn.settings import NextSettings
@@ -32,17 +32,10 @@ class Client:
         self._app = make_app(ViewedStudy(out, rater=rater, **settings))
 
     def get(self, path: str) -> httpx.Response:
-        return asyncio.run(self._ask("GET", path))
+        return ask(self._app, "GET", path)
 
     def put(self, path: str, **content: Any) -> httpx.Response:
-        return asyncio.run(self._ask("PUT", path, **content))
-
-    async def _ask(self, method: str, path: str, **content: Any) -> httpx.Response:
-        transport = httpx.ASGITransport(self._app)
-        async with httpx.AsyncClient(
-            transport=transport, base_url="http://page"
-        ) as asking:
-            return await asking.request(method, path, **content)
+        return ask(self._app, "PUT", path, **content)
 
 
 def client(out: Path, rater: str = "anna") -> Client:
