@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from benches._painted_lesions import LESION, LesionHead, Shape, paint, shapes_of
 from trinat.segmentation.grid import occupied_box
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.folding import (
@@ -20,13 +21,6 @@ from trinat.segmentation.labels.folding import (
 )
 from trinat.segmentation.space.background import TISSUE
 from trinat.segmentation.space.views import reoriented
-from trinat.segmentation.synthetic.lesions import (
-    LESION,
-    LesionHead,
-    Shape,
-    paint,
-    shapes_of,
-)
 
 # seek-la02: its labels are wrong (docs/notes/fast.md).
 _LEFT_OUT = ("seek-la02",)

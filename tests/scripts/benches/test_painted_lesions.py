@@ -6,13 +6,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-
-from trinat.segmentation.synthetic.lesions import (
-    LESION,
-    LesionHead,
-    paint,
-    shapes_of,
-)
+from benches._painted_lesions import LESION, LesionHead, paint, shapes_of
 
 # A block of white matter in a shell of cortex, with a ventricle in the middle.
 _SIZE = 80
