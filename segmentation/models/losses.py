@@ -5,7 +5,6 @@ A recipe may choose one of MONAI's losses instead. MONAI is imported when it is 
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
@@ -44,22 +43,24 @@ class MonaiLoss(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     include_background: bool = True  # in Dice
+    kind: str  # name of MONAI's class
 
-    def common(self) -> dict[str, Any]:
-        """Return the arguments of all of MONAI's losses."""
-        return {
-            "include_background": self.include_background,
-            "to_onehot_y": True,
-            "softmax": True,
-            "batch": True,
-        }
+    def arguments(self) -> dict[str, Any]:
+        """Return the settings that are keyword arguments of MONAI's class."""
+        return self.model_dump(exclude={"kind"})
 
-    @abstractmethod
     def build(self, class_weights: Tensor) -> nn.Module:
         """Build MONAI's loss, which is called with logits (1, K, P) and labels (1, 1, P).
 
-        `class_weights` (K,) may be used by the loss.
+        `class_weights` (K,) are used by DiceCE only.
         """
+        from monai import losses
+
+        monai_class = getattr(losses, self.kind)
+        loss: nn.Module = monai_class(
+            to_onehot_y=True, softmax=True, batch=True, **self.arguments()
+        )
+        return loss
 
 
 class DiceCE(MonaiLoss):
@@ -72,16 +73,13 @@ class DiceCE(MonaiLoss):
     # Exponent on the class weights of the cross entropy: 1 is median frequency, 0 none
     balance: float = Field(default=0.0, ge=0, le=1)
 
+    def arguments(self) -> dict[str, Any]:
+        """Return the settings without `balance`, which MONAI does not have."""
+        return self.model_dump(exclude={"kind", "balance"})
+
     def build(self, class_weights: Tensor) -> nn.Module:
         """Build the loss; the class weights apply to the cross entropy only."""
-        from monai.losses import DiceCELoss
-
-        loss: nn.Module = DiceCELoss(
-            **self.common(),
-            lambda_dice=self.lambda_dice,
-            lambda_ce=self.lambda_ce,
-            label_smoothing=self.label_smoothing,
-        )
+        loss = super().build(class_weights)
         # Passed to the loss itself, the weights would also apply to its Dice.
         loss.cross_entropy = nn.CrossEntropyLoss(
             weight=class_weights, label_smoothing=self.label_smoothing
@@ -97,34 +95,12 @@ class DiceFocal(MonaiLoss):
     lambda_focal: float = Field(default=1.0, ge=0)
     gamma: float = Field(default=2.0, ge=0, le=10)
 
-    def build(self, class_weights: Tensor) -> nn.Module:
-        """Build the loss; `class_weights` is not used."""
-        from monai.losses import DiceFocalLoss
-
-        loss: nn.Module = DiceFocalLoss(
-            **self.common(),
-            gamma=self.gamma,
-            lambda_dice=self.lambda_dice,
-            lambda_focal=self.lambda_focal,
-        )
-        return loss
-
 
 class GeneralizedDice(MonaiLoss):
     """MONAI's GeneralizedDiceLoss: classes weighted by their size."""
 
     kind: Literal["GeneralizedDiceLoss"]
     w_type: Literal["square", "simple", "uniform"] = "square"
-
-    def build(self, class_weights: Tensor) -> nn.Module:
-        """Build the loss; `class_weights` is not used, because the loss has weights of its own."""
-        from monai.losses import GeneralizedDiceLoss
-
-        loss: nn.Module = GeneralizedDiceLoss(
-            **self.common(),
-            w_type=self.w_type,
-        )
-        return loss
 
 
 class Tversky(MonaiLoss):
@@ -133,17 +109,6 @@ class Tversky(MonaiLoss):
     kind: Literal["TverskyLoss"]
     alpha: float = Field(default=0.5, ge=0, le=1)  # weight of false positives
     beta: float = Field(default=0.5, ge=0, le=1)  # weight of false negatives
-
-    def build(self, class_weights: Tensor) -> nn.Module:
-        """Build the loss; `class_weights` is not used."""
-        from monai.losses import TverskyLoss
-
-        loss: nn.Module = TverskyLoss(
-            **self.common(),
-            alpha=self.alpha,
-            beta=self.beta,
-        )
-        return loss
 
 
 AnyMonaiLoss = DiceCE | DiceFocal | GeneralizedDice | Tversky
