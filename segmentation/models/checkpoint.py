@@ -514,55 +514,49 @@ def _from_safetensors(
             counters[name] = torch.tensor(0)
         else:
             expected[name] = tensor
-    _check_names(tensors, expected, path)
-    for name in sorted(expected):
-        _check_tensor(name, tensors[name], expected[name], precision, path)
-        tensors[name] = tensors[name].float()
-    network.load_state_dict({**tensors, **counters}, assign=True)
+    # Types come first, because torch cannot tell which numbers of some types are finite.
+    for name, tensor in tensors.items():
+        wanted = _stored_dtype(tensor, precision)
+        if tensor.dtype != wanted:
+            raise ModelError(
+                f"{name} is stored as {tensor.dtype}, not {wanted}", where=path
+            )
+    check_tensors(tensors, expected, path, _OTHER_ARCHITECTURE)
+    weights = {name: tensor.float() for name, tensor in tensors.items()}
+    network.load_state_dict({**weights, **counters}, assign=True)
     network.arrange(torch.channels_last)
     return network.eval().requires_grad_(False)
 
 
-def _check_names(
+def check_tensors(
     tensors: Mapping[str, Tensor],
     expected: Mapping[str, Tensor],
     path: Path,
+    remedy: str,
 ) -> None:
-    """Raise ModelError unless a file has exactly the tensors of its network."""
+    """Raise ModelError unless tensors have the names and shapes of `expected`, and finite values.
+
+    `path` is the file that they are from; `remedy` is for another network's names or shapes.
+    """
     missing = expected.keys() - tensors.keys()
     if missing:
-        raise ModelError(
-            f"lacks {min(missing)}", where=path, remedy=_OTHER_ARCHITECTURE
-        )
+        raise ModelError(f"lacks {min(missing)}", where=path, remedy=remedy)
     unexpected = tensors.keys() - expected.keys()
     if unexpected:
         raise ModelError(
-            f"has {min(unexpected)} unexpectedly",
-            where=path,
-            remedy=_OTHER_ARCHITECTURE,
+            f"has {min(unexpected)} unexpectedly", where=path, remedy=remedy
         )
-
-
-def _check_tensor(
-    name: str,
-    tensor: Tensor,
-    expected: Tensor,
-    precision: Precision,
-    path: Path,
-) -> None:
-    """Raise ModelError unless a tensor has the expected shape and type, and finite values."""
-    if tensor.shape != expected.shape:
-        raise ModelError(
-            f"{name} has shape {tuple(tensor.shape)} in place of {tuple(expected.shape)}",
-            where=path,
-            remedy=_OTHER_ARCHITECTURE,
-        )
-    if tensor.dtype != _stored_dtype(tensor, precision):
-        raise ModelError(
-            f"{name} is stored as {tensor.dtype}, not {precision}", where=path
-        )
-    if not tensor.isfinite().all():
-        raise ModelError(f"{name} has values that are not finite", where=path)
+    for name, tensor in tensors.items():
+        shape = tuple(tensor.shape)
+        wanted = tuple(expected[name].shape)
+        if shape != wanted:
+            raise ModelError(
+                f"{name} has shape {shape} in place of {wanted}",
+                where=path,
+                remedy=remedy,
+            )
+        if not tensor.isfinite().all():
+            raise ModelError(f"{name} has values that are not finite", where=path)
 
 
 def _stored_dtype(tensor: Tensor, precision: Precision) -> torch.dtype:

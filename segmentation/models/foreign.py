@@ -17,7 +17,7 @@ from torch import Tensor
 from trinat.segmentation.errors import ModelError, first_mistake
 from trinat.segmentation.labels import DEFAULT_SCHEME
 from trinat.segmentation.models.blocks import Recalibration
-from trinat.segmentation.models.checkpoint import save_model
+from trinat.segmentation.models.checkpoint import check_tensors, save_model
 from trinat.segmentation.models.model_info import (
     Description,
     ModelInfo,
@@ -76,6 +76,9 @@ _PARTS = {
 # Names of tensors in MONAI's network, which is also called QuickNAT.
 _MONAI_NAMES = re.compile(r"model\.\d+\.(submodule\.|layers0\.)")
 _COUNTER = "num_batches_tracked"
+_OTHER_NETWORK = (
+    "import a QuickNAT of the authors' port; tensors have trinat's names here"
+)
 # Several times the number of modules of QuickNAT.
 _MAX_MODULES = 1000
 _MAX_DEPTH = 8
@@ -120,7 +123,13 @@ def read_port(path: str | Path) -> QuickNat:
     state, dropout = _find_state(read_torch_file(path), path)
     tensors = _renamed_tensors(state, path)
     network = QuickNat(_config_from_shapes(tensors, dropout, path))
-    _check_tensors(tensors, network, path)
+    state_of_ours = network.state_dict()
+    expected = {
+        name: tensor
+        for name, tensor in state_of_ours.items()
+        if not name.endswith(_COUNTER)
+    }
+    check_tensors(tensors, expected, path, _OTHER_NETWORK)
     network.load_state_dict(tensors, strict=False)
     return network.eval()
 
@@ -147,27 +156,6 @@ def _renamed_tensors(state: Mapping[str, Tensor], path: Path) -> dict[str, Tenso
             tensor = tensor[:, :, None, None]
         tensors[ours] = tensor.float()
     return tensors
-
-
-def _check_tensors(
-    tensors: Mapping[str, Tensor], network: QuickNat, path: Path
-) -> None:
-    """Raise ModelError unless the tensors are exactly the network's weights, and finite."""
-    state = network.state_dict()
-    expected = {name: state[name] for name in state if not name.endswith(_COUNTER)}
-    missing = expected.keys() - tensors.keys()
-    if missing:
-        raise ModelError(f"lacks what is called {min(missing)} here", where=path)
-    for name, tensor in tensors.items():
-        if name not in expected:
-            raise ModelError(f"has more than QuickNAT: {name}", where=path)
-        if tensor.shape != expected[name].shape:
-            raise ModelError(
-                f"{name} has shape {tuple(tensor.shape)} in place of {tuple(expected[name].shape)}",
-                where=path,
-            )
-        if not tensor.isfinite().all():
-            raise ModelError(f"{name} has values that are not finite", where=path)
 
 
 def _find_state(

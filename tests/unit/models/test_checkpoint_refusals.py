@@ -119,7 +119,10 @@ def test_weights_that_do_not_fit_are_refused(
             "preprocessing.spacing_mm: ",
         ),
         (set_key("fusion", "weights", "axial", to=1e39), "fusion.weights.axial: "),
-        (set_key("precision", to="float16"), "is stored as torch.float32, not float16"),
+        (
+            set_key("precision", to="float16"),
+            "is stored as torch.float32, not torch.float16",
+        ),
     ],
 )
 def test_a_description_that_does_not_hold_is_refused(

@@ -103,7 +103,7 @@ def test_monais_network_is_refused_with_a_sentence(tmp_path: Path) -> None:
     [
         (
             lambda s: s.pop("encode2.conv1.weight"),
-            "lacks what is called encoders.1.layers.0",
+            "lacks encoders.1.layers.0",
         ),
         (lambda s: s.pop("classifier.conv.weight"), "is no checkpoint of QuickNAT"),
         (lambda s: s.update(head=torch.zeros(1)), "it has head"),
@@ -113,7 +113,7 @@ def test_monais_network_is_refused_with_a_sentence(tmp_path: Path) -> None:
         ),
         (
             lambda s: s.update({"encode1.conv1.scale": torch.zeros(1)}),
-            "has more than QuickNAT",
+            "has encoders.0.layers.0.convolution.scale unexpectedly",
         ),
         (
             lambda s: s.update({"encode2.conv1.bias": torch.zeros(3)}),
