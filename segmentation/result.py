@@ -400,11 +400,6 @@ class Result(Prediction):
     def to_simpleitk(self) -> Any:
         """Return the labels as a SimpleITK.Image of int16, at the position of the scan in ITK.
 
-        Raises
-        ------
-        ConfigError
-            If SimpleITK is not installed.
-
         Examples
         --------
         >>> result.to_simpleitk().GetSize() == result.labels.shape

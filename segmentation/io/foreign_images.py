@@ -3,7 +3,8 @@
 Voxels are (X, Y, Z). Their affine (4, 4) maps voxel indices to RAS mm, as everywhere in trinat.
 
 No library is imported to recognise an image: if a program has an image, it has imported the image's
-library, so its classes are found in `sys.modules`. Only the functions `to_...` import a library.
+library, so its classes are found in `sys.modules`. The functions `to_...` import a library, and
+`from_simpleitk` imports torchio, which converts the images of SimpleITK.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trinat.segmentation.errors import ConfigError, FormatError
+from trinat.segmentation.errors import FormatError
 
 # Voxels (X, Y, Z) and their affine (4, 4).
 PlacedArray = tuple[NDArray[Any], NDArray[np.float64]]
@@ -159,37 +160,14 @@ def from_simpleitk(image: Any) -> PlacedArray:
             where="SimpleITK.Image",
             remedy="give a 3D image with one component",
         )
-    import SimpleITK as sitk  # noqa: N813 - as its documents do
+    import torchio
 
-    # SimpleITK reverses the order of the axes in NumPy arrays.
-    voxels = sitk.GetArrayFromImage(image).transpose()
-    to_lps = np.eye(4)
-    direction = np.reshape(image.GetDirection(), (3, 3))
-    to_lps[:3, :3] = direction * image.GetSpacing()
-    to_lps[:3, 3] = image.GetOrigin()
-    return voxels, _RAS_TO_LPS @ to_lps
+    return from_torchio(torchio.ScalarImage.from_sitk(image))
 
 
 def to_simpleitk(voxels: NDArray[Any], affine: NDArray[np.float64]) -> Any:
-    """Return voxels (X, Y, Z), which are copied, as a SimpleITK.Image.
-
-    Raises ConfigError if SimpleITK is not installed.
-    """
-    try:
-        import SimpleITK as sitk  # noqa: N813 - as its documents do
-    except ImportError:
-        raise ConfigError(
-            "SimpleITK is not installed", remedy="pip install SimpleITK"
-        ) from None
-
-    to_lps = _RAS_TO_LPS @ affine
-    spacing_mm = np.linalg.norm(to_lps[:3, :3], axis=0)
-    direction = to_lps[:3, :3] / spacing_mm
-    image = sitk.GetImageFromArray(voxels.transpose())
-    image.SetSpacing(spacing_mm.tolist())
-    image.SetDirection(direction.ravel().tolist())
-    image.SetOrigin(to_lps[:3, 3].tolist())
-    return image
+    """Return voxels (X, Y, Z), which are copied, as a SimpleITK.Image."""
+    return to_torchio(voxels, affine).as_sitk(force_3d=True)
 
 
 # Module and name of each supported class of images, and the function that reads it.

@@ -18,7 +18,7 @@ from monai.transforms import LoadImage
 from numpy.typing import NDArray
 from oracle.fuzz import odd_scan
 
-from trinat.segmentation.errors import ConfigError, FormatError
+from trinat.segmentation.errors import FormatError
 from trinat.segmentation.io.foreign_images import (
     from_foreign_image,
     from_monai,
@@ -241,11 +241,3 @@ def test_no_library_is_imported_to_recognise_an_image() -> None:
         [sys.executable, "-c", probe], capture_output=True, text=True, check=True
     )
     assert done.stdout == "set()\n"
-
-
-def test_without_simpleitk_the_way_out_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setitem(sys.modules, "SimpleITK", None)
-    with pytest.raises(ConfigError, match="not installed: pip install SimpleITK"):
-        to_simpleitk(np.ones((2, 2, 2), np.int16), np.eye(4))
