@@ -161,22 +161,33 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
 
 
 @contextmanager
-def new_folder(path: Path) -> Iterator[Path]:
+def new_folder(path: Path, *, replacing: bool = False) -> Iterator[Path]:
     """Yield an empty temporary folder, and rename it to `path` if the block succeeds.
 
-    Raises an OutputError if `path` is a file or a folder that is not empty.
+    With `replacing`, a folder that exists is replaced as a whole; after a failure or an interrupt
+    it is there as before. A process that is killed may leave folders `.trinat-*.tmp`. Raises an
+    OutputError if `path` is a file or, without `replacing`, a folder that is not empty.
     """
-    is_empty_folder = path.is_dir() and not any(path.iterdir())
-    if os.path.lexists(path) and not is_empty_folder:
+    is_free = path.is_dir() and (replacing or not any(path.iterdir()))
+    if os.path.lexists(path) and not is_free:
         raise OutputError("exists already", where=path, remedy="choose another name")
-    temporary = path.parent / f".trinat-{secrets.token_hex(8)}.tmp"
+    new = path.parent / f".trinat-{secrets.token_hex(8)}.tmp"
+    old = path.parent / f".trinat-{secrets.token_hex(8)}.tmp"
     try:
-        temporary.mkdir(parents=True)
+        new.mkdir(parents=True)
         try:
-            yield temporary
-            temporary.replace(path)
+            yield new
+            for written in new.rglob("*"):
+                sync(written)
+            if replacing and path.exists():
+                path.replace(old)
+            new.replace(path)
         finally:
-            shutil.rmtree(temporary, ignore_errors=True)
+            if old.exists() and not path.exists():
+                old.replace(path)
+            shutil.rmtree(new, ignore_errors=True)
+        sync(path.parent)
+        shutil.rmtree(old, ignore_errors=True)
     except OSError as error:
         raise not_written(path, error) from error
 

@@ -10,9 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import secrets
-import shutil
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -28,7 +25,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from trinat.segmentation.errors import LabelError, ModelError, first_mistake
-from trinat.segmentation.io.files import atomic_write, not_written, read_bytes
+from trinat.segmentation.io.files import atomic_write, new_folder, read_bytes
 from trinat.segmentation.labels.scheme import LabelScheme, load_scheme, parse_scheme
 from trinat.segmentation.models.architectures import build
 from trinat.segmentation.models.base import Network, NetworkConfig
@@ -202,8 +199,6 @@ def save_model(
     anything is refused.
     """
     final = Path(folder)
-    if final.is_dir() and any(final.iterdir()) and not overwrite:
-        raise ModelError("exists already", where=final, remedy="choose another name")
     contents = {}
     for view, network in networks.items():
         contents[weights_file(view)] = _to_safetensors(network, precision, final)
@@ -235,7 +230,11 @@ def save_model(
                 contents[f"{PARCELS_FOLDER}/{path.name}"] = read_bytes(path)
     if lesions is not None:
         contents[LESIONS_FILE] = lesions
-    _write_folder(final, contents)
+    with new_folder(final, replacing=overwrite) as new:
+        for name, data in contents.items():
+            path = new / name
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(data)
     return info
 
 
@@ -414,47 +413,6 @@ def _read_checked_file(folder: Path, name: str, info: ModelInfo) -> bytes:
             "is not the file that was saved", where=path, remedy=COPY_AGAIN
         )
     return data
-
-
-def _write_folder(final: Path, contents: Mapping[str, bytes]) -> None:
-    """Write files into a new folder next to `final`, then rename it to `final`.
-
-    `contents` are the bytes of each file by its path in the folder. A process that is killed may
-    leave a folder `.trinat-*.tmp`.
-    """
-    new = final.parent / f".trinat-{secrets.token_hex(8)}.tmp"
-    old = final.parent / f".trinat-{secrets.token_hex(8)}.tmp"
-    try:
-        new.mkdir(parents=True)
-        try:
-            for name, data in contents.items():
-                path = new / name
-                path.parent.mkdir(exist_ok=True)
-                with path.open("wb") as file:
-                    file.write(data)
-                    file.flush()
-                    os.fsync(file.fileno())
-            _exchange_folders(final, new, old)
-        finally:
-            for left in (new, old):
-                shutil.rmtree(left, ignore_errors=True)
-    except OSError as error:
-        raise not_written(final, error) from error
-
-
-def _exchange_folders(final: Path, new: Path, old: Path) -> None:
-    """Move the folder `final`, if it exists, to `old`, and the folder `new` to `final`.
-
-    If this fails, `final` is restored.
-    """
-    if final.exists():
-        final.replace(old)
-    try:
-        new.replace(final)
-    except OSError:
-        if old.exists():
-            old.replace(final)
-        raise
 
 
 def _sha256(data: bytes) -> str:

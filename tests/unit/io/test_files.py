@@ -325,3 +325,37 @@ def test_a_folder_that_holds_anything_is_not_taken_for_a_new_one(
     (tmp_path / "a").touch()
     with pytest.raises(OutputError, match="exists already"):
         fill(tmp_path, until="")
+
+
+@pytest.mark.parametrize(("renamings", "left"), [(0, "old"), (1, "old"), (2, "new")])
+def test_an_interrupt_leaves_the_old_folder_or_the_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, renamings: int, left: str
+) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "old").touch()
+    replace = Path.replace
+    done = []
+
+    def interrupted(self: Path, target: Path) -> Path:
+        done.append(target)
+        if len(done) == renamings + 1:
+            raise KeyboardInterrupt
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", interrupted)
+    stopped = contextlib.suppress(KeyboardInterrupt)
+    with stopped, new_folder(folder, replacing=True) as new:
+        (new / "new").touch()
+    assert names(tmp_path) == ["model"]
+    assert names(folder) == [left]
+
+
+def test_a_file_is_not_replaced_by_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "a").touch()
+    with (
+        pytest.raises(OutputError, match="exists already"),
+        new_folder(tmp_path / "a", replacing=True),
+    ):
+        pass
+    assert names(tmp_path) == ["a"]

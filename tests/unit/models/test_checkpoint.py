@@ -186,7 +186,7 @@ def test_a_scheme_of_one_side_has_no_merged_classes(tmp_path: Path) -> None:
 
 def test_an_existing_folder_is_replaced_only_when_asked(folder: Path) -> None:
     other = {View.AXIAL: network()}
-    with refusal(ModelError, folder):
+    with refusal(OutputError, folder):
         save_model(folder, Description(name="other"), other)
     assert read_info(folder).name == "small"
     save_model(folder, Description(name="other"), other, overwrite=True)
