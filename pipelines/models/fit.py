@@ -53,12 +53,10 @@ _FITTED_TO_SCANS = {
 class Fitted:
     """Outcome of `fit`.
 
-    `model` is the fitted model, or the given one if nothing has changed. `lines` say what each step
-    did or why it was skipped. `changed` is True if the model has changed. `exit` is the exit status
-    of the command.
+    `lines` say what each step did or why it was skipped. `changed` is True if the model has
+    changed. `exit` is the exit status of the command.
     """
 
-    model: Model
     lines: tuple[str, ...]
     changed: bool
     exit: Exit
@@ -122,7 +120,7 @@ def fit(settings: FitSettings) -> Fitted:
     if changed:
         _write(settings, model)
     exit_status = batch_exit(done=len(pairs), failed=len(failures))
-    return Fitted(model, tuple(lines), changed, exit_status)
+    return Fitted(tuple(lines), changed, exit_status)
 
 
 def _refuse_bad_out(settings: FitSettings, model: Model) -> None:

@@ -40,7 +40,7 @@ _KEPT_COVARIATES = ("age", "sex", "group")
 
 @dataclass(frozen=True)
 class Harmonisation:
-    """Description of how the effects of sites were removed from the values of a `metric`.
+    """Description of how the effects of sites were removed from the values of a metric.
 
     - `kept` are the covariates whose effects on the values are kept: age, sex or group.
     - `participants` is the number of participants at each site.
@@ -56,7 +56,6 @@ class Harmonisation:
     - `shift`, in standard deviations, and `scale`, a factor: the effects that ComBat removed
     """
 
-    metric: str
     kept: tuple[str, ...]
     participants: Mapping[str, int]
     without: int
@@ -136,7 +135,7 @@ def harmonise(
         for place, structure in enumerate(values.columns)
     }
     without = int((~is_known).sum())
-    done = Harmonisation(metric, kept, at_site, without, pd.DataFrame(table))
+    done = Harmonisation(kept, at_site, without, pd.DataFrame(table))
     return by_structure, done
 
 

@@ -255,7 +255,11 @@ def _compare_sessions(scans: list[_Scan], files: dict[str, ScanFile]) -> None:
 
 def _compare_with_scans(scans: list[_Scan]) -> None:
     """Raise if a scan to segment belongs to another participant than its label map."""
-    found = identify([Named.of_path(scan.path) for scan in scans])
+    named = []
+    for scan in scans:
+        *folders, name = scan.path.split("/")
+        named.append(Named(name, tuple(folders)))
+    found = identify(named)
     for scan, identity in zip(scans, found, strict=True):
         if identity.participant != scan.participant:
             raise wrong(

@@ -43,8 +43,8 @@ _DEEP_GREY = (10, 49, 11, 50, 12, 51, 26, 58, 28, 60)
 _LIMBIC = (17, 53, 18, 54)
 _FLUID = (24, *_VENTRICLES)
 # Extent of the cerebral white matter in MNI space in mm, from the 1st to the 99th percentile.
-_MNI_LOW = np.array([-57.0, -92.0, -30.0])
-_MNI_HIGH = np.array([57.0, 54.0, 57.0])
+MNI_LOW = np.array([-57.0, -92.0, -30.0])
+MNI_HIGH = np.array([57.0, 54.0, 57.0])
 # Smallest share of a lesion's voxels that must lie in tissue where lesions occur, and the number of
 # positions that are tried for a lesion.
 _LEAST_IN_WHITE = 0.6
@@ -114,7 +114,7 @@ def shapes_of(mask: Mask, origin_mm: NDArray[np.float64]) -> list[Shape]:
     for number, box in enumerate(ndimage.find_objects(parts), start=1):
         voxels = np.pad(parts[box] == number, 3)
         middle = np.array([(side.start + side.stop - 1) / 2 for side in box])
-        place = (middle + origin_mm - _MNI_LOW) / (_MNI_HIGH - _MNI_LOW)
+        place = (middle + origin_mm - MNI_LOW) / (MNI_HIGH - MNI_LOW)
         shapes.append(Shape(voxels, place))
     return shapes
 
@@ -239,7 +239,7 @@ class _Painter:
         voxels = lesion.voxels[::-1] if is_mirrored else lesion.voxels
         is_anatomical = rng.random() < 0.7 or voxels.sum() > 3000
         turn = rng.normal(0, 0.15 if is_anatomical else 1.0, 3)
-        scale = np.exp(rng.normal(0, 0.15)) * self._extent() / (_MNI_HIGH - _MNI_LOW)
+        scale = np.exp(rng.normal(0, 0.15)) * self._extent() / (MNI_HIGH - MNI_LOW)
         part = _rotated_and_scaled(voxels, turn, np.broadcast_to(scale, 3))
         inside = part > 0.5
         if not inside.any():

@@ -96,12 +96,6 @@ class Named:
     name: str
     folders: tuple[str, ...] = ()
 
-    @classmethod
-    def of_path(cls, path: str) -> Named:
-        """Split a path such as "site/sub-01/scan", without file ending, into folders and name."""
-        *folders, name = path.split("/")
-        return cls(name, tuple(folders))
-
 
 def identify(scans: Sequence[Named]) -> list[Identity]:
     """Return participant and session of each scan of a study, from names and folders.

@@ -32,7 +32,6 @@ from trinat.segmentation.data.splits import (
 from trinat.segmentation.errors import DatasetError, IntegrityError, summarise
 from trinat.segmentation.io.cells import MISSING, NO_NAME, age_in, sex_in
 from trinat.segmentation.io.files import (
-    read_rows,
     read_table,
     read_text,
     sha256_of,
@@ -406,13 +405,6 @@ class Store:
         """Metadata of the subjects with labels; only these can train, validate and test."""
         stored = self.info.subjects
         return [one for one in self.metadata if stored[one.subject].has_labels]
-
-    @property
-    def ledger(self) -> tuple[LedgerRow, ...]:
-        """Rows of ledger.tsv: the subjects of the dataset, prepared or not, and the reasons."""
-        path = self.root / "ledger.tsv"
-        rows = read_rows(path, required=_LEDGER_COLUMNS)
-        return tuple(LedgerRow.model_validate(row) for row in rows)
 
 
 def paths_of_folds(path: Path, count: int) -> list[Path]:

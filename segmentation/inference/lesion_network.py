@@ -50,9 +50,8 @@ FEATURES = (
     *("lateral", "forward", "up"),
     *("is_flair", "thick_mm"),
 )
-# Extent of the cerebral white matter in MNI space in mm: first to 99th percentile.
-MNI_LOW = np.array([-57.0, -92.0, -30.0])
-MNI_HIGH = np.array([57.0, 54.0, 57.0])
+# Width of the two hidden layers.
+_WIDTH = 32
 _SURE = 0.9
 # Contrast of T1: the brightness of cortex relative to white matter, minus 1, is below this.
 _DARKER = -0.07
@@ -77,11 +76,8 @@ class LesionNetwork(nn.Module):
     four are saved with the weights.
     """
 
-    def __init__(self, prior_shape: tuple[int, ...], hidden: int = 32) -> None:
-        """Build an untrained network.
-
-        `prior_shape` is the shape of the map `prior`, `hidden` the width of the two hidden layers.
-        """
+    def __init__(self, prior_shape: tuple[int, ...]) -> None:
+        """Build an untrained network; `prior_shape` is the shape of the map `prior`."""
         super().__init__()
         self.prior: Tensor
         self.mean: Tensor
@@ -92,11 +88,11 @@ class LesionNetwork(nn.Module):
         self.register_buffer("deviation", torch.ones(len(FEATURES)))
         self.register_buffer("thinnest_mm", torch.zeros(()))
         self.layers = nn.Sequential(
-            nn.Linear(len(FEATURES), hidden),
+            nn.Linear(len(FEATURES), _WIDTH),
             nn.ReLU(),
-            nn.Linear(hidden, hidden),
+            nn.Linear(_WIDTH, _WIDTH),
             nn.ReLU(),
-            nn.Linear(hidden, 1),
+            nn.Linear(_WIDTH, 1),
         )
 
     def forward(self, features: Tensor) -> Tensor:
@@ -345,29 +341,3 @@ def _prior_at(prior: Image, place: NDArray[np.float64]) -> NDArray[np.float64]:
         prior, points.T, order=1, mode="nearest"
     )
     return found
-
-
-def prior_of(
-    masks: list[tuple[NDArray[np.bool_], NDArray[np.float64]]],
-    shape: tuple[int, int, int] = (48, 60, 40),
-) -> Image:
-    """Compute a map of how often lesions lie at each position in the white matter, as a logarithm.
-
-    Each of `masks` is a lesion mask (X, Y, Z) in MNI space, with RAS axes and voxels of 1 mm, and
-    the position of its voxel (0, 0, 0) in MNI mm. The map has the given shape and is symmetric in
-    left and right. It covers the extent of the white matter and, beyond each end of it, half of
-    that extent.
-    """
-    total = np.zeros(shape)
-    scale = np.array(shape) / 2 - 0.5
-    for mask, origin_mm in masks:
-        place = (np.argwhere(mask) + origin_mm - MNI_LOW) / (MNI_HIGH - MNI_LOW)
-        cells = np.round((place + 0.5) * scale).astype(int)
-        kept = ((cells >= 0) & (cells < shape)).all(1)
-        own = np.zeros(shape)
-        np.add.at(own, tuple(cells[kept].T), 1)
-        # Patients with many lesions must not outweigh the others.
-        total += own / own.sum() ** 0.5
-    total = total + total[::-1]
-    total = ndimage.gaussian_filter(total, 1.5)
-    return np.asarray(np.log(total / total.sum() + 1e-6), np.float32)

@@ -7,7 +7,6 @@ region.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,7 +16,7 @@ from scipy import ndimage
 
 from trinat.segmentation.inference.checks.limits import GradeName
 from trinat.segmentation.io.volume import Volume
-from trinat.segmentation.labels import LESION_REGIONS, LesionRegion
+from trinat.segmentation.labels import LesionRegion
 from trinat.segmentation.labels.lesions import (
     SMALLEST_MM3,
     NumberedLesions,
@@ -96,20 +95,6 @@ class Lesions:
     def volume_mm3(self) -> float:
         """Total volume of all lesions, in mm³."""
         return sum(lesion.volume_mm3 for lesion in self.lesions)
-
-    @property
-    def count_by_region(self) -> dict[LesionRegion, int]:
-        """Number of lesions in each region."""
-        counts = Counter(lesion.region for lesion in self.lesions)
-        return {region: counts[region] for region in LESION_REGIONS}
-
-    @property
-    def volume_by_region_mm3(self) -> dict[LesionRegion, float]:
-        """Total volume of the lesions in each region, in mm³."""
-        volumes = dict.fromkeys(LESION_REGIONS, 0.0)
-        for lesion in self.lesions:
-            volumes[lesion.region] += lesion.volume_mm3
-        return volumes
 
 
 def find_lesions(

@@ -205,9 +205,7 @@ def _side_of_voxels(
     return sides, top + 1
 
 
-def grade_thickness(
-    evidence: Evidence, limits: Limits = LIMITS
-) -> tuple[GradeName, tuple[str, ...]]:
+def grade_thickness(evidence: Evidence) -> tuple[GradeName, tuple[str, ...]]:
     """Grade the scan for cortical thickness as pass, look or reject; return the grade and reasons.
 
     The reasons are a cut brain, blurred edges, noise and large voxels. The limits are narrower than
@@ -216,7 +214,7 @@ def grade_thickness(
     findings = []
     cut_mm2, _ = find_cut(evidence)
     cut = f"the field of view ends inside the brain: {cut_mm2 / 100:.0f} cm²"
-    findings += above(cut_mm2, limits.cut_mm2, cut)
+    findings += above(cut_mm2, LIMITS.cut_mm2, cut)
     sharpness = edge_sharpness(evidence)
     if sharpness is not None:
         # Negative if noise is stronger than the edges.

@@ -104,7 +104,6 @@ def default_prior(scheme: LabelScheme) -> Prior:
 def build_template(
     maps: HeadMaps,
     scheme: LabelScheme,
-    seed: int = 0,
     *,
     learn_fluid: bool = False,
 ) -> Template:
@@ -112,7 +111,7 @@ def build_template(
 
     `maps` have voxels of 1 mm. `scheme` has the classes of the template. With `learn_fluid`,
     everything between brain and skull is CSF, otherwise background; it must have the same value as
-    in the training of the networks. With the same `seed` the result is the same.
+    in the training of the networks.
     """
     # Use only the changed copies, which come after the original heads: their structures are as
     # large as FreeSurfer's.
@@ -125,7 +124,7 @@ def build_template(
     common = _common_space(centroids)
     to_heads = [_affine_between(common, of_head) for of_head in centroids]
     shape, affine = _template_grid(heads, to_heads)
-    counts = _count_classes(heads, to_heads, shape, affine, len(scheme), seed)
+    counts = _count_classes(heads, to_heads, shape, affine, len(scheme))
 
     factors = np.ones(len(scheme))
     for index, name in enumerate(scheme.names):
@@ -193,7 +192,6 @@ def _count_classes(
     shape: Shape,
     affine: Matrix,
     classes: int,
-    seed: int,
 ) -> NDArray[np.uint16]:
     """Count the classes of all heads around each voxel of a template, (X Y Z, K).
 
@@ -201,7 +199,7 @@ def _count_classes(
     `shape` and `affine` are those of the template, K is `classes`. Positions are jittered, so that
     an average over few heads is smooth. Outside of a head's map is background.
     """
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(0)
     voxels_mm = moved(np.argwhere(np.ones(shape, bool)), affine)
     counts = np.zeros((len(voxels_mm), classes), np.uint16)
     rows = np.arange(len(voxels_mm))

@@ -40,15 +40,12 @@ class Uncertainty:
         Mean Dice of each class over all pairs of samples.
     volume_cv : array (K,)
         Coefficient of variation of each class's volume: standard deviation divided by mean.
-    samples : int
-        Number of samples.
     """
 
     entropy: NDArray[np.float32]
     iou: NDArray[np.float64]
     pairwise_dice: NDArray[np.float64]
     volume_cv: NDArray[np.float64]
-    samples: int
 
 
 class Samples:
@@ -102,7 +99,6 @@ class Samples:
             iou=iou,
             pairwise_dice=pairwise_dice,
             volume_cv=volume_cv,
-            samples=len(self._maps),
         )
 
 

@@ -7,7 +7,6 @@ their mean brightness, the truth their largest, so the truth is exact for any vo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -159,14 +158,10 @@ class SmoothField:
         rng: np.random.Generator,
         sd: float,
         spacing_mm: float,
-        extent_mm: Sequence[float],
     ) -> SmoothField:
-        """Draw a random field with standard deviation `sd` over a box.
-
-        `extent_mm` has the three lengths of the box.
-        """
-        # Oblique grids reach outside of the extent, where the outermost knots are repeated.
-        shape = [int(np.ceil(1.4 * mm / spacing_mm)) + 3 for mm in extent_mm]
+        """Draw a random field with standard deviation `sd` over the field of view."""
+        # Oblique grids reach outside of it, where the outermost knots are repeated.
+        shape = [int(np.ceil(1.4 * mm / spacing_mm)) + 3 for mm in FIELD_OF_VIEW_MM]
         # A sum of splines with weights (1, 4, 1) / 6 per axis has 0.5 ** 1.5 of the knots' spread.
         knots_sd = sd / 0.5**1.5
         return cls(_draw_normal(rng, knots_sd, shape), spacing_mm)
@@ -341,8 +336,7 @@ def _draw_head(rng: np.random.Generator) -> _HeadShape:
     shift = _draw_normal(rng, SHIFT_SD_MM, 3)
     # The order of these draws defines the phantom of a seed.
     along_x, along_y, along_z = [
-        SmoothField.draw(rng, WARP_SD_MM, WARP_KNOTS_MM, FIELD_OF_VIEW_MM)
-        for _ in range(3)
+        SmoothField.draw(rng, WARP_SD_MM, WARP_KNOTS_MM) for _ in range(3)
     ]
     warp = _invertible((along_x, along_y, along_z))
     return _HeadShape(size @ shear @ rotation, shift, warp)
@@ -413,7 +407,7 @@ def _render(
     Rendering goes slab by slab along the first axis, to limit memory.
     """
     points_mm = grid.nodes_mm()
-    coil = SmoothField.draw(rng, BIAS_SD, BIAS_KNOTS_MM, FIELD_OF_VIEW_MM)
+    coil = SmoothField.draw(rng, BIAS_SD, BIAS_KNOTS_MM)
     white_matter = float(brightness[anatomy.truth == _WHITE_MATTER].mean())
     noise = rng.uniform(*NOISE) * white_matter
     gain = rng.uniform(*WHITE_MATTER_VALUE) / white_matter

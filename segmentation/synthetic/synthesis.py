@@ -112,19 +112,15 @@ def _classes_to_learn(
 def synthesise_volume(
     heads: Heads,
     config: SynthesisConfig,
-    head: int,
     generator: torch.Generator,
 ) -> tuple[Tensor, Tensor]:
-    """Synthesise a whole undeformed head for validation: image and classes, (X, Y, Z) each.
-
-    `head` is the index of the head.
-    """
+    """Synthesise the first head, whole and undeformed: image and classes, (X, Y, Z) each."""
     draw = Draw(heads, config, generator)
-    entries = heads.labels[head][None]
+    entries = heads.labels[0][None]
     axes = [torch.arange(length, device=draw.device) for length in entries.shape[1:]]
     grid = torch.meshgrid(*axes, indexing="ij")
     points = torch.stack(grid)[None]
-    index = torch.tensor([head], device=draw.device)
+    index = torch.tensor([0], device=draw.device)
     # Sagittal slices, stacked, make the slab.
     removed = _find_removed(draw, index, entries, points)
     thickness = choose_thickness(draw, View.SAGITTAL, 1)

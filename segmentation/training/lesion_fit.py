@@ -31,6 +31,7 @@ _BRIGHT = 0.1
 # The weights of a scan's voxels are divided by its number of lesion voxels plus this number, so
 # that scans with few lesions do not dominate.
 _EXTRA_VOXELS = 2000
+_SEED = 0
 _BATCH = 4096
 _RATE = 5e-3
 # Rate at which a trained network is trained further.
@@ -56,12 +57,10 @@ def sample_voxels(
     features: VoxelFeatures,
     lesions: NDArray[np.bool_],
     rng: np.random.Generator,
-    weight: float = 1.0,
 ) -> VoxelSample:
     """Sample voxels of a scan for training.
 
-    `features` are those of the scan's voxels, and `lesions` (X, Y, Z) is the true mask. `weight` is
-    the weight of the scan relative to other scans.
+    `features` are those of the scan's voxels, and `lesions` (X, Y, Z) is the true mask.
     """
     values = features.values
     is_lesion = lesions[features.places]
@@ -79,7 +78,7 @@ def sample_voxels(
             kept = rng.choice(places, most, replace=False)
         chosen.append(kept)
         weights.append(np.full(len(kept), len(places) / max(len(kept), 1)))
-    of_scan = weight / (is_lesion.sum() + _EXTRA_VOXELS)
+    of_scan = 1 / (is_lesion.sum() + _EXTRA_VOXELS)
     every = np.concatenate(chosen)
     return VoxelSample(
         values[every],
@@ -94,24 +93,24 @@ def fit_lesion_network(
     *,
     steps: int,
     anew: bool = False,
-    seed: int = 0,
 ) -> LesionNetwork:
     """Train a network on voxels of several scans.
 
     The loss is cross entropy plus the Dice loss of the whole batch. Training goes on from the
     network `start`, at a lower rate; or with `anew` from random weights, of which only the map of
-    how often lesions lie at each position is that of `start`. The same seed gives the same network.
+    how often lesions lie at each position is that of `start`. The same samples give the same
+    network.
     """
     features = torch.from_numpy(np.concatenate([one.features for one in samples]))
     truth = torch.from_numpy(np.concatenate([one.is_lesion for one in samples])).float()
     weights = torch.from_numpy(np.concatenate([one.weights for one in samples]))
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(_SEED)
     network = deepcopy(start)
     rate = _RATE_OF_MORE
     if anew:
         rate = _RATE
         with torch.random.fork_rng([]):
-            torch.manual_seed(seed)
+            torch.manual_seed(_SEED)
             network = LesionNetwork(tuple(start.prior.shape))
         network.prior.copy_(start.prior)
         network.mean.copy_(features.mean(0))

@@ -79,7 +79,7 @@ def synthetic_scans(
         alone = maps.part(slice(head, head + 1))
         heads = aim(alone, scheme, learn_fluid=config.learn_fluid).seen_in(view)
         generator = seeded("cpu", seed, 2, head)
-        image, classes = synthesise_volume(heads, config, 0, generator)
+        image, classes = synthesise_volume(heads, config, generator)
         yield ValidationScan(
             name=f"head-{head + 1}",
             images=to_slices(image, view),

@@ -107,10 +107,11 @@ def test_odds_that_the_model_has_are_tried_like_others_and_replaced(
     save_model(tmp_path / "models/shyer", description, model.networks)
     found = {}
     for name, folder in (("shy", shy), ("shyer", tmp_path / "models/shyer")):
-        found[name] = fit_odds(folder, data / "scans", data / "truth", tmp_path / name)
-    odds = {name: of.model.info.fusion.class_odds for name, of in found.items()}
+        fit_odds(folder, data / "scans", data / "truth", tmp_path / name)
+        found[name] = read_info(tmp_path / name)
+    odds = {name: info.fusion.class_odds for name, info in found.items()}
     assert odds["shyer"] == odds["shy"]
-    figures = {name: of.model.info.metrics["class_odds"] for name, of in found.items()}
+    figures = {name: info.metrics["class_odds"] for name, info in found.items()}
     assert figures["shyer"]["mean_dice_after"] == figures["shy"]["mean_dice_after"]
     assert figures["shyer"]["mean_dice_before"] < figures["shy"]["mean_dice_before"]
 

@@ -136,7 +136,6 @@ def test_weights_then_odds_then_limits(
     assert found.exit is Exit.OK
     assert (lame / "model.yaml").read_bytes() == before
     info = read_info(out)
-    assert info.fusion == found.model.info.fusion
     # The smallest weight that is tried.
     assert info.fusion.weights[View.SAGITTAL] == 0.1
     # The model had no limits.
@@ -207,9 +206,8 @@ def test_a_geometric_mean_that_is_chosen_is_written_into_the_model(
     # Makes the last candidate acceptable, whatever its score.
     monkeypatch.setattr("trinat.pipelines.models.held_out.WORTHWHILE", -1.0)
     scan = data / "scans/sub-02_T1w.nii.gz"
-    found = fit_weights(lame, scan, data / "truth/sub-02_dseg.nii.gz")
+    fit_weights(lame, scan, data / "truth/sub-02_dseg.nii.gz")
     assert read_info(lame).fusion.mean == "geometric"
-    assert read_info(lame).fusion == found.model.info.fusion
 
 
 def test_truths_with_exchanged_sides_fit_no_weights(data: Path, tmp_path: Path) -> None:

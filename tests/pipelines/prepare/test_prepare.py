@@ -225,7 +225,7 @@ def test_ixi_without_labels_still_makes_images(
     assert "recon-all" in line
     store = Store(tmp_path / "out")
     assert not store.info.subjects["IXI002-Guys-0828"].has_labels
-    assert store.ledger[0].reason == "no labels: for prediction only"
+    assert summary.rows[0].reason == "no labels: for prediction only"
     assert volume_of(store, "IXI002-Guys-0828", View.AXIAL, "image").max() > 0.5
 
 
@@ -389,7 +389,7 @@ def test_labels_that_a_model_made_are_its_own_and_a_scan_without_them_has_failed
         views=("axial",),
     )
     assert (summary.made, summary.failed) == (1, 1)
-    ledger = {row.subject: (row.status, row.reason) for row in store.ledger}
+    ledger = {row.subject: (row.status, row.reason) for row in summary.rows}
     assert ledger["IXI012-Guys-0829"][0] == "failed"
     assert "truncated" in ledger["IXI012-Guys-0829"][1]
     made = store.info.subjects["IXI002-Guys-0828"]

@@ -196,7 +196,7 @@ def test_files_without_a_checksum_are_refused_on_request(tmp_path: Path) -> None
     )
     assert (second.made, second.current, second.failed) == (0, 1, 1)
     assert store.subjects == ("a",)
-    assert "has no checksum" in store.ledger[1].reason
+    assert "has no checksum" in second.rows[1].reason
 
 
 def test_a_file_that_was_changed_is_refused_and_made_again(tmp_path: Path) -> None:

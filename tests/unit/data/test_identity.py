@@ -73,10 +73,16 @@ def test_scans_of_cohorts_without_sessions_in_their_names_are_told_apart() -> No
     assert [scan and scan.scan for scan in scans] == ["3T_T1w_MPR1", "3T_T1w_MPR2"]
 
 
+def identities(*paths: str) -> list[Identity]:
+    named = []
+    for path in paths:
+        *folders, name = path.split("/")
+        named.append(Named(name, tuple(folders)))
+    return identify(named)
+
+
 def participants(*paths: str) -> list[str]:
-    return [
-        scan.participant for scan in identify([Named.of_path(path) for path in paths])
-    ]
+    return [scan.participant for scan in identities(*paths)]
 
 
 def test_participants_of_two_sites_stay_apart() -> None:
@@ -105,7 +111,7 @@ def test_two_sessions_in_two_folders_are_of_one_participant() -> None:
 def test_participants_of_two_sites_stay_apart_whatever_follows_their_names(
     second: str,
 ) -> None:
-    scans = identify([Named.of_path("A/sub-01_T1w"), Named.of_path(f"B/{second}")])
+    scans = identities("A/sub-01_T1w", f"B/{second}")
     assert [scan.participant for scan in scans] == ["A/sub-01", "B/sub-01"]
     assert "A/sub-01" in clash_among(scan.participant for scan in scans)
 
@@ -191,7 +197,7 @@ def test_files_named_after_participants_in_folders_of_sessions(
     folders: tuple[str, str],
 ) -> None:
     paths = [f"{folder}/P0{n}" for folder in folders for n in range(2)]
-    scans = identify([Named.of_path(path) for path in paths])
+    scans = identities(*paths)
     assert [scan.participant for scan in scans] == ["P00", "P01", "P00", "P01"]
     assert [scan.scan for scan in scans] == [
         *(folders[0], folders[0]),

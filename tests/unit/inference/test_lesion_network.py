@@ -17,7 +17,6 @@ from trinat.segmentation.inference.lesion_network import (
     find_lesion_map,
     groups_of,
     load_lesion_network,
-    prior_of,
 )
 from trinat.segmentation.labels.scheme import load_scheme
 
@@ -111,14 +110,3 @@ def test_other_files_are_refused(tmp_path: Path):
     path.write_bytes(b"nothing of the kind")
     with pytest.raises(ModelError):
         load_lesion_network(path)
-
-
-def test_the_prior_is_highest_where_lesions_are_on_either_side():
-    mask = np.zeros((20, 20, 20), bool)
-    mask[5, 5, 5] = True
-    # The voxel lies a quarter of the way from the left to the right end of the white matter.
-    prior = prior_of([(mask, np.array([-33.5, -24.0, 8.5]))])
-    x, y, z = np.unravel_index(prior.argmax(), prior.shape)
-    assert sorted({int(x), prior.shape[0] - 1 - int(x)}) == [18, 29]
-    assert (int(y), int(z)) == (30, 20)
-    np.testing.assert_allclose(prior, prior[::-1], atol=1e-5)

@@ -438,9 +438,7 @@ def test_settings_out_of_range_are_refused(wrong: dict[str, object]) -> None:
 
 
 def test_a_volume_is_the_head_as_it_is(heads: Heads) -> None:
-    image, classes = synthesise_volume(
-        heads, STILL, 0, torch.Generator().manual_seed(0)
-    )
+    image, classes = synthesise_volume(heads, STILL, torch.Generator().manual_seed(0))
     assert image.shape == classes.shape == (20, 20, 20)
     assert set(classes[5:10, 5:15, 5:15].flatten().tolist()) == {LEFT}
     assert torch.allclose(image[6:9, 6:14, 6:14], torch.tensor(1.0), atol=1e-3)
