@@ -32,6 +32,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pydantic import ValidationError
 
+# Number of names that a message lists; the others are only counted.
+_NAMED = 3
 # Number of problems of one file that a message lists; the others are only counted.
 _MOST_PROBLEMS = 5
 # Error numbers of a full disk and of an exceeded quota.
@@ -238,7 +240,7 @@ def _parts_of(error: BaseException, where: bool) -> list[str | None]:
 def some(
     names: Collection[str],
     *,
-    most: int = 3,
+    most: int = _NAMED,
     between: str = ", ",
     last: str = " and ",
 ) -> str:

@@ -23,7 +23,7 @@ const MR = "1.2.840.10008.5.1.4.1.1.4";
 const MR_CLASSES = [MR, `${MR}.1`, `${MR}.4`];
 const MIN_SIDE = 16;
 const MAX_ECHO_MS = 25.0;
-const NAMED = 5;
+const MOST_PROBLEMS = 5;
 const REMAKE = "export the series again";
 const ONE_SCAN = "give one scan";
 
@@ -101,8 +101,8 @@ function onlyScan(files) {
     else scans.push(group);
   }
   if (scans.length === 1) return scans[0];
-  const more = reasons.length - NAMED;
-  const named = reasons.slice(0, NAMED);
+  const more = reasons.length - MOST_PROBLEMS;
+  const named = reasons.slice(0, MOST_PROBLEMS);
   if (more > 0) named.push(`and ${more} more`);
   const why = named.length ? ` (${named.join("; ")})` : "";
   return refuse(

@@ -44,7 +44,7 @@ SAME_CONSTANTS = {
     "background.js": ("space.background",),
     "brightness.js": ("inference.checks.brightness", "inference.checks.continuity"),
     "checks.js": ("io.limits", "io.orientation"),
-    "dicom.js": ("io.dicom.frames", "io.dicom.series"),
+    "dicom.js": ("errors", "io.dicom.frames", "io.dicom.series"),
     "conform.js": ("space.conform",),
     "evidence.js": ("errors", "inference.checks.evidence"),
     "field.js": ("inference.checks.field", "space.background"),
