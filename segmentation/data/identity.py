@@ -222,16 +222,19 @@ def _with_numbers(scans: Sequence[Identity]) -> list[Identity]:
     """Append the number after the session to the participant's name if it identifies a participant.
 
     TRIAL_V1_000 and TRIAL_V1_001 belong to TRIAL_000 and TRIAL_001. This holds for all scans, if a
-    session of one name has more numbers than there are names; otherwise the numbers are runs
-    (07_V1_1, 08_V1_1).
+    session of one name has more numbers than the study has names with a session; otherwise the
+    numbers are runs (07_V1_1, 07_V1_2, 08_V1).
     """
     numbers: dict[tuple[str, str], set[str]] = defaultdict(set)
+    names = set()
     for scan in scans:
+        if scan.session and not scan.is_unique:
+            names.add(scan.participant)
         number = _number_after_session(scan)
         if number:
             numbers[scan.participant, scan.session].add(number)
     most = max(map(len, numbers.values()), default=0)
-    if most <= len({participant for participant, _ in numbers}):
+    if most <= len(names):
         return list(scans)
     renamed = []
     for scan in scans:

@@ -192,6 +192,18 @@ def test_a_number_behind_a_session_is_the_participants() -> None:
     assert participants("OAS1_0001_MR1_1", "OAS1_0001_MR1_2") == ["OAS1_0001"] * 2
 
 
+def test_a_single_repeated_scan_among_others_is_of_one_participant() -> None:
+    others = [f"P0{number}_V1" for number in (1, 2, 3, 4, 5)]
+    found = participants(*others, "P07_V1_1", "P07_V1_2")
+    assert found == ["P01", "P02", "P03", "P04", "P05", "P07", "P07"]
+    # Unique identifiers are no names that numbers could follow.
+    unique = ["OAS1_0001_MR1", "OAS1_0002_MR1", "OAS1_0003_MR1"]
+    assert participants(*unique, "TRIAL_V1_000", "TRIAL_V1_001")[3:] == [
+        "TRIAL_000",
+        "TRIAL_001",
+    ]
+
+
 @pytest.mark.parametrize("folders", [("V1", "V2"), ("baseline", "followup")])
 def test_files_named_after_participants_in_folders_of_sessions(
     folders: tuple[str, str],
