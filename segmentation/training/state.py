@@ -101,9 +101,21 @@ def learning_rate(schedule: ScheduleConfig, rate: float, at: Position) -> float:
         return rate * warm * 0.5 * (1 + math.cos(angle))
     if schedule.kind == "steps":
         # Once per epoch, not per batch: a drop every ten batches would freeze the run at once.
-        drops = at.epoch // schedule.every_epochs
+        epoch = at.epoch
+        if at.share is not None:
+            # The epochs of the schedule are spread over the given time.
+            epoch = int(at.share * _epochs(schedule, at))
+        drops = epoch // schedule.every_epochs
         return rate * warm * schedule.factor**drops
     return rate * warm
+
+
+def _epochs(schedule: ScheduleConfig, at: Position) -> float:
+    """Return the number of epochs of a whole schedule."""
+    if schedule.epochs is not None:
+        return schedule.epochs
+    assert schedule.steps is not None
+    return schedule.steps / at.epoch_steps
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,6 +24,16 @@ def test_steps_drop_once_per_so_many_epochs_and_not_per_batch() -> None:
     assert rates == pytest.approx([0.1, 0.1, 0.01, 0.01, 0.001])
 
 
+@pytest.mark.parametrize("length", [{"epochs": 30}, {"steps": 300}])
+def test_steps_drop_at_the_same_shares_of_a_given_time(length: dict[str, int]) -> None:
+    steps = ScheduleConfig(kind="steps", factor=0.1, every_epochs=10, **length)
+    rates = [
+        learning_rate(steps, 1.0, at(step=3, share=share))
+        for share in (0.3, 0.35, 0.65, 0.7, 1)
+    ]
+    assert rates == pytest.approx([1, 0.1, 0.1, 0.01, 0.001])
+
+
 def test_constant_stays() -> None:
     constant = ScheduleConfig(kind="constant", steps=5)
     assert learning_rate(constant, 0.3, at(4)) == 0.3
