@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from trinat.segmentation.data.store import Store
+from trinat.segmentation.data.store import Store, StoredSubject
 from trinat.segmentation.io.files import read_text, sha256_of, write_whole
 from trinat.segmentation.models.checkpoint import read_info
 from trinat.segmentation.models.hardware import describe_gpu
@@ -31,6 +31,8 @@ from trinat.segmentation.models.zoo import MODEL_FILE, find_model
 from trinat.segmentation.training.config import StageConfig, StoreConfig
 
 PROVENANCE = "provenance.json"
+# Length of a subject's digest: enough to tell the subjects of all stores apart.
+_DIGITS = 12
 _CODE = Path(__file__).resolve().parents[2]
 
 
@@ -50,9 +52,11 @@ def recorded(
         entries = json.loads(read_text(path))
     began = datetime.now(UTC)
     start = None
+    trained_on: set[str] = set()
     if stage.start is not None:
         # The model.yaml of the model that a stage starts from has the hashes of its weights.
         start = sha256_of(find_model(stage.start) / MODEL_FILE)
+        trained_on.update(_trained_on(find_model(stage.start)))
     entry: dict[str, Any] = {
         "trinat": version("trinat"),
         "commit": commit(_CODE),
@@ -64,12 +68,17 @@ def recorded(
         "processes": processes,
         "start": start,
         "store": None,
+        "trained_on": [],
         "began": began.isoformat(timespec="seconds"),
         "ended": None,
         "seconds": None,
     }
     if stage.data.store is not None:
         entry["store"] = _hashes_of_parts(stage.data.store)
+        store = Store(stage.data.store.path)
+        for name in store.part("train", stage.data.store.split):
+            trained_on.add(_digest(store.info.subjects[name]))
+    entry["trained_on"] = sorted(trained_on)
     entries.append(entry)
     write_whole(path, json.dumps(entries, indent=1))
     try:
@@ -105,6 +114,31 @@ def read_provenance(model: Path) -> dict[str, list[dict[str, Any]]]:
     return jobs
 
 
+def subjects_trained_on(model: Path, store: Store) -> list[str]:
+    """Return the subjects of a store that a model was trained on, by its provenance.json.
+
+    `model` is the folder of the model. The list includes subjects that the weights were trained on
+    from which the training started. It is empty for a model without provenance.json.
+    """
+    digests = _trained_on(model)
+    subjects = store.info.subjects.items()
+    return [name for name, subject in subjects if _digest(subject) in digests]
+
+
+def _trained_on(model: Path) -> set[str]:
+    """Return the digests of all subjects that the model in the folder `model` was trained on."""
+    digests: set[str] = set()
+    for calls in read_provenance(model).values():
+        for call in calls:
+            digests.update(call.get("trained_on", []))
+    return digests
+
+
+def _digest(subject: StoredSubject) -> str:
+    """Return the beginning of the hash of a subject's slice file."""
+    return subject.file.sha256[:_DIGITS]
+
+
 def origins(model: Path) -> list[str]:
     """Return lines of text on a trained model: its description, and how each job was trained.
 
@@ -125,7 +159,10 @@ def origins(model: Path) -> list[str]:
         lines.append(f"job: {job}")
         for number, call in enumerate(calls, start=1):
             lines.append(f"  call {number}")
-            lines += [f"    {key}: {value}" for key, value in call.items() if value]
+            for key, value in call.items():
+                # Hundreds of digests say nothing to a reader.
+                if value and key != "trained_on":
+                    lines.append(f"    {key}: {value}")
     if not jobs:
         lines.append("jobs: not written down")
     return lines

@@ -416,10 +416,9 @@ def _describe_store(config: StoreConfig) -> dict[str, Any]:
             untaught.append(set())
         else:
             untaught.append(set(model.not_predicted))
-    split = read_split(config.split).model_dump_json()
     return {
         "sha256": hashlib.sha256(files.encode()).hexdigest(),
-        "split_sha256": hashlib.sha256(split.encode()).hexdigest(),
+        "split_sha256": read_split(config.split).sha256,
         "licences": sorted(licences - {""}),
         "pseudo_labels": store.pseudo_labels(train),
         "not_predicted": sorted(set.intersection(*untaught)),

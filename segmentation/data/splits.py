@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -63,6 +64,11 @@ class Split(BaseModel):
             "test": self.test,
         }
         return parts[name]
+
+    @property
+    def sha256(self) -> str:
+        """SHA-256 of the whole split, to tell whether two splits are the same."""
+        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
 
     def write(self, path: Path) -> None:
         """Write the split as JSON, atomically."""

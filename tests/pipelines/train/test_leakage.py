@@ -1,0 +1,133 @@
+"""Models are not tested on participants that they were trained on, also after another split."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from helpers.refusals import refusal
+from helpers.small_store import small_store
+from helpers.tiny_training import SILENT, tiny_recipe
+from typer.testing import CliRunner
+
+from trinat.pipelines.cli import app
+from trinat.pipelines.predict.stored_scans import StoredScans
+from trinat.pipelines.study.cases import Case, Found
+from trinat.pipelines.train.leakage import (
+    refuse_other_folds,
+    refuse_trained_participants,
+)
+from trinat.pipelines.train.run import train
+from trinat.segmentation.data.splits import Split
+from trinat.segmentation.data.store import Store
+from trinat.segmentation.errors import DatasetError
+
+pytestmark = pytest.mark.usefixtures("one_thread", "without_pages")
+
+
+def write_split(store: Store, name: str, train: str, test: str) -> Path:
+    """Write a split of subjects with names of one letter; return its path."""
+    path = store.root / name
+    Split(store=store.fingerprint, seed=0, train=tuple(train), test=tuple(test)).write(
+        path
+    )
+    return path
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """Write a store whose subjects b and c are two scans of one participant."""
+    root = small_store(tmp_path / "store", dict.fromkeys("abcd", (16, 16, 16)))
+    table = root / "participants.tsv"
+    table.write_text(table.read_text().replace("c\tc\t", "c\tb\t"))
+    return Store(root)
+
+
+def trained_on(store: Store, split: Path, out: Path, **changes: str) -> Path:
+    place = {"path": str(store.root), "split": str(split)}
+    out.parent.mkdir(exist_ok=True)
+    recipe = tiny_recipe(
+        out.parent,
+        scheme="tissue4",
+        views=["axial"],
+        data={"store": place, "rows": 16, "columns": 16, "epoch_slices": 16},
+        schedule={"steps": 1},
+        **changes,
+    )
+    return train(recipe, out, SILENT)
+
+
+def test_a_part_of_another_split_is_refused_if_the_model_has_seen_it(
+    store: Store, tmp_path: Path
+) -> None:
+    split = write_split(store, "split.json", train="ab", test="d")
+    model = trained_on(store, split, tmp_path / "run")
+    refuse_trained_participants(store, "test", str(model))
+    write_split(store, "split.json", train="d", test="a")
+    with refusal(DatasetError, model):
+        refuse_trained_participants(store, "test", str(model))
+    # Scan c is new to the model, but its participant is not.
+    write_split(store, "split.json", train="ad", test="c")
+    with refusal(DatasetError, model):
+        refuse_trained_participants(store, "test", str(model))
+    refuse_trained_participants(store, "train", str(model))
+
+
+def test_a_part_is_refused_if_the_weights_that_a_training_started_from_have_seen_it(
+    store: Store, tmp_path: Path
+) -> None:
+    first = write_split(store, "split.json", train="a", test="d")
+    start = trained_on(store, first, tmp_path / "first")
+    second = write_split(store, "split.json", train="d", test="a")
+    model = trained_on(store, second, tmp_path / "second", start=str(start))
+    with refusal(DatasetError, model):
+        refuse_trained_participants(store, "test", str(model))
+
+
+def test_models_of_other_stores_segment_any_part(store: Store, tmp_path: Path) -> None:
+    other = Store(small_store(tmp_path / "other", {"x": (16, 16, 17)}))
+    model = trained_on(
+        other, write_split(other, "split.json", train="x", test=""), tmp_path / "run"
+    )
+    write_split(store, "split.json", train="bcd", test="a")
+    refuse_trained_participants(store, "test", str(model))
+    refuse_trained_participants(store, "test", "fast")
+
+
+def test_folds_that_were_split_again_are_refused(store: Store, tmp_path: Path) -> None:
+    splits = [
+        write_split(store, "split-0.json", train="bc", test="ad"),
+        write_split(store, "split-1.json", train="ad", test="bc"),
+    ]
+    for number, split in enumerate(splits):
+        trained_on(store, split, tmp_path / f"cv/fold-{number}")
+    refuse_other_folds(store, tmp_path / "cv")
+    write_split(store, "split-1.json", train="d", test="bc")
+    with refusal(DatasetError, tmp_path / "cv/fold-1"):
+        refuse_other_folds(store, tmp_path / "cv")
+
+
+@pytest.mark.parametrize("of_folds", [True, False])
+def test_trinat_predict_refuses_models_that_have_seen_the_scans(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of_folds: bool
+) -> None:
+    split = write_split(store, "split-0.json", train="a", test="d")
+    model = trained_on(store, split, tmp_path / "cv/fold-0")
+    write_split(store, "split-0.json", train="d", test="a")
+    write_split(store, "split.json", train="d", test="a")
+    folder = "fold-0" if of_folds else ""
+    scans = StoredScans(
+        {folder: Found((Case("a", tmp_path / "a.nii", "a"),))},
+        folds=of_folds,
+        trust_affine=None,
+        fill_nonfinite=False,
+    )
+    monkeypatch.setattr(StoredScans, "find", lambda *_, **__: scans)
+    words = ["predict", "--store", str(store.root), "--out", str(tmp_path / "found")]
+    if of_folds:
+        words += ["--folds", "--model", str(tmp_path / "cv")]
+    else:
+        words += ["--part", "test", "--model", str(model)]
+    with pytest.raises(DatasetError):
+        CliRunner().invoke(app, words, catch_exceptions=False)
+    assert not (tmp_path / "found").exists()
