@@ -24,6 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import yaml
 
@@ -400,7 +401,7 @@ def _describe_store(config: StoreConfig) -> dict[str, Any]:
     It has two hashes: `sha256` of the files of all subjects for training and validation, and
     `split_sha256` of the split. The other values describe the subjects for training: `licences` and
     `csf` (the definition of CSF) of their labels, the models that made these labels
-    (`pseudo_labels`), and the structures that none of the labels has (`not_predicted`).
+    (`pseudo_labels`), and the structures that cannot be learnt from them (`not_predicted`).
     """
     store = Store(config.path)
     subjects = store.info.subjects
@@ -421,8 +422,36 @@ def _describe_store(config: StoreConfig) -> dict[str, Any]:
         "split_sha256": read_split(config.split).sha256,
         "licences": sorted(licences - {""}),
         "pseudo_labels": store.pseudo_labels(train),
-        "not_predicted": sorted(set.intersection(*untaught)),
+        "not_predicted": sorted(
+            set.intersection(*untaught) | _absent_structures(store, train)
+        ),
         "csf": store.info.csf,
+    }
+
+
+def _absent_structures(store: Store, subjects: Iterable[str]) -> set[str]:
+    """Return the names of the structures that no label of these subjects has.
+
+    The set is empty if only a part of a subject's labels is used in training, as in painted
+    corrections: the other part may have any structure.
+    """
+    scheme = store.scheme
+    # Sagittal slices show no sides, so their counts are used only if there are no others.
+    view = min(store.views, key=lambda view: view is View.SAGITTAL)
+    counts = np.zeros(len(scheme.seen_in(view)), np.int64)
+    for subject in subjects:
+        if not store.info.subjects[subject].has_labels:
+            continue
+        file = store.file(subject)
+        is_partial = file.has(view, "counted")
+        counts += file.class_counts(view).sum(axis=0, dtype=np.int64)
+        file.close()
+        if is_partial:
+            return set()
+    if view is View.SAGITTAL:
+        counts = counts[scheme.merged.to_merged]
+    return {
+        label.name for label in scheme.labels if label.index and not counts[label.index]
     }
 
 

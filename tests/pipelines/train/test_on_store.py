@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
-from helpers.small_store import all_train, small_store
+from helpers.small_store import all_train, small_store, stored_subject
 from helpers.tiny_training import SILENT, tiny_recipe, weights
 
-from trinat.pipelines.train.run import adapt_to_store, train
+from trinat.pipelines.train.run import _absent_structures, adapt_to_store, train
+from trinat.segmentation.data.slices import scheme_table, write_subject
 from trinat.segmentation.data.splits import Split
-from trinat.segmentation.data.store import SPLIT, Store
-from trinat.segmentation.labels.scheme import LabelScheme
+from trinat.segmentation.data.store import SPLIT, Store, StoreInfo, subject_path
+from trinat.segmentation.inference.predictor import Predictor
+from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
 from trinat.segmentation.models.checkpoint import read_info
 from trinat.segmentation.space.views import View
+from trinat.segmentation.synthetic.phantom import phantom
 
 
 def test_a_recipe_takes_what_a_store_has_and_says_who_made_its_labels(
@@ -41,6 +45,59 @@ def test_a_recipe_takes_what_a_store_has_and_says_who_made_its_labels(
     assert found.not_predicted == ("CSF",)
     page = (tmp_path / "run/train/axial/run.html").read_text()
     assert "train/axial, pseudo-labels of m" in page
+
+
+def test_structures_that_no_label_has_are_not_predicted(tmp_path: Path) -> None:
+    # The innermost box of small_store, CSF, is empty in scans of 12 voxels.
+    store = small_store(tmp_path / "store", {"a": (12, 12, 12), "b": (12, 12, 12)})
+    all_train(store)
+    recipe = tiny_recipe(tmp_path, views=["axial"], schedule={"steps": 1})
+    model = train(adapt_to_store(recipe, store), tmp_path / "run", SILENT)
+    assert read_info(model).not_predicted == ("CSF",)
+    found = Predictor(model, device="cpu").segment(phantom(0)[0])
+    assert set(found.volumes_mm3) == {"Grey-Matter", "White-Matter"}
+
+
+@pytest.mark.parametrize(
+    ("views", "absent"),
+    [
+        # Sagittal slices do not show that the right side is absent.
+        ((View.SAGITTAL,), {"Left-Amygdala", "Right-Amygdala"}),
+        (
+            (View.SAGITTAL, View.AXIAL),
+            {"Left-Amygdala", "Right-Amygdala", "Right-Hippocampus"},
+        ),
+    ],
+)
+@pytest.mark.parametrize("is_painted", [False, True])
+def test_absent_structures_are_found_in_a_view_with_sides_and_in_whole_label_maps(
+    tmp_path: Path, views: tuple[View, ...], absent: set[str], is_painted: bool
+) -> None:
+    scheme = load_scheme("quicknat33")
+    labels = np.arange(40, dtype=np.uint8) % len(scheme)
+    for name in ("Left-Amygdala", "Right-Amygdala", "Right-Hippocampus"):
+        labels[labels == scheme.names.index(name)] = 0
+    labels = np.tile(labels, (3, 4, 1))
+    counted = np.ones(labels.shape, bool) if is_painted else None
+    (tmp_path / "subjects").mkdir()
+    write_subject(
+        subject_path(tmp_path, "a"),
+        image=None,
+        labels=labels,
+        counted=counted,
+        affine=np.eye(4),
+        scheme=scheme,
+        views=views,
+        fingerprint="a",
+    )
+    StoreInfo(
+        source="pairs",
+        scheme=scheme_table(scheme),
+        views=views,
+        subjects={"a": stored_subject(tmp_path, "a")},
+    ).write(tmp_path)
+    found = _absent_structures(Store(tmp_path), ["a"])
+    assert found == (set() if is_painted else absent)
 
 
 @pytest.mark.parametrize(("one_sided", "flip"), [(False, 0.25), (True, 0)])
