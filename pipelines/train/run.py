@@ -182,12 +182,20 @@ def plan_jobs(recipe: Recipe, views: Sequence[View]) -> list[Job]:
     """Return the jobs of a run in the order of training: stage by stage, and view by view.
 
     A job trains one stage for one view. A stage that trains views together has a single job for all
-    of them, and a stage without any of `views` has none.
+    of them, and a stage without any of `views` has none. Raises ConfigError if `views` has only
+    some of the views that a stage trains together, because this would be another network.
     """
     jobs = []
     for stage in recipe.stages:
         own_views = tuple(view for view in views if view in (stage.views or views))
         if stage.together and own_views:
+            together = stage.views or recipe.views
+            if set(own_views) != set(together):
+                names = " and ".join(view.value for view in together)
+                raise ConfigError(
+                    f"{recipe.name}: the stage {stage.name} trains {names} together",
+                    remedy="train them in one command, without --view",
+                )
             jobs.append(Job(stage, own_views))
         else:
             jobs += [Job(stage, (view,)) for view in own_views]
