@@ -75,6 +75,7 @@ def recorded(
     }
     if stage.data.store is not None:
         entry["store"] = _hashes_of_parts(stage.data.store)
+    if stage.data.store is not None and stage.data.trains_on_store:
         store = Store(stage.data.store.path)
         for name in store.part("train", stage.data.store.split):
             trained_on.add(_digest(store.info.subjects[name]))

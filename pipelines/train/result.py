@@ -265,16 +265,15 @@ def _fusion_of_start(recipe: Recipe, out: Path) -> Fusion:
 def _describe_data(recipe: Recipe, out: Path) -> str:
     """Return a text on the training data of a model, such as "scans of a slice store (CC BY 4.0)".
 
-    It has the kind of scans, their licences, and the model that the training started from.
+    It has the kind of scans, their licences, and the model that the training started from. A store
+    that only validates is not described.
     """
-    sources = [stage.data for stage in recipe.stages]
     seen = "synthetic scans"
-    for data in sources:
-        if data.store is not None or data.synthetic is None:
-            seen = "scans of a slice store"
     licences: set[str] = set()
-    for of_store in read_data(out).values():
-        licences.update(of_store["licences"])
+    for stage in recipe.stages:
+        if stage.data.trains_on_store:
+            seen = "scans of a slice store"
+            licences.update(_data_of_store(recipe, stage, out)["licences"])
     if licences:
         seen += f" ({'; '.join(sorted(licences))})"
     for stage in recipe.stages:
@@ -300,14 +299,12 @@ def _not_predicted(recipe: Recipe, scheme: LabelScheme, out: Path) -> set[str]:
     }
     untaught: list[set[str]] = []
     for stage in recipe.stages:
-        if stage.data.synthetic is None:
-            continue
-        if stage.data.synthetic.synthesis.learn_fluid:
-            untaught.append(set())
-        else:
-            untaught.append(csf)
-    of_stores = read_data(out).values()
-    untaught += [set(of_store["not_predicted"]) for of_store in of_stores]
+        synthetic = stage.data.synthetic
+        if synthetic is not None and stage.data.trains_on_synthetic:
+            untaught.append(set() if synthetic.synthesis.learn_fluid else csf)
+        if stage.data.trains_on_store:
+            of_store = _data_of_store(recipe, stage, out)
+            untaught.append(set(of_store["not_predicted"]))
     if not untaught:
         return set()
     return set.intersection(*untaught)
@@ -320,25 +317,29 @@ def _csf_of_data(recipe: Recipe, out: Path) -> Csf:
     define it so. "region" is the small region that manual and FreeSurfer labels have, unless
     `trinat prepare` filled in all fluid.
     """
-    data = recipe.stages[-1].data
+    last = recipe.stages[-1]
+    synthetic = last.data.synthetic
     taught: set[Csf] = set()
-    if data.store is not None:
-        # Stores are found by their order in the stages: they may have moved since the run began.
-        places = [
-            stage.data.store.path
-            for stage in recipe.stages
-            if stage.data.store is not None
-        ]
-        found = list(read_data(out).values())
-        of_store = found[list(dict.fromkeys(places)).index(data.store.path)]
-        taught.add(of_store["csf"])
-    if data.synthetic is not None and data.synthetic.synthesis.learn_fluid:
-        taught.add("intracranial")
-    elif data.synthetic is not None:
-        taught.add("region")
+    if last.data.trains_on_store:
+        taught.add(_data_of_store(recipe, last, out)["csf"])
+    if synthetic is not None and last.data.trains_on_synthetic:
+        taught.add("intracranial" if synthetic.synthesis.learn_fluid else "region")
     if taught == {"intracranial"}:
         return "intracranial"
     return "region"
+
+
+def _data_of_store(recipe: Recipe, stage: StageConfig, out: Path) -> dict[str, Any]:
+    """Return the description of a stage's slice store, from data.json in the folder of the run.
+
+    Stores are found by their order in the stages: they may have moved since the run began.
+    """
+    assert stage.data.store is not None
+    places = [
+        each.data.store.path for each in recipe.stages if each.data.store is not None
+    ]
+    found: list[dict[str, Any]] = list(read_data(out).values())
+    return found[list(dict.fromkeys(places)).index(stage.data.store.path)]
 
 
 def read_data(out: Path) -> dict[str, Any]:

@@ -109,6 +109,20 @@ class DataConfig(_Config):
     # length of an epoch, of each view; null: every slice of the store once
     epoch_slices: int | None = Field(default=8000, ge=1)
 
+    @property
+    def trains_on_synthetic(self) -> bool:
+        """True if synthetic slices are among those for training."""
+        if self.store is None:
+            return self.synthetic is not None
+        return self.synthetic is not None and self.synthetic_share > 0
+
+    @property
+    def trains_on_store(self) -> bool:
+        """True if slices of the store are among those for training, not only for validation."""
+        if self.synthetic is None:
+            return self.store is not None
+        return self.store is not None and self.synthetic_share < 1
+
     @model_validator(mode="after")
     def _share_of_two_sources_is_given(self) -> DataConfig:
         """Check that a stage which adds a store to the recipe's synthetic scans uses it."""

@@ -10,6 +10,7 @@ import pytest
 from helpers.small_store import all_train, small_store, stored_subject
 from helpers.tiny_training import SILENT, tiny_recipe, weights
 
+from trinat.pipelines.train.provenance import read_provenance
 from trinat.pipelines.train.run import _absent_structures, adapt_to_store, train
 from trinat.segmentation.data.slices import scheme_table, write_subject
 from trinat.segmentation.data.splits import Split
@@ -56,6 +57,53 @@ def test_structures_that_no_label_has_are_not_predicted(tmp_path: Path) -> None:
     assert read_info(model).not_predicted == ("CSF",)
     found = Predictor(model, device="cpu").segment(phantom(0)[0])
     assert set(found.volumes_mm3) == {"Grey-Matter", "White-Matter"}
+
+
+@pytest.mark.parametrize(
+    ("share", "data", "csf", "not_predicted"),
+    [
+        (1, "synthetic scans", "intracranial", ()),
+        (0.5, "scans of a slice store (CC0)", "region", ()),
+        (0, "scans of a slice store (CC0)", "region", ("CSF",)),
+    ],
+)
+def test_a_model_describes_only_data_that_it_was_trained_on(
+    tmp_path: Path, share: float, data: str, csf: str, not_predicted: tuple[str, ...]
+) -> None:
+    store = small_store(tmp_path / "store", {"a": (12, 12, 12), "b": (12, 12, 12)})
+    info = json.loads((store / "store.json").read_text())
+    for subject in info["subjects"].values():
+        subject["licence"] = "CC0"
+    (store / "store.json").write_text(json.dumps(info))
+    split = Split(
+        store=Store(store).fingerprint, seed=0, train=("a",), validation=("b",)
+    )
+    split.write(store / SPLIT)
+    given = {"path": str(store), "split": str(store / SPLIT)}
+    (synthetic,) = [stage.data.synthetic for stage in tiny_recipe(tmp_path).stages]
+    assert synthetic is not None
+    heads = synthetic.model_dump(mode="json")
+    heads["synthesis"]["learn_fluid"] = True
+    recipe = tiny_recipe(
+        tmp_path,
+        scheme="tissue4",
+        views=["axial"],
+        schedule={"steps": 1},
+        data={
+            "store": given,
+            "synthetic": heads,
+            "synthetic_share": share,
+            "rows": 16,
+            "columns": 16,
+            "epoch_slices": 16,
+        },
+    )
+    model = train(recipe, tmp_path / "run", SILENT)
+    found = read_info(model)
+    assert found.training.data == data
+    assert (found.csf, found.not_predicted) == (csf, not_predicted)
+    trained_on = read_provenance(model)["train/axial"][0]["trained_on"]
+    assert len(trained_on) == (share < 1)
 
 
 @pytest.mark.parametrize(
