@@ -93,6 +93,9 @@ def bundle(
 
     content = _join_content(sources, members, fusion, licence)
     content["prior"] = prior
+    if label_maps is not None:
+        # Metrics were measured without this prior.
+        content["metrics"] = {}
     if name is None:
         content["name"] = out.resolve().name
         description = check(Description, content, out)
@@ -206,9 +209,11 @@ def _join_content(
     quality = None
     metrics = {}
     if len(sources) == 1:
-        # Limits measured with the same model and weights are still valid.
-        quality = first.info.quality
-        if first.info.fusion == fusion:
+        # Limits and metrics hold only for the fusion that they were measured with.
+        known = first.info.fusion
+        if (known.mean, known.weights) == (fusion.mean, fusion.weights):
+            quality = first.info.quality
+        if known == fusion:
             metrics = first.info.metrics
     return {
         "labels": first.info.labels,

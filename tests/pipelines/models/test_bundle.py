@@ -31,6 +31,7 @@ from trinat.segmentation.models.model_info import (
 from trinat.segmentation.models.quicknat import QuickNat
 from trinat.segmentation.models.zoo import shipped_models
 from trinat.segmentation.space.views import View
+from trinat.segmentation.synthetic.heads import phantom_heads
 
 C, A, S = View
 
@@ -181,13 +182,30 @@ def test_what_was_measured_of_one_model_holds_for_it_alone(tmp_path: Path) -> No
     one = model(tmp_path / "one", C, A, metrics={"dice": 0.7}, quality=measured)
     same = bundle([one], tmp_path / "same")
     assert (same.metrics, same.quality) == ({"dice": 0.7}, measured)
-    fitted = model(
-        tmp_path / "fitted", C, metrics={"dice": 0.7}, fusion=Fusion(mean="geometric")
-    )
-    other = bundle([fitted], tmp_path / "other", default_weights=True)
-    assert (other.metrics, other.fusion) == ({}, Fusion())
+    phantom_heads(4).save(tmp_path / "heads.npz")
+    with_prior = bundle([one], tmp_path / "prior", label_maps=tmp_path / "heads.npz")
+    assert (with_prior.metrics, with_prior.quality) == ({}, measured)
     joined = bundle([one, model(tmp_path / "s", S)], tmp_path / "joined")
     assert (joined.metrics, joined.quality) == ({}, None)
+
+
+@pytest.mark.parametrize(
+    ("fusion", "limits_hold"),
+    [
+        (Fusion(mean="geometric"), False),
+        (Fusion(weights={C: 0.9, A: 0.1}), False),
+        (Fusion(csf_odds=0.5), True),
+    ],
+)
+def test_what_was_measured_with_another_fusion_does_not_hold(
+    tmp_path: Path, fusion: Fusion, limits_hold: bool
+) -> None:
+    measured = Quality(agreement=(0.6, 0.5))
+    said = {"metrics": {"dice": 0.7}, "quality": measured, "fusion": fusion}
+    fitted = model(tmp_path / "fitted", C, A, **said)
+    other = bundle([fitted], tmp_path / "other", default_weights=True)
+    assert (other.metrics, other.fusion) == ({}, Fusion())
+    assert other.quality == (measured if limits_hold else None)
 
 
 def test_the_count_is_unknown_where_one_is(tmp_path: Path) -> None:
