@@ -1,7 +1,8 @@
-"""Checks that models have not been trained on the participants that they are to segment."""
+"""Checks that models are not validated or tested on participants that they were trained on."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from pathlib import Path
 
 from trinat.pipelines.study.naming import FOLD
@@ -11,6 +12,33 @@ from trinat.segmentation.data.splits import Part, read_split
 from trinat.segmentation.data.store import Store
 from trinat.segmentation.errors import DatasetError
 from trinat.segmentation.models.zoo import find_model
+from trinat.segmentation.training.config import Recipe
+
+
+def refuse_divided_stages(recipe: Recipe) -> None:
+    """Raise DatasetError if a stage validates or tests on participants of an earlier stage.
+
+    This happens if two stages use one store with different splits: a participant for training in
+    the earlier split is for validation or testing in the later one.
+    """
+    trained: dict[Path, set[str]] = defaultdict(set)
+    for stage in recipe.stages:
+        if stage.data.store is None:
+            continue
+        store = Store(stage.data.store.path)
+        split = store.split(stage.data.store.split)
+        participant_of = {one.subject: one.participant for one in store.metadata}
+        known = trained[store.root.resolve()]
+        for name in (*split.validation, *split.test):
+            if participant_of[name] in known:
+                raise DatasetError(
+                    f"{name} is not for training in the stage {stage.name}, but an earlier stage "
+                    "trains on this participant",
+                    where=stage.data.store.split,
+                    remedy="use one split in all stages that share a store",
+                )
+        if stage.data.trains_on_store:
+            known.update(participant_of[name] for name in split.train)
 
 
 def refuse_other_folds(store: Store, models: Path) -> None:

@@ -23,7 +23,7 @@ from trinat.segmentation.models.checkpoint import load_model, read_info, save_mo
 from trinat.segmentation.models.model_info import Description, Fusion, Training
 from trinat.segmentation.models.zoo import OWN_LICENCE, find_model, licence_of
 from trinat.segmentation.space.views import View
-from trinat.segmentation.training.config import Recipe, StageConfig
+from trinat.segmentation.training.config import Recipe, StageConfig, StoreConfig
 from trinat.segmentation.training.network import ViewsNet
 from trinat.segmentation.training.state import State, read_latest, read_state
 
@@ -334,16 +334,33 @@ def _data_of_store(recipe: Recipe, stage: StageConfig, out: Path) -> dict[str, A
 
     Stores are found by their order in the stages: they may have moved since the run began.
     """
-    assert stage.data.store is not None
-    places = [
-        each.data.store.path for each in recipe.stages if each.data.store is not None
-    ]
+    wanted = stage.data.store
+    assert wanted is not None
     found: list[dict[str, Any]] = list(read_data(out).values())
-    return found[list(dict.fromkeys(places)).index(stage.data.store.path)]
+    places = [(store.path, store.split) for store in stores_of(recipe).values()]
+    return found[places.index((wanted.path, wanted.split))]
+
+
+def stores_of(recipe: Recipe) -> dict[str, StoreConfig]:
+    """Return the slice stores of a recipe, by their names in data.json.
+
+    The name is the path of the store. If a later stage uses the same store with another split, the
+    path of this split is added.
+    """
+    stores: dict[str, StoreConfig] = {}
+    for stage in recipe.stages:
+        store = stage.data.store
+        if store is None:
+            continue
+        name = str(store.path)
+        if name in stores and stores[name].split != store.split:
+            name = f"{name}, {store.split}"
+        stores[name] = store
+    return stores
 
 
 def read_data(out: Path) -> dict[str, Any]:
-    """Read data.json, the descriptions of a run's slice stores, by the path of the store.
+    """Read data.json, the descriptions of a run's slice stores, by the names of `stores_of`.
 
     {} for a run with synthetic scans only. Values are those of `run._describe_store`.
     """

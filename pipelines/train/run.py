@@ -43,8 +43,16 @@ from trinat.pipelines.train.job import (
     Watcher,
     train_job,
 )
+from trinat.pipelines.train.leakage import refuse_divided_stages
 from trinat.pipelines.train.provenance import write_provenance
-from trinat.pipelines.train.result import CONFIG, DATA, DONE, read_data, save_run
+from trinat.pipelines.train.result import (
+    CONFIG,
+    DATA,
+    DONE,
+    read_data,
+    save_run,
+    stores_of,
+)
 from trinat.segmentation import timing
 from trinat.segmentation.data.splits import read_split
 from trinat.segmentation.data.store import SPLIT, Store
@@ -324,6 +332,7 @@ def _claimed(
     LockedError if another process trains one of the jobs.
     """
     refuse_missing_inputs(job.stage for job in _unfinished(jobs, out))
+    refuse_divided_stages(recipe)
     folders = [*(stage.name for stage in recipe.stages), "model"]
     is_new = False
     try:
@@ -353,10 +362,7 @@ def _record_run(recipe: Recipe, out: Path, *, resume: bool) -> None:
     they differ, or if the run has a checkpoint and `resume` is False.
     """
     content = recipe.model_dump(mode="json")
-    data = {}
-    for stage in recipe.stages:
-        if stage.data.store is not None:
-            data[str(stage.data.store.path)] = _describe_store(stage.data.store)
+    data = {name: _describe_store(store) for name, store in stores_of(recipe).items()}
     known = read_data(out)
     if (out / CONFIG).is_file():
         # A run that was killed before its first checkpoint may begin again without --resume.

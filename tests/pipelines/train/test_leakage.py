@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -17,10 +18,13 @@ from trinat.pipelines.train.leakage import (
     refuse_other_folds,
     refuse_trained_participants,
 )
+from trinat.pipelines.train.result import read_data
 from trinat.pipelines.train.run import train
-from trinat.segmentation.data.splits import Split
+from trinat.segmentation.data.splits import Split, read_split
 from trinat.segmentation.data.store import Store
-from trinat.segmentation.errors import DatasetError
+from trinat.segmentation.errors import DatasetError, TrainingError
+from trinat.segmentation.models.checkpoint import read_info
+from trinat.segmentation.training.config import Recipe
 
 pytestmark = pytest.mark.usefixtures("one_thread", "without_pages")
 
@@ -92,6 +96,55 @@ def test_models_of_other_stores_segment_any_part(store: Store, tmp_path: Path) -
     write_split(store, "split.json", train="bcd", test="a")
     refuse_trained_participants(store, "test", str(model))
     refuse_trained_participants(store, "test", "fast")
+
+
+def of_two_stages(store: Store, folder: Path, first: Path, second: Path) -> Recipe:
+    """Return a recipe of two stages that use one store with different splits."""
+    stages = []
+    for name, split in (("first", first), ("second", second)):
+        place = {"path": str(store.root), "split": str(split)}
+        stages.append({"name": name, "data": {"store": place}})
+    return tiny_recipe(
+        folder,
+        scheme="tissue4",
+        views=["axial"],
+        data={"rows": 16, "columns": 16, "epoch_slices": 16},
+        schedule={"steps": 1},
+        stages=stages,
+    )
+
+
+def test_both_splits_of_one_store_are_written_down(
+    store: Store, tmp_path: Path
+) -> None:
+    info = json.loads((store.root / "store.json").read_text())
+    info["subjects"]["a"]["licence"] = "CC0"
+    info["subjects"]["d"]["licence"] = "MIT"
+    (store.root / "store.json").write_text(json.dumps(info))
+    first = write_split(store, "first.json", train="a", test="")
+    second = write_split(store, "second.json", train="d", test="b")
+    recipe = of_two_stages(store, tmp_path, first, second)
+    model = train(recipe, tmp_path / "run", SILENT)
+    hashes = [data["split_sha256"] for data in read_data(tmp_path / "run").values()]
+    assert hashes == [read_split(path).sha256 for path in (first, second)]
+    described = read_info(model).training.data
+    assert described == "scans of a slice store (CC0; MIT)"
+    # The second split counts when the run is resumed, too.
+    write_split(store, "second.json", train="d", test="bc")
+    with refusal(TrainingError, tmp_path / "run"):
+        train(recipe, tmp_path / "run", SILENT, resume=True)
+
+
+def test_a_later_stage_tests_nobody_that_an_earlier_one_trains_on(
+    store: Store, tmp_path: Path
+) -> None:
+    # Scan c is of the same participant as scan b.
+    first = write_split(store, "first.json", train="ab", test="d")
+    second = write_split(store, "second.json", train="a", test="c")
+    recipe = of_two_stages(store, tmp_path, first, second)
+    with refusal(DatasetError, second):
+        train(recipe, tmp_path / "run", SILENT)
+    assert not (tmp_path / "run/config.yaml").exists()
 
 
 def test_folds_that_were_split_again_are_refused(store: Store, tmp_path: Path) -> None:
