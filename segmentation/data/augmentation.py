@@ -8,9 +8,10 @@ time.
 from __future__ import annotations
 
 import math
+from typing import Annotated
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from torch import Tensor
 from torch.nn.functional import avg_pool2d, grid_sample, interpolate
 
@@ -20,7 +21,23 @@ from trinat.segmentation.errors import ConfigError
 from trinat.segmentation.labels.scheme import LabelScheme, without_side
 from trinat.segmentation.space.views import View
 
-_Range = tuple[float, float]
+
+def _in_order(limits: tuple[float, float]) -> tuple[float, float]:
+    """Return the limits of a range unchanged; raise ValueError if the first is the higher one."""
+    if limits[0] > limits[1]:
+        raise ValueError("the first number must not be above the second")
+    return limits
+
+
+_Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+_NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+_AtLeastOne = Annotated[float, Field(ge=1, allow_inf_nan=False)]
+# Ranges from which a strength is drawn: the lowest value and the highest.
+_PositiveRange = Annotated[tuple[_Positive, _Positive], AfterValidator(_in_order)]
+_NotNegativeRange = Annotated[
+    tuple[_NotNegative, _NotNegative], AfterValidator(_in_order)
+]
+_FactorRange = Annotated[tuple[_AtLeastOne, _AtLeastOne], AfterValidator(_in_order)]
 
 # Contrast curves. `_BRIGHTEST` is the upper limit of the intensity, which hardly any tissue
 # exceeds. `_KNOTS` is the number of knots of a curve. `_RISING_SHARE` is the share of curves that
@@ -61,19 +78,19 @@ class AugmentationConfig(BaseModel):
     structure_shift: float = Field(default=0.05, ge=0)
 
     gain: Share = 0.8
-    gain_range: _Range = (0.8, 1.25)
+    gain_range: _PositiveRange = (0.8, 1.25)
     bias: Share = 0.4
     # standard deviation of its logarithm
     bias_strength: float = Field(default=0.25, ge=0)
     gamma: Share = 0.3
-    gamma_range: _Range = (0.75, 1.35)
+    gamma_range: _PositiveRange = (0.75, 1.35)
 
     blur: Share = 0.15
-    blur_sigma: _Range = (0.4, 1.2)
+    blur_sigma: _PositiveRange = (0.4, 1.2)
     low_resolution: Share = 0.15
-    low_resolution_factor: _Range = (1.2, 4.0)
+    low_resolution_factor: _FactorRange = (1.2, 4.0)
     noise: Share = 0.3
-    noise_std: _Range = (0.005, 0.06)
+    noise_std: _NotNegativeRange = (0.005, 0.06)
 
     # random transforms of TorchIO and MONAI, applied in this order before everything else
     transforms: tuple[NamedTransform, ...] = ()

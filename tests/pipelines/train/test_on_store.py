@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.refusals import refusal
 from helpers.small_store import all_train, small_store, stored_subject
 from helpers.tiny_training import SILENT, tiny_recipe, weights
 
@@ -15,6 +16,7 @@ from trinat.pipelines.train.run import _absent_structures, adapt_to_store, train
 from trinat.segmentation.data.slices import scheme_table, write_subject
 from trinat.segmentation.data.splits import Split
 from trinat.segmentation.data.store import SPLIT, Store, StoreInfo, subject_path
+from trinat.segmentation.errors import ConfigError
 from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
 from trinat.segmentation.models.checkpoint import read_info
@@ -171,6 +173,16 @@ def test_a_recipe_of_stores_keeps_its_augmentation_but_flips_no_scheme_of_one_si
     assert (held.path, held.split) == (store, store / SPLIT)
     assert (held.augmentation.flip, held.augmentation.gamma) == (flip, 0.125)
     assert (stage.data.synthetic is None, stage.validation) == (False, None)
+
+
+def test_a_wrong_range_of_augmentation_is_refused_before_the_store_is_read(
+    tmp_path: Path,
+) -> None:
+    place = {"path": "nowhere", "split": "nowhere", "augmentation": {}}
+    place["augmentation"] = {"gain_range": [1.2, 0.8]}
+    with refusal(ConfigError, tmp_path / "tiny.yaml") as caught:
+        tiny_recipe(tmp_path, data={"store": place})
+    assert "gain_range" in caught.value.what
 
 
 @pytest.mark.slow

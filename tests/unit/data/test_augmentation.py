@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -39,6 +41,27 @@ def only(kind: str = "", share: float = 1.0, **settings: object) -> Augmentation
     return AugmentationConfig(
         **(off | names | ({kind: share} if kind else {}) | settings)
     )
+
+
+@pytest.mark.parametrize(
+    ("key", "lowest"),
+    [
+        ("gain_range", 0.1),
+        ("gamma_range", 0.1),
+        ("blur_sigma", 0.1),
+        ("low_resolution_factor", 1.0),
+        ("noise_std", 0.0),
+    ],
+)
+def test_ranges_are_finite_pairs_in_order_above_their_limit(
+    key: str, lowest: float
+) -> None:
+    AugmentationConfig.model_validate({key: (lowest, lowest)})
+    below = lowest - 0.1
+    for wrong in ((below, 2), (2, lowest), (lowest, math.inf), (math.nan, 2), (2,)):
+        with pytest.raises(ValidationError) as caught:
+            AugmentationConfig.model_validate({key: wrong})
+        assert {error["loc"][0] for error in caught.value.errors()} == {key}
 
 
 def batch(count: int = 4, channels: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
