@@ -18,7 +18,7 @@ from trinat.pipelines.predict.engine import SerialEngine
 from trinat.pipelines.predict.progress import listener
 from trinat.pipelines.predict.run import Listener, predict
 from trinat.pipelines.predict.settings import OutputSettings, PredictRequest
-from trinat.pipelines.study.cases import Case, Found
+from trinat.pipelines.study.cases import Case, Found, Refusal
 from trinat.pipelines.study.discovery import find_cases
 from trinat.pipelines.study.entry import Entry
 from trinat.pipelines.study.ledger import ledgers_in, read_entries
@@ -91,8 +91,8 @@ def segment_many(
         folder = Path(temporary if out is None else out)
         # Without an output folder these files would be discarded.
         written_files = dict.fromkeys(("picture", "brain_mask"), out is not None)
-        if inputs or written:
-            found = Found.of(written, ())
+        if inputs or written or refused:
+            found = Found.of(written, refused)
             if inputs:
                 by_path = find_cases(inputs, exclude=folder)
                 if by_path.bids_root is not None and written:
@@ -103,7 +103,7 @@ def segment_many(
                     )
                 found = Found.of(
                     (*by_path.cases, *written),
-                    by_path.refusals,
+                    (*by_path.refusals, *refused),
                     by_path.bids_root,
                     by_path.remarks,
                 )
@@ -120,7 +120,7 @@ def segment_many(
         # Scans done by an earlier run have skipped entries; their results are in the ledger.
         known = read_entries(ledgers_in(folder))
     rows = [known.get(entry.case, entry) for entry in entries]
-    return _result_table(refused + rows, None if out is None else folder)
+    return _result_table(rows, None if out is None else folder)
 
 
 def _is_array_with_affine(scans: Any) -> bool:
@@ -130,12 +130,12 @@ def _is_array_with_affine(scans: Any) -> bool:
 
 def _split_inputs(
     scans: Any, folder: Path, image: str | None
-) -> tuple[list[str], list[Case], list[Entry]]:
-    """Split the inputs of `segment_many` into paths, cases of images in memory, and failures.
+) -> tuple[list[str], list[Case], list[Refusal]]:
+    """Split the inputs of `segment_many` into paths, cases of images in memory, and refusals.
 
-    `scans` is one input or an iterable of them. Images in memory are written to `folder`, and
-    inputs of other types become failed ledger entries. `image` is the name of the image to take
-    from a torchio.Subject; None for all other inputs.
+    `scans` is one input or an iterable of them. Images in memory are written to `folder`; those
+    that cannot be used, and inputs of other types, are refused. `image` is the name of the image to
+    take from a torchio.Subject; None for all other inputs.
     """
     is_one = isinstance(scans, str | os.PathLike | Volume) or hasattr(scans, "dataobj")
     if is_one or is_foreign_image(scans) or _is_array_with_affine(scans):
@@ -154,9 +154,9 @@ def _split_inputs(
         try:
             Volume.of(scan, image=name_in_subject).write(path)
         except TypeError as error:
-            refused.append(Entry(name, "failed", path.name, str(error)))
+            refused.append(Refusal(path.name, str(error), case=name))
         except Exception as error:
-            refused.append(Entry(name, "failed", path.name, reason_of(error)))
+            refused.append(Refusal(path.name, reason_of(error), case=name))
         else:
             written.append(Case(name, path, path.name))
     return inputs, written, refused

@@ -186,11 +186,20 @@ def test_one_image_is_taken_without_a_list(small: Path) -> None:
 
 def test_a_refused_image_does_not_show_an_earlier_result(small: Path) -> None:
     out = small.parent / "out"
-    rows = [
-        trinat.segment_many([given], out, model=random_model(), progress=False)
-        for given in (nib.load(small), None)
-    ]
-    assert [row.status[0] for row in rows] == ["done", "failed"]
+    image = nib.load(small)
+    masked = (np.ones((3, 3, 3), bool), np.eye(4))
+    for given, status in (
+        ([image, image], ["done", "done"]),
+        ([image, masked], ["done", "failed"]),
+        ([None, 3], ["failed", "failed"]),
+    ):
+        rows = trinat.segment_many(given, out, model=random_model(), progress=False)
+        assert rows.status.tolist() == status
+        summary = pd.read_csv(out / "summary.tsv", sep="\t")
+        assert summary.status.tolist() == status
+        assert summary.input.tolist() == rows.scan.tolist()
+        volumes = pd.read_csv(out / "volumes.tsv", sep="\t")
+        assert len(volumes) == status.count("done")
 
 
 def test_many_scans_into_a_folder_are_done_once(small: Path, capsys) -> None:
