@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from trinat.pipelines.common.text import count
 from trinat.pipelines.jobs.lock import run_lock
 from trinat.segmentation.errors import ConfigError, DatasetError
-from trinat.segmentation.io.files import read_rows, write_tsv
+from trinat.segmentation.io.files import cell_text, read_rows, write_tsv
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -188,8 +188,8 @@ def agreement_table(ratings: Iterable[Rating]) -> pd.DataFrame:
 
 
 def _key(rating: Rating) -> tuple[str, str, str]:
-    """Return the scan, structure and rater of a rating, by which an earlier rating is replaced."""
-    return rating.scan, rating.structure, rating.rater
+    """Return scan, structure and rater, as in the table, by which an earlier rating is replaced."""
+    return cell_text(rating.scan), rating.structure, cell_text(rating.rater)
 
 
 def _plain(cell: str) -> str:

@@ -36,7 +36,7 @@ from trinat.pipelines.study.ratings import (
 from trinat.pipelines.study.record import GRADES, ScanResult
 from trinat.pipelines.study.study import Study, digest
 from trinat.segmentation.errors import InputError, TrinatError
-from trinat.segmentation.io.files import read_rows
+from trinat.segmentation.io.files import cell_text, read_rows
 from trinat.segmentation.labels import DEFAULT_SCHEME
 from trinat.segmentation.labels.scheme import load_scheme
 
@@ -275,12 +275,17 @@ class ViewedStudy(Study):
         In addition, `mine` is True for ratings by this rater, and `stale` if the label map has
         changed since the rating.
         """
-        label_maps = {scan.case: scan.newest_labels for scan in self.scans}
+        # The table has the names of scans and raters without characters that are not printable.
+        scans = {cell_text(scan.case): scan for scan in self.scans}
         rows = []
         for rating in read_ratings(self.folder / RATINGS):
             row = asdict(rating)
-            row["mine"] = rating.rater == self.rater
-            row["stale"] = digest(label_maps.get(rating.scan)) != rating.sha256
+            row["mine"] = rating.rater == cell_text(self.rater)
+            row["stale"] = True
+            if rating.scan in scans:
+                scan = scans[rating.scan]
+                row["scan"] = scan.case
+                row["stale"] = digest(scan.newest_labels) != rating.sha256
             rows.append(row)
         return rows
 

@@ -310,8 +310,12 @@ def _tsv_cell(value: Any) -> str:
         return "n/a"
     if not isinstance(value, str):
         return str(value)
-    printable = "".join(ch if ch.isprintable() else " " for ch in value)
-    return spreadsheet_safe(printable)
+    return spreadsheet_safe(cell_text(value))
+
+
+def cell_text(text: str) -> str:
+    """Return a text as `write_tsv` writes it: a space for each character that is not printable."""
+    return "".join(ch if ch.isprintable() else " " for ch in text)
 
 
 def spreadsheet_safe(text: str) -> str:

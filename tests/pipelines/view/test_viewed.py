@@ -195,3 +195,22 @@ def test_lesions_are_a_layer_of_one_structure(tmp_path: Path) -> None:
 def test_a_scan_without_a_map_of_parcels_has_none_to_show(out: Path) -> None:
     with refusal(InputError, "c"):
         Voxels(ViewedStudy(out, rater="anna")).content(0, "parcels", 1)
+
+
+def test_a_rating_is_changed_and_withdrawn_whatever_the_names(tmp_path: Path) -> None:
+    name = "sub\u00a01"
+    labels = np.zeros((4, 4, 4), np.int16)
+    labels[1:3, 1:3, 1:3] = 10
+    (tmp_path / "maps").mkdir()
+    Volume(labels, np.eye(4)).write(tmp_path / "maps" / f"{name}.nii.gz", labels=True)
+    study = ViewedStudy(tmp_path / "maps", rater="anna\tB.")
+    (scan,) = study.scans
+    sha256 = study.detail(scan)["sha256"]
+    for verdict in ("pass", "look"):
+        study.rate(scan, "", verdict, "", sha256)
+        (row,) = study.scan_rows(study.ratings())
+        assert row["rating"]["rating"] == verdict
+        (rating,) = study.detail(scan)["ratings"]
+        assert (rating["mine"], rating["stale"]) == (True, False)
+    study.rate(scan, "", "", "", sha256)
+    assert study.ratings() == []
