@@ -10,7 +10,7 @@ import io
 import os
 import sys
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import typer
 
@@ -106,6 +106,7 @@ def run(app: typer.Typer) -> NoReturn:
     # (docs/notes/speed.md).
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     _open_closed_streams()
+    _outlive_readers()
     # Escape characters that the terminal's encoding cannot represent.
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -115,7 +116,9 @@ def run(app: typer.Typer) -> NoReturn:
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
     try:
-        name = Path(sys.argv[0]).stem  # "trinat" also for python -m trinat
+        name = Path(sys.argv[0]).stem
+        if name == "__main__":
+            name = "trinat"  # python -m trinat
         result = app(words, prog_name=name, standalone_mode=False)
     except typer.TyperException as error:
         # Typer prefixes the text of a ValueError as pydantic does.
@@ -157,6 +160,41 @@ def _open_closed_streams() -> None:
             os.set_inheritable(descriptor, True)
             mode = "r" if name == "stdin" else "w"
             setattr(sys, name, os.fdopen(descriptor, mode))
+
+
+class _Output(io.FileIO):
+    """Standard output stream that discards everything once its reader has ended.
+
+    A long run must not end because nobody reads its messages any more.
+    """
+
+    def write(self, content: Any, /) -> int:
+        """Write bytes to the stream; after that its descriptor may be that of os.devnull."""
+        try:
+            return super().write(content)
+        except BrokenPipeError:
+            with Path(os.devnull).open("wb") as nowhere:
+                os.dup2(nowhere.fileno(), self.fileno())
+            return super().write(content)
+
+
+def _outlive_readers() -> None:
+    """Replace stdout and stderr by streams that still work after their readers have ended."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        # Tests may have replaced the stream by one without a descriptor.
+        if stream is not getattr(sys, f"__{name}__"):
+            continue
+        stream.flush()
+        raw = _Output(stream.fileno(), "w", closefd=False)
+        buffered = io.BufferedWriter(raw)
+        replaced = io.TextIOWrapper(
+            buffered,
+            stream.encoding,
+            line_buffering=stream.line_buffering,
+            write_through=stream.write_through,
+        )
+        setattr(sys, name, replaced)
 
 
 # Return value of typer's non-standalone mode after Ctrl-C.

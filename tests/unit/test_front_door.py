@@ -103,6 +103,13 @@ def test_python_m_trinat_is_the_command_line() -> None:
         cwd=ROOT,
     )
     assert (done.returncode, done.stdout.split()[0]) == (0, "trinat")
+    done = subprocess.run(
+        [sys.executable, "-m", "trinat", "doctor", "--no-such-option"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )
+    assert done.stderr.endswith(": see trinat doctor --help\n")
 
 
 def test_an_mgh_image_and_wide_numbers_are_taken() -> None:

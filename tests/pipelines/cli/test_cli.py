@@ -195,6 +195,12 @@ def test_a_name_that_the_terminal_cannot_show_is_escaped() -> None:
     assert (done.stdout, done.stderr) == ("a\\udcff\n", "")
 
 
+def test_a_command_goes_on_when_nobody_reads_its_output() -> None:
+    closed = "r, w = os.pipe(); os.close(r); os.dup2(w, 1); os.dup2(w, 2)"
+    said = "typer.echo('a'); typer.echo('b', err=True); print('c', flush=True)"
+    assert command(f"import os; {closed}; {said}; return 7").returncode == 7
+
+
 def test_a_shell_is_told_what_completes_a_word() -> None:
     words = {
         "_TRINAT_COMPLETE": "complete_bash",
