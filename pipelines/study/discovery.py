@@ -19,7 +19,13 @@ from natsort import natsorted
 from trinat.pipelines.study.cases import Case, Found, Refusal
 from trinat.pipelines.study.naming import LEFT_OUT, RESULT_ENDINGS, T1W
 from trinat.segmentation.data.sources.base import safe_component, without_suffix
-from trinat.segmentation.data.sources.bids import anat_files, entities, naming_problem
+from trinat.segmentation.data.sources.bids import (
+    NO_MAGNITUDE,
+    anat_files,
+    entities,
+    is_magnitude,
+    naming_problem,
+)
 from trinat.segmentation.data.sources.freesurfer import find_image, why_no_scan
 from trinat.segmentation.errors import ConfigError, InputError, reason_of, some
 from trinat.segmentation.io.dicom.series import find_series, is_dicom
@@ -454,7 +460,8 @@ def find_bids(
 
     `participants` and `sessions` are labels with or without their prefix (01, sub-01); if empty,
     all are taken. Folders that cannot be read, images whose names and folders name different
-    participants, and requested participants without such a scan are refused. InputError is raised
+    participants, and requested participants without such a scan are refused. Phase images are left
+    out. InputError is raised
     if the whole dataset has no such scan. Results of scans other than T1w get the suffix as the
     entity `space` of their names, as in BIDS.
     """
@@ -488,6 +495,10 @@ def find_bids(
         if wanted and facts["sub"] not in wanted:
             continue
         if wanted_sessions and facts.get("ses") not in wanted_sessions:
+            continue
+        if not is_magnitude(facts):
+            reason = f"{LEFT_OUT}{NO_MAGNITUDE}"
+            refusals.append(Refusal(str(place), reason, harmless=True))
             continue
         # Names of results get their own values of these two entities.
         for added in ("space", "desc"):

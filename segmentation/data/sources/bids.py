@@ -24,7 +24,11 @@ from trinat.segmentation.data.sources.base import (
 from trinat.segmentation.data.sources.freesurfer import find_image, find_labels
 from trinat.segmentation.errors import DatasetError
 
+# Values of the entity `part`: the image shows no anatomy, unlike a magnitude image (`mag`).
+_OTHER_PARTS = ("phase", "real", "imag")
 _ENTITY = re.compile(r"([a-zA-Z0-9]+)-([a-zA-Z0-9+]+)")
+# Reason to leave out an image that is not `is_magnitude`.
+NO_MAGNITUDE = "no magnitude image"
 # Entities that distinguish the scans of a participant; a scan's label map has the same values.
 _SCAN_ENTITIES = ("sub", "ses", "run", "acq", "ce", "rec")
 # A label map in one of these spaces is on the grid of its T1w image.
@@ -63,6 +67,9 @@ def _find(root: Path, options: SourceOptions) -> Listed:
             yield Exclusion(name, reason, broken=True)
             continue
         own = entities(name.removesuffix("_T1w"))
+        if not is_magnitude(own):
+            yield Exclusion(name, NO_MAGNITUDE)
+            continue
         pairs: set[tuple[Path, Path]] = set()
         for pipeline in pipelines:
             pairs.update(_image_label_pairs(path, own, pipeline))
@@ -119,6 +126,14 @@ def entities(name: str) -> dict[str, str]:
         if match is not None:
             found[match[1]] = match[2]
     return found
+
+
+def is_magnitude(own: Mapping[str, str]) -> bool:
+    """Return False for the phase, or for one component, of a complex image.
+
+    `own` has the BIDS entities of the image.
+    """
+    return own.get("part") not in _OTHER_PARTS
 
 
 def naming_problem(path: Path, root: Path) -> str:
@@ -200,7 +215,11 @@ def _freesurfer_pair(
         ]
     for folder, scans in candidates:
         labels = find_labels(folder)
-        of_folder = [path for path in scans.rglob("*") if _is_image(path, "T1w")]
+        of_folder = [
+            path
+            for path in scans.rglob("*")
+            if _is_image(path, "T1w") and is_magnitude(entities(without_suffix(path)))
+        ]
         if labels is None or scan != min(of_folder):
             continue
         image = find_image(folder)

@@ -195,6 +195,19 @@ def test_bids_keeps_sessions_runs_and_entities_and_takes_only_t1w(
     assert found.bids_root == tmp_path
 
 
+def test_bids_leaves_out_what_is_no_magnitude(tmp_path: Path) -> None:
+    anat = "sub-01/anat"
+    parts = ("mag", "phase", "real", "imag")
+    touch(tmp_path, *(f"{anat}/sub-01_part-{part}_T1w.nii.gz" for part in parts))
+    touch(tmp_path, "sub-02/anat/sub-02_part-phase_T1w.nii.gz")
+    found = find_bids(tmp_path, ["01"], [])
+    assert ids(found) == [f"{anat}/sub-01_part-mag"]
+    assert list(refused(found)) == [
+        f"{anat}/sub-01_part-{part}_T1w.nii.gz" for part in ("imag", "phase", "real")
+    ]
+    assert all(refusal.harmless for refusal in found.refusals)
+
+
 def test_of_a_bids_dataset_scans_of_another_suffix_are_taken_if_asked_for(
     tmp_path: Path,
 ) -> None:

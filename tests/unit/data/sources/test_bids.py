@@ -51,6 +51,19 @@ def test_bids_pairs_scans_with_the_dseg_of_the_same_session_and_run(
     assert (first.participant, first.session) == ("sub-01", "a")
 
 
+def test_bids_takes_magnitude_images_only(tmp_path: Path) -> None:
+    for part in ("mag", "phase", "real", "imag"):
+        bids_scan(tmp_path, f"sub-01_part-{part}_T1w.nii.gz", "sub-01", "anat")
+    # Made from the only magnitude image, though another image comes first by its name.
+    freesurfer_subject(tmp_path / "derivatives" / "freesurfer", "sub-01")
+    listing = list_subjects("bids", tmp_path, DEFAULT)
+    assert ids(listing) == ["sub-01_part-mag"]
+    assert set(reasons(listing)) == {
+        f"sub-01_part-{part}_T1w" for part in ("phase", "real", "imag")
+    }
+    assert not any(exclusion.broken for exclusion in listing.exclusions)
+
+
 @pytest.mark.parametrize(
     ("right", "other"),
     [
