@@ -36,6 +36,8 @@ for _file in _PAGE.iterdir():
         _FILES[f"/{_file.name}"] = _file.name
 
 _TAB = re.compile("[0-9a-f]{16}")
+# Longest work on a correction; the sum of many stays finite.
+_MOST_MINUTES = 1e5
 # Maximum number of scans in the list of scans to correct next.
 _MOST_NEXT = 50
 
@@ -189,7 +191,7 @@ async def _read_changes(request: Request) -> Painted:
     minutes = -1.0
     with suppress(ValueError):
         minutes = float(given.get("minutes", ""))
-    if not 0 <= minutes < math.inf:
+    if not 0 <= minutes <= _MOST_MINUTES:
         raise InputError("give the minutes that it took, as minutes=1.5")
     return Painted(
         content=await request.body(),

@@ -72,13 +72,13 @@ class Voxels:
         with self._lock:
             volume = self._whole(path, path.stat().st_mtime_ns)
         to_voxels = np.linalg.inv(volume.affine)
-        place = to_voxels[:3, :3] @ place_mm + to_voxels[:3, 3]
-        voxel = np.rint(place).astype(int)
-        is_before = (voxel < 0).any()
-        is_behind = (voxel >= volume.shape).any()
-        if is_before or is_behind:
+        # A position may be so far away that its index is no integer, or not even finite.
+        with np.errstate(over="ignore", invalid="ignore"):
+            voxel = np.rint(to_voxels[:3, :3] @ place_mm + to_voxels[:3, 3])
+        is_inside = (voxel >= 0) & (voxel < volume.shape)
+        if not is_inside.all():
             return None
-        return float(volume.data[tuple(voxel)])
+        return float(volume.data[tuple(voxel.astype(int))])
 
     def content(self, number: int, kind: str, step: int) -> bytes:
         """Return voxels or surfaces of a scan as bytes; `kind` is one of `KINDS`.

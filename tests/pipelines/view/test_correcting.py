@@ -417,7 +417,7 @@ def test_what_is_no_change_of_the_map_is_refused(
     assert reason in answer.json()["reason"]
 
 
-@pytest.mark.parametrize("minutes", ["", "x", "nan", "inf", "-1"])
+@pytest.mark.parametrize("minutes", ["", "x", "nan", "inf", "-1", "1e308"])
 def test_minutes_are_a_number(out: Path, minutes: str) -> None:
     painted = changes(RIGHT_THALAMUS, (2, 3, 4))
     answer = Page(out).save(painted, minutes=minutes)

@@ -221,6 +221,7 @@ def test_the_scans_own_value_is_told_at_a_place_in_mm(out: Path) -> None:
     assert value("0,0,0") == 0
     assert value("-4,0,0") is None
     assert value("800,0,0") is None
+    assert value("1e308,-1e308,1e308") is None
 
 
 @pytest.mark.parametrize("place", ["", "1,2", "1,2,x", "1,2,nan", "1,2,3,4"])
