@@ -61,6 +61,8 @@ OUTPUTS = {
 }
 # Progress of a scan, from 0 to 1, at the start of each stage of the engine.
 _PROGRESS = {"reading": 0.1, "networks": 0.3, "writing": 0.8}
+# Numbers of rows in SQLite have 64 bits.
+_LARGEST_NUMBER = 2**63 - 1
 # The longest delay before an idle worker sees a new scan.
 _POLL_S = 0.05
 # The interval between two deletions of expired scans.
@@ -101,10 +103,10 @@ class Segmentation(BaseModel):
 
     id: str = Field(examples=["0f8c2d6a9b1e4c7d8a5f3e2b1c0d9e8f"])
     state: State = "queued"
-    place: int = Field(default=0, description="position in the queue; 0 once started")
+    place: int = Field(default=0, description="position in the queue; 0 once running")
     progress: float = Field(default=0.0, ge=0, le=1)
     stage: str = Field(
-        default="", description="of a running scan: reading, networks or writing"
+        default="", description="reading, networks or writing, once a worker has it"
     )
     seconds: int | None = Field(
         default=None, description="since a running scan was started"
@@ -286,6 +288,8 @@ class Queue:
 
     def find(self, id: str = "", number: int = 0) -> Submission | None:
         """Return the scan with this id or with this number; None if there is none."""
+        if number > _LARGEST_NUMBER:
+            return None
         found = self._select("WHERE id = :id OR number = :number", id=id, number=number)
         return found[0] if found else None
 
@@ -382,19 +386,22 @@ class Queue:
     def enter(self, id: str, stage: str) -> None:
         """Record that the engine begins a stage of a scan: reading, networks or writing.
 
-        `id` is the id of the scan. Other stages are ignored. The first stage also counts as a start
-        of the segmentation, so that a scan that crashes the server again and again is given up.
+        `id` is the id of the scan. Other stages are ignored. A scan that was read waits in the
+        worker while the networks segment others, so it runs only from that stage on. The first
+        stage counts as a start of the segmentation, so that a scan that crashes the server again
+        and again is given up.
         """
         if stage not in _PROGRESS:
             return
         # SQLite evaluates all right-hand sides with the values before the update.
         self._update(
-            "UPDATE jobs SET stage = :stage, state = 'running', "
-            "starts = starts + (state = 'queued'), "
-            "started = CASE state WHEN 'queued' THEN :now ELSE started END "
+            "UPDATE jobs SET stage = :stage, state = :state, "
+            "starts = starts + (stage = ''), "
+            "started = CASE state WHEN :state THEN started ELSE :now END "
             "WHERE id = :id AND NOT ended",
             id=id,
             stage=stage,
+            state="queued" if stage == "reading" else "running",
             now=time.time(),
         )
 

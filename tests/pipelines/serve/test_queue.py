@@ -14,7 +14,7 @@ from trinat.pipelines.serve.settings import ServiceSettings
 from trinat.pipelines.study.entry import Entry
 from trinat.pipelines.study.participants import Facts
 from trinat.pipelines.study.record import ScanResult
-from trinat.segmentation.errors import DiskFullError, OutputError
+from trinat.segmentation.errors import DiskFullError, InputError, OutputError
 from trinat.segmentation.labels.scheme import load_scheme
 
 
@@ -74,6 +74,24 @@ def test_turns_are_in_the_order_of_acceptance_and_survive_a_restart(
     assert (again.result(first) / "labels").read_bytes() == b"labels"
     turns = [case.id for case in iter(again.next, None)]
     assert turns == [second.id, third.id]
+
+
+def test_a_scan_that_was_read_waits_until_the_networks_take_it(tmp_path: Path) -> None:
+    queue = Queue(tmp_path)
+    first, second, third = (accepted(queue) for _ in range(3))
+    queue.enter(first.id, "reading")
+    queue.enter(first.id, "networks")
+    # The engine reads a scan in two steps.
+    for _ in range(2):
+        queue.enter(second.id, "reading")
+        assert now(queue, second).stage == "reading"
+        assert now(queue, second).seconds is None
+        assert now(queue, second).starts == 1
+    assert states(queue, first, second, third) == ["running", "queued", "queued"]
+    assert [now(queue, job).place for job in (first, second, third)] == [0, 1, 2]
+    queue.enter(second.id, "networks")
+    assert now(queue, second).state == "running"
+    assert now(queue, second).starts == 1
 
 
 def test_what_was_not_accepted_is_gone_after_a_restart(tmp_path: Path) -> None:
@@ -298,8 +316,8 @@ def test_a_running_scan_has_a_stage_and_seconds_left(
     """
     queue = Queue(tmp_path)
     first, second, third, broken, lost = (accepted(queue) for _ in range(5))
-    queue.enter(first.id, "reading")
-    assert now(queue, first).stage == "reading"
+    queue.enter(first.id, "networks")
+    assert now(queue, first).stage == "networks"
     assert now(queue, first).seconds_left is None
     assert now(queue, second).seconds is None
     clock.now += 7
@@ -314,11 +332,21 @@ def test_a_running_scan_has_a_stage_and_seconds_left(
     assert (now(queue, first).stage, now(queue, first).seconds_left) == ("", None)
     assert now(queue, third).seconds_left is None
     queue.enter(third.id, "reading")
+    clock.now += 100
     queue.enter(third.id, "networks")
     clock.now += 12
     assert (now(queue, third).stage, now(queue, third).seconds_left) == ("networks", 18)
     clock.now += 48
     assert now(queue, third).seconds_left == 1
+
+
+def test_a_number_beyond_those_of_the_table_is_no_scan(tmp_path: Path) -> None:
+    queue = Queue(tmp_path)
+    study = study_of(queue, load_scheme("quicknat33"))
+    for number in (0, 2**63 - 1, 2**63, 10**26):
+        assert queue.find(number=number) is None
+        with pytest.raises(InputError):
+            study[number]
 
 
 def test_the_page_has_a_scan_from_its_acceptance_on_unless_it_failed(
