@@ -51,7 +51,7 @@ class Segmenter(Predictor):
     ModelError
         If the model cannot be loaded, or lacks a requested view or parcels.
     ConfigError
-        If a view or the precision is unknown.
+        If a view or the precision is unknown, or the batch is empty.
     DeviceError
         If the device does not exist.
 
@@ -96,6 +96,8 @@ class Segmenter(Predictor):
             If the scan is damaged, not a supported image, or lacks an orientation.
         TypeError
             If `volume` is no scan.
+        ConfigError
+            If `trust_affine` is unknown, or `samples` negative.
         """
         warn_of_licence(self.model.folder)
         with report_stages_to(progress):
@@ -209,7 +211,7 @@ def segment(
     ModelError
         If the model cannot be loaded, or lacks a requested view or parcels.
     ConfigError
-        If a view or the precision is unknown.
+        If a view, the precision or `trust_affine` is unknown, or `samples` negative.
     DeviceError
         If the device does not exist.
 

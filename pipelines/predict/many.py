@@ -25,8 +25,10 @@ from trinat.pipelines.study.ledger import ledgers_in, read_entries
 from trinat.pipelines.study.naming import Product
 from trinat.segmentation.errors import ConfigError, reason_of
 from trinat.segmentation.io.foreign_images import is_foreign_image, is_subject
+from trinat.segmentation.io.orientation import check_trust
 from trinat.segmentation.io.volume import ScanLike, Volume
 from trinat.segmentation.models.zoo import find_model, warn_of_licence
+from trinat.segmentation.space.views import View, chosen_views
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,6 +42,7 @@ def segment_many(
     model: str | os.PathLike[str] = "fast",
     device: str = "auto",
     image: str | None = None,
+    views: Iterable[View | str] | str | None = None,
     **settings: Any,
 ) -> pd.DataFrame:
     """Segment many scans with a model that is loaded once; a scan that fails becomes a row.
@@ -54,11 +57,11 @@ def segment_many(
         the table is returned.
     progress : bool
         Show progress and failures on stderr.
-    model, device, image : str
+    model, device, image, views
         As in `trinat.segment`.
     **settings
         Fields of `OutputSettings`, which are options of `trinat predict`: `mirror=True`,
-        `clean=True`, `samples=10`, `views=("coronal",)`, `stats=True`, `longitudinal=True`.
+        `clean=True`, `samples=10`, `stats=True`, `longitudinal=True`.
 
     Returns
     -------
@@ -75,6 +78,8 @@ def segment_many(
         If a setting is invalid.
     DeviceError
         If the device does not exist.
+    OutputError
+        If `out` is a file, or a file of yours in it would be replaced.
     LockedError
         If another run uses the folder `out`.
 
@@ -85,12 +90,17 @@ def segment_many(
     ['failed', 'done']
     """
     warn_of_licence(find_model(os.fspath(model)))
+    chosen = chosen_views(views) or ()
+    # In the order of the command line, whose results are then up to date.
+    views_in_order = tuple(view.value for view in View if view in chosen)
+    # Without an output folder these files would be discarded.
+    written_files = dict.fromkeys(("picture", "brain_mask"), out is not None)
+    output = OutputSettings(views=views_in_order, **(written_files | settings))
+    check_trust(output.trust_affine)
     with TemporaryDirectory() as temporary, TemporaryDirectory() as images:
         inputs, written, refused = _split_inputs(paths, Path(images), image)
         entries: list[Entry] = []
         folder = Path(temporary if out is None else out)
-        # Without an output folder these files would be discarded.
-        written_files = dict.fromkeys(("picture", "brain_mask"), out is not None)
         if inputs or written or refused:
             found = Found.of(written, refused)
             if inputs:
@@ -112,7 +122,7 @@ def segment_many(
                 folder,
                 os.fspath(model),
                 found=found,
-                output=OutputSettings(**{**written_files, **settings}),
+                output=output,
             )
             entries = _predict(
                 request, device, progress=progress, sum_up=out is not None
@@ -215,4 +225,9 @@ def _result_table(entries: Iterable[Entry], out: Path | None) -> pd.DataFrame:
         row.update(result.measures_mm3)
         row.update(result.volumes_mm3)
         rows.append(row)
+    if not rows:
+        columns = ["scan", "status", "grade", "reason", "labels", "total_brain_mm3"]
+        if out is None:
+            columns.remove("labels")
+        return pd.DataFrame(columns=columns)
     return pd.DataFrame(rows)

@@ -236,11 +236,12 @@ def held(folder: Path, part: str) -> Iterator[None]:
     """Lock an output folder within the block, for all of the work or for a part of it.
 
     `folder` is the folder for unfinished files inside the output folder; OutputError is raised if
-    it is a link. `part` is the name of the part, such as that of a shard, "" for all of the work.
-    LockedError is raised if a run is active that may not run at the same time: two runs that have
-    scans in common would refuse each other's results as a user's files.
+    it is a link, or if the output folder is a file. `part` is the name of the part, such as that of
+    a shard, "" for all of the work. LockedError is raised if a run is active that may not run at
+    the same time: two runs that have scans in common would refuse each other's results as a user's
+    files.
     """
-    _refuse_link(folder)
+    _refuse_unusable(folder)
     with ExitStack() as stack:
         if not part:
             # `merge` takes the same lock: it may run beside parts, but not beside a whole run.
@@ -256,10 +257,17 @@ def held(folder: Path, part: str) -> Iterator[None]:
         yield
 
 
-def _refuse_link(folder: Path) -> None:
-    """Raise if a work folder is a link, since its content is deleted wherever it points to."""
+def _refuse_unusable(folder: Path) -> None:
+    """Raise OutputError if a work folder cannot be used.
+
+    It must not be a link, since its content is deleted wherever that points to, and the output
+    folder, in which it is, must not be a file.
+    """
     if folder.is_symlink():
         raise OutputError("is a link", where=folder, remedy="remove it")
+    out = folder.parent
+    if out.exists() and not out.is_dir():
+        raise OutputError("is not a folder", where=out, remedy="choose another --out")
 
 
 def _may_be_beside(part: str, other: str) -> bool:
@@ -470,7 +478,7 @@ def merge(
             "no run*.jsonl here", where=out, remedy="give the --out of trinat predict"
         )
     work = out / WORK
-    _refuse_link(work)
+    _refuse_unusable(work)
     staging = work / "staging"
     with run_lock(work / "lock"), _clean_staging(staging):
         contents = LedgerContents()

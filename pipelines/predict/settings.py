@@ -538,6 +538,11 @@ class PredictRequest(WorkerOptions):
                 "--strict is for --longitudinal and norms, which read participants tables",
                 remedy="leave it out",
             )
+        if self.output.samples < 0:
+            raise ConfigError(
+                f"{self.output.samples} samples (--uncertainty)",
+                remedy="give 0 or more",
+            )
         if self.output.thickness and not self.output.parcels:
             raise ConfigError("--thickness requires --parcels", remedy="add --parcels")
         if self.output.samples and self.output.precision == "int8":

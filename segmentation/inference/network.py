@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from trinat.segmentation.errors import DeviceError
+from trinat.segmentation.errors import ConfigError, DeviceError
 from trinat.segmentation.inference.int8 import Int8Runtime
 from trinat.segmentation.inference.runtime import (
     ComputePrecision,
@@ -64,7 +64,11 @@ class ViewNetwork:
         self.classes = config.classes
         self._multiple = config.multiple
         self.device = runtime.device
-        self.batch = batch or suitable_batch(config, runtime.device)
+        if batch is None:
+            batch = suitable_batch(config, runtime.device)
+        if batch < 1:
+            raise ConfigError(f"a batch of {batch} slices", remedy="give at least 1")
+        self.batch = batch
         self.runtime = runtime
 
     def probabilities(

@@ -236,6 +236,8 @@ class Predictor:
         uncertainty is computed, and `seed` makes their dropout reproducible. If the GPU runs out of
         memory, smaller batches are tried, and then the CPU if that is allowed.
         """
+        if samples < 0:
+            raise ConfigError(f"{samples} samples", remedy="give 0 or more")
         refuse_forked_gpu(self.device)
 
         def work() -> Prediction:

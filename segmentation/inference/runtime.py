@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from trinat.segmentation.errors import DeviceError
+from trinat.segmentation.errors import ConfigError, DeviceError
 from trinat.segmentation.models.architectures import Ensemble
 from trinat.segmentation.models.base import Network
 from trinat.segmentation.models.hardware import bfloat16_hardware
@@ -32,7 +32,7 @@ def choose_precision(name: ComputePrecision, device: torch.device) -> torch.dtyp
     """Return the number type to compute in.
 
     "auto" is bfloat16 if the device has hardware for it, else float32. Raises DeviceError for
-    "float16" on a CPU, and for names that are no number type of torch.
+    "float16" on a CPU, and ConfigError for names that are no number type of torch.
     """
     if name == "float16" and device.type == "cpu":
         raise DeviceError(
@@ -43,7 +43,7 @@ def choose_precision(name: ComputePrecision, device: torch.device) -> torch.dtyp
             return torch.bfloat16
         return torch.float32
     if name not in _DTYPES:
-        raise DeviceError(
+        raise ConfigError(
             f"{name!r} is no precision", remedy=f"use auto, {', '.join(_DTYPES)}"
         )
     return _DTYPES[name]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import nibabel as nib
 import numpy as np
 from numpy.typing import NDArray
 
-from trinat.segmentation.errors import GeometryError
+from trinat.segmentation.errors import ConfigError, GeometryError
 from trinat.segmentation.grid import Grid, world_axes
 from trinat.segmentation.io.headers import Form, Header
 from trinat.segmentation.io.limits import SPACING_RANGE_MM
@@ -38,6 +38,15 @@ class ChosenAffine(NamedTuple):
     notes: tuple[str, ...]
 
 
+def check_trust(trust: TrustAffine | None) -> None:
+    """Raise ConfigError if `trust` is neither None nor a word of `TrustAffine`."""
+    words = get_args(TrustAffine)
+    if trust is not None and trust not in words:
+        raise ConfigError(
+            f"unknown trust_affine {trust!r}", remedy=f"use {', '.join(words)}"
+        )
+
+
 def place(
     header: Header,
     trust: TrustAffine | None,
@@ -50,8 +59,9 @@ def place(
     used, whatever its code and whatever the other form says. With "header", nibabel's choice is
     used: the s-form, else the q-form, else voxel axes to the left, front and top. `axes` (such as
     "ASL") is used only if both forms have the code 0, unknown. Raises a GeometryError if the header
-    has no orientation, or contradicts itself or `axes`.
+    has no orientation, or contradicts itself or `axes`, and a ConfigError for an unknown `trust`.
     """
+    check_trust(trust)
     qform = header.qform
     sform = header.sform
     if trust == "sform":

@@ -20,7 +20,7 @@ import numpy as np
 from nibabel.spatialimages import SpatialImage
 from numpy.typing import ArrayLike, NDArray
 
-from trinat.segmentation.errors import FormatError
+from trinat.segmentation.errors import FormatError, GeometryError
 from trinat.segmentation.grid import Grid, Shape
 from trinat.segmentation.io.dicom.scan import read_series
 from trinat.segmentation.io.dicom.series import holds_dicom
@@ -33,7 +33,7 @@ from trinat.segmentation.io.foreign_images import (
     is_subject,
 )
 from trinat.segmentation.io.headers import from_nifti
-from trinat.segmentation.io.orientation import TrustAffine, place
+from trinat.segmentation.io.orientation import TrustAffine, check_trust, place
 from trinat.segmentation.io.streams import SCAN_SUFFIXES, remedy_for_format
 from trinat.segmentation.io.voxels import (
     for_disk,
@@ -73,6 +73,11 @@ class Volume:
         Remarks on the file, for quality control.
     source_sha256 : str, optional
         SHA-256 of the file; for a pair of files, of header and image concatenated.
+
+    Raises
+    ------
+    GeometryError
+        If an axis has no voxels, or the affine is singular or not finite.
     """
 
     data: NDArray[Any]
@@ -94,6 +99,14 @@ class Volume:
         if self.data.ndim != 3 or np.shape(self.affine) != (4, 4):
             raise ValueError(
                 f"not 3D: data {self.data.shape}, affine {np.shape(self.affine)}"
+            )
+        if 0 in self.data.shape:
+            raise GeometryError(f"an axis has no voxels: data {self.data.shape}")
+        is_finite = np.isfinite(self.affine).all()
+        if not is_finite or np.linalg.matrix_rank(self.grid.affine[:3, :3]) < 3:
+            raise GeometryError(
+                "the affine is singular or not finite",
+                remedy="give the matrix from voxel indices to RAS mm",
             )
         if min(self.codes) < 1:
             raise ValueError(
@@ -158,7 +171,10 @@ class Volume:
             If `scan` is none of these.
         InputError
             If the file, the image or the array cannot be used.
+        ConfigError
+            If `trust_affine` is unknown.
         """
+        check_trust(trust_affine)
         if image is not None or is_subject(scan):
             scan = image_of_subject(scan, image, labels=labels)
         if isinstance(scan, Volume):
@@ -230,6 +246,8 @@ class Volume:
             If it is not a supported kind of image.
         GeometryError
             If its orientation is missing, impossible or contradictory.
+        ConfigError
+            If `trust_affine` is unknown.
         """
         where = Path(path)
         name = where.name.lower()

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import ndimage
 
-from trinat.segmentation.errors import EvaluationError
+from trinat.segmentation.errors import ConfigError, EvaluationError
 from trinat.segmentation.grid import around_both
 from trinat.segmentation.io.volume import ScanLike, Volume
 from trinat.segmentation.labels import DEFAULT_SCHEME, Csf
@@ -370,6 +370,8 @@ def evaluate(
         If the maps are on different grids, without `resample`.
     EvaluationError
         If the prediction is that of the sagittal view alone, without sides.
+    ConfigError
+        If `csf` or `csf_pred` is unknown.
     LabelError
         If the label scheme is unknown, or a map has numbers that do not belong to it.
     InputError
@@ -382,6 +384,12 @@ def evaluate(
     >>> float(table.dice["Left-Thalamus"])
     1.0
     """
+    for meaning in (csf, csf_pred):
+        if meaning is not None and meaning not in get_args(Csf):
+            raise ConfigError(
+                f"unknown definition of CSF {meaning!r}",
+                remedy=f"use {' or '.join(get_args(Csf))}",
+            )
     made = _made_of(prediction, not_predicted, csf_pred)
     truth_csf: Csf = csf or _made_of(truth).csf or "region"
     true, predicted = _volumes_of(truth, prediction)

@@ -11,10 +11,11 @@ import pandas as pd
 import pytest
 import torchio
 from helpers.overfitted import miniature, overfitted_model, random_model
+from helpers.refusals import refusal
 from helpers.serial import small_scan
 
 import trinat
-from trinat.segmentation.errors import ConfigError
+from trinat.segmentation.errors import ConfigError, OutputError
 
 
 @pytest.fixture
@@ -163,6 +164,30 @@ def test_images_in_memory_are_rows_and_are_done_once(small: Path) -> None:
     assert len(labels) == 3
     for other in labels[1:]:
         np.testing.assert_array_equal(other, labels[0])
+
+
+def test_many_scans_take_views_as_one_scan_does(small: Path) -> None:
+    for views in ("axial", [trinat.View.AXIAL]):
+        table = trinat.segment_many(
+            small, small.parent / "out", model=random_model(), views=views
+        )
+        assert table.status.tolist() == ["done"]
+    ledger = (small.parent / "out/run.jsonl").read_text()
+    assert ledger.count('"status":"done"') == 1
+
+
+def test_no_scans_are_a_table_without_rows(tmp_path: Path) -> None:
+    columns = ["scan", "status", "grade", "reason", "total_brain_mm3"]
+    table = trinat.segment_many([], model=random_model())
+    assert (table.columns.tolist(), len(table)) == (columns, 0)
+    columns.insert(4, "labels")
+    table = trinat.segment_many([], tmp_path / "out", model=random_model())
+    assert (table.columns.tolist(), len(table)) == (columns, 0)
+
+
+def test_many_scans_into_a_file_are_refused(small: Path) -> None:
+    with refusal(OutputError, small):
+        trinat.segment_many(small, small, model=random_model(), progress=False)
 
 
 def test_options_that_do_not_go_together_are_refused_in_python_too(

@@ -205,6 +205,29 @@ def test_anything_else_is_refused_with_what_is_taken(scan: object) -> None:
         trinat.segment(scan)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"views": "frontal"},
+        {"samples": -1},
+        {"precision": "banana"},
+        {"trust_affine": "banana"},
+    ],
+)
+@pytest.mark.parametrize("segment", [trinat.segment, trinat.segment_many])
+def test_a_setting_with_an_unknown_value_is_refused(
+    segment: Callable[..., object], setting: dict[str, object]
+) -> None:
+    with refusal(ConfigError):
+        segment(small_scan(), model=random_model(), **setting)
+
+
+@pytest.mark.parametrize("batch", [0, -1])
+def test_a_batch_has_at_least_one_slice(batch: int) -> None:
+    with refusal(ConfigError):
+        trinat.Segmenter(random_model(), batch=batch)
+
+
 def unplaced() -> nib.Nifti1Image:
     image = nib.Nifti1Image(np.ones((32, 32, 32), np.int16), np.eye(4))
     image.set_sform(None, 0)

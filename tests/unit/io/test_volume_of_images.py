@@ -8,6 +8,7 @@ import nibabel as nib
 import numpy as np
 import pytest
 from helpers.odd_scans import VOXELS, image_of, saved
+from helpers.refusals import refusal
 from oracle.fuzz import odd_scan
 
 from trinat.segmentation.errors import FormatError, GeometryError, IntegrityError
@@ -71,6 +72,22 @@ def test_arrays_are_numbers_of_three_axes_with_an_affine() -> None:
     ):
         with pytest.raises(FormatError, match="give numbers"):
             Volume.of_array(array, place)
+
+
+@pytest.mark.parametrize(
+    ("shape", "affine"),
+    [
+        ((3, 0, 3), np.eye(4)),
+        ((3, 3, 3), np.zeros((4, 4))),
+        ((3, 3, 3), np.diag([1.0, np.nan, 1, 1])),
+        ((3, 3, 3), np.diag([1.0, 1, np.inf, 1])),
+        # The third axis runs in the plane of the others.
+        ((3, 3, 3), [[1, 2, 3, 0], [4, 5, 6, 0], [7, 8, 9, 0], [0, 0, 0, 1]]),
+    ],
+)
+def test_a_volume_has_voxels_and_a_place_for_each(shape, affine) -> None:
+    with refusal(GeometryError):
+        Volume(np.ones(shape), np.array(affine))
 
 
 @pytest.mark.parametrize(("origin_mm", "is_taken"), [(1e5, True), (1.001e5, False)])

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from helpers.refusals import refusal
 
-from trinat.segmentation.errors import EvaluationError
+from trinat.segmentation.errors import ConfigError, EvaluationError
 from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
 from trinat.segmentation.metrics.definitions import (
     LESION_WISE,
@@ -369,3 +370,10 @@ def test_a_prediction_without_sides_is_no_prediction_of_structures_with_sides(
     labels = np.full((16, 16, 16), 10, np.int16)
     with pytest.raises(EvaluationError):
         evaluate(labels, SagittalAlone(labels, scheme.merged.scheme))
+
+
+@pytest.mark.parametrize("meaning", ["csf", "csf_pred"])
+def test_an_unknown_meaning_of_csf_is_refused(meaning: str) -> None:
+    labels = np.full((4, 4, 4), 24)
+    with refusal(ConfigError):
+        evaluate(labels, labels, **{meaning: "intercranial"})

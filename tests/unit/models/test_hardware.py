@@ -10,7 +10,7 @@ import pytest
 import torch
 from helpers.refusals import refusal
 
-from trinat.segmentation.errors import DeviceError
+from trinat.segmentation.errors import ConfigError, DeviceError
 from trinat.segmentation.inference.runtime import choose_precision
 from trinat.segmentation.models.hardware import bfloat16_hardware, refuse_forked_gpu
 
@@ -69,7 +69,7 @@ def test_float16_is_for_gpus() -> None:
 
 def test_an_unknown_precision_is_told_the_known_ones() -> None:
     with pytest.raises(
-        DeviceError, match="'bf16' is no precision: use auto, float32, bfloat16"
+        ConfigError, match="'bf16' is no precision: use auto, float32, bfloat16"
     ):
         choose_precision("bf16", CPU)  # type: ignore[arg-type]
 
