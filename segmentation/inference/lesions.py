@@ -27,7 +27,7 @@ from trinat.segmentation.labels.scheme import LabelScheme
 # A voxel with at least this probability is lesion.
 LIKELY = 0.5
 # A lesion with a voxel this near to a ventricle is periventricular, one this near to the cortex is
-# juxtacortical.
+# juxtacortical. A voxel that shares a face with them is near, however thick slices are.
 _NEAR_VENTRICLE_MM = 2.0
 _NEAR_CORTEX_MM = 1.5
 # Smaller components of ventricles and cortex are lesions that the model of structures mislabelled.
@@ -212,19 +212,21 @@ def regions_of(
     below = _distance_mm(_INFRATENTORIAL, is_lesion, structures, scheme)
     above = _distance_mm(_SUPRATENTORIAL, is_lesion, structures, scheme)
     is_below = (below < above).astype(np.float32)
+    by_ventricle = _is_near(from_ventricle, _NEAR_VENTRICLE_MM)
+    by_cortex = _is_near(from_cortex, _NEAR_CORTEX_MM)
     found = []
     for lesions in masks:
         every = np.arange(1, lesions.count + 1)
-        nearest_ventricle = ndimage.minimum(from_ventricle, lesions.numbers, every)
-        nearest_cortex = ndimage.minimum(from_cortex, lesions.numbers, every)
+        is_periventricular = ndimage.maximum(by_ventricle, lesions.numbers, every)
+        is_juxtacortical = ndimage.maximum(by_cortex, lesions.numbers, every)
         share_below = _mean_per_lesion(is_below, lesions)
         regions: list[LesionRegion] = []
         for lesion in range(lesions.count):
             if share_below[lesion] > 0.5:
                 regions.append("infratentorial")
-            elif nearest_ventricle[lesion] <= _NEAR_VENTRICLE_MM:
+            elif is_periventricular[lesion]:
                 regions.append("periventricular")
-            elif nearest_cortex[lesion] <= _NEAR_CORTEX_MM:
+            elif is_juxtacortical[lesion]:
                 regions.append("juxtacortical")
             else:
                 regions.append("deep")
@@ -257,6 +259,16 @@ def _distance_mm(
     spacing_mm = structures.grid.spacing_mm
     found: NDArray[np.float64] = ndimage.distance_transform_edt(~mask, spacing_mm)
     return found
+
+
+def _is_near(distance_mm: NDArray[np.float64], limit_mm: float) -> NDArray[np.bool_]:
+    """Return the mask (X, Y, Z) of voxels within a distance of a structure or touching it.
+
+    `distance_mm` (X, Y, Z) are distances between centres of voxels, 0 in the structure. Voxels that
+    share a face touch.
+    """
+    touches = ndimage.binary_dilation(distance_mm == 0)
+    return np.asarray((distance_mm <= limit_mm) | touches)
 
 
 def _mean_per_lesion(

@@ -76,6 +76,33 @@ def test_a_lesion_belongs_to_a_region():
     ]
 
 
+@pytest.mark.parametrize("thick_mm", [1, 2.5, 6.5])
+@pytest.mark.parametrize(
+    ("slices", "region"),
+    [
+        # The ventricle ends below slice 20, the cortex begins at slice 36.
+        (slice(20, 22), "periventricular"),
+        (slice(34, 36), "juxtacortical"),
+        (slice(23, 33), "deep"),
+    ],
+)
+def test_a_lesion_in_the_next_slice_touches_however_thick_slices_are(
+    thick_mm: float, slices: slice, region: str
+) -> None:
+    affine = np.diag([1, 1, thick_mm, 1])
+    structures = head()
+    structures.data[:, :, 36:] = index(3)
+    probability = np.zeros(structures.shape, np.float32)
+    probability[28:32, 20:24, slices] = 0.8
+    lesions = find_lesions(
+        Volume(probability, affine),
+        Volume(structures.data, affine),
+        STRUCTURES,
+        is_flair=True,
+    )
+    assert [lesion.region for lesion in lesions.lesions] == [region]
+
+
 def test_a_lesion_that_the_model_took_for_cortex_is_deep():
     structures = head()
     structures.data[DEEP] = index(3)
