@@ -35,7 +35,12 @@ from trinat.pipelines.study.naming import Product
 from trinat.pipelines.study.pairing import partners_of
 from trinat.pipelines.study.record import ScanResult, measured_in
 from trinat.segmentation.data.sources.base import natural_order
-from trinat.segmentation.errors import ConfigError, IntegrityError
+from trinat.segmentation.errors import (
+    ConfigError,
+    IntegrityError,
+    TrinatError,
+    reason_of,
+)
 from trinat.segmentation.io.files import sha256_of
 from trinat.segmentation.labels import Csf
 from trinat.segmentation.labels.scheme import LabelScheme, MapKind
@@ -153,7 +158,7 @@ class Study:
         finished. A label map that the user has changed or added is never unfit. A corrected label
         map is unfit if its correction was made on another scan, or if `Correction.why_unfit` finds
         it wrong. With `lesions`, the same is checked of corrected lesions, and they replace the
-        predicted lesions in the ledger entry.
+        predicted lesions in the ledger entry; the label map is unfit if they cannot be measured.
         """
 
         def check(file: ScanFile) -> ScanFile:
@@ -164,7 +169,14 @@ class Study:
             reason = correction.why_unfit(file.entry.input_sha256)
             if reason:
                 return replace(file, unfit=f"its mask of lesions {reason}")
-            return replace(file, entry=replace(file.entry, result=self.result(file)))
+            try:
+                result = self.result(file)
+            except (TrinatError, OSError) as error:
+                reason = reason_of(error, where=False)
+                return replace(
+                    file, unfit=f"its corrected lesions cannot be measured: {reason}"
+                )
+            return replace(file, entry=replace(file.entry, result=result))
 
         with ThreadPoolExecutor(cpu_count()) as pool:
             return list(pool.map(check, label_maps))

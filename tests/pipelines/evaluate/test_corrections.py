@@ -129,6 +129,21 @@ def test_report_counts_corrected_lesions(
     assert any(line.startswith(said) for line in logged.messages) is not uncorrected
 
 
+def test_a_damaged_label_map_beside_corrected_lesions_fails_its_scan_only(
+    study: Path,
+) -> None:
+    out = study / "out"
+    add_lesions(out, "a")
+    correct_voxel(out / "a_lesions.nii.gz", (6, 9, 12), 1, "White-matter-lesions")
+    labels = out / "a_dseg.nii.gz"
+    labels.write_bytes(labels.read_bytes()[:100])
+    results = Study(out)
+    checked = results.checked(results.label_maps(), lesions=True)
+    assert [file.name for file in checked if file.unfit] == ["a"]
+    settings = cohort.CohortSettings(out, study / "report", jobs=1)
+    assert cohort.report_cohort(settings) == Exit.SOME_FAILED
+
+
 def test_a_correction_of_lesions_whose_saving_was_interrupted_counts_nowhere(
     study: Path,
 ) -> None:
