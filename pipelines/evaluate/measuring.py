@@ -24,7 +24,7 @@ from trinat.pipelines.study.corrections import (
 from trinat.pipelines.study.files import NO_ENTRY, ScanFile, refuse_changed
 from trinat.pipelines.study.naming import Product
 from trinat.pipelines.study.pairing import Pair
-from trinat.segmentation.errors import EvaluationError, GeometryError, TrinatError
+from trinat.segmentation.errors import GeometryError, TrinatError
 from trinat.segmentation.inference.lesions import regions_of
 from trinat.segmentation.io.files import sha256_of
 from trinat.segmentation.io.orientation import TrustAffine
@@ -32,14 +32,18 @@ from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels import DEFAULT_SCHEME, Csf
 from trinat.segmentation.labels.folding import FoldingTable
 from trinat.segmentation.labels.lesions import LesionCounts, MatchedLesions
-from trinat.segmentation.labels.scheme import LOBES, LabelScheme, load_scheme
+from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
 from trinat.segmentation.metrics.common_grid import (
     drawn_slices,
     labelled_slices,
     on_grid_of,
 )
 from trinat.segmentation.metrics.counted import Made
-from trinat.segmentation.metrics.pair import Measurement, compare
+from trinat.segmentation.metrics.pair import (
+    Measurement,
+    compare,
+    refuse_without_parcels,
+)
 
 # Counts of lesions by kind of class (all, size, region) and class.
 CountsByClass = dict[tuple[str, str], LesionCounts]
@@ -280,14 +284,7 @@ def as_classes(
         fold=file.fold or fold,
         where=file.path,
     )
-    if scheme.has_parcels:
-        parcels = [label.index for label in scheme.labels if label.group in LOBES]
-        if not np.isin(classes, parcels).any():
-            raise EvaluationError(
-                f"has no parcels, which {scheme.name} asks for",
-                where=file.path,
-                remedy="run trinat predict --parcels, or leave --labels out",
-            )
+    refuse_without_parcels(classes, scheme, file.path)
     return classes
 
 

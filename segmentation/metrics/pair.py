@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
@@ -16,7 +17,7 @@ from trinat.segmentation.grid import around_both
 from trinat.segmentation.io.volume import ScanLike, Volume
 from trinat.segmentation.labels import DEFAULT_SCHEME, Csf
 from trinat.segmentation.labels.lesions import MatchedLesions
-from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
+from trinat.segmentation.labels.scheme import LOBES, LabelScheme, load_scheme
 from trinat.segmentation.metrics import overlap, surface
 from trinat.segmentation.metrics.common_grid import labelled_slices, on_grid_of
 from trinat.segmentation.metrics.counted import ALL_STRUCTURES, Made, members_of_groups
@@ -326,6 +327,24 @@ def _absence(true: Any, predicted: Any) -> Absence | Literal[""]:
     return "absent from both"
 
 
+def refuse_without_parcels(
+    classes: Indices, scheme: LabelScheme, where: str | Path
+) -> None:
+    """Raise EvaluationError if a label scheme has parcels of the cortex and a label map has none.
+
+    `classes` (X, Y, Z) is the label map in class indices of the scheme; `where` names it.
+    """
+    if not scheme.has_parcels:
+        return
+    parcels = [label.index for label in scheme.labels if label.group in LOBES]
+    if not np.isin(classes, parcels).any():
+        raise EvaluationError(
+            f"has no parcels, which {scheme.name} asks for",
+            where=where,
+            remedy="segment it with parcels, or choose no label scheme",
+        )
+
+
 def evaluate(
     truth: ScanLike | NDArray[Any],
     prediction: ScanLike | NDArray[Any],
@@ -369,7 +388,8 @@ def evaluate(
     GeometryError
         If the maps are on different grids, without `resample`.
     EvaluationError
-        If the prediction is that of the sagittal view alone, without sides.
+        If the prediction is that of the sagittal view alone, without sides, or if the label scheme
+        has parcels of the cortex and a map has none.
     ConfigError
         If `csf` or `csf_pred` is unknown.
     LabelError
@@ -403,6 +423,8 @@ def evaluate(
     spacing_mm = true.spacing_mm
     true_classes = scheme.from_freesurfer(true.data, spacing_mm=spacing_mm)
     predicted_classes = scheme.from_freesurfer(predicted.data, spacing_mm=spacing_mm)
+    refuse_without_parcels(true_classes, scheme, "the truth")
+    refuse_without_parcels(predicted_classes, scheme, "the prediction")
     if scheme.kind != "lesions":
         true_classes, predicted_classes, spacing_mm = labelled_slices(
             true_classes, predicted_classes, spacing_mm

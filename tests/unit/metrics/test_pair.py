@@ -359,6 +359,17 @@ def test_a_result_counts_where_any_part_of_a_structure_is_predicted() -> None:
     assert told.note["CSF"] == "not predicted by this model"
 
 
+def test_maps_without_parcels_are_not_measured_by_parcels() -> None:
+    cortex = np.full((16, 16, 16), 3, np.int16)
+    parcels = cortex.copy()
+    parcels[:8] = 1002
+    for truth, prediction in ((cortex, cortex), (cortex, parcels), (parcels, cortex)):
+        with pytest.raises(EvaluationError):
+            evaluate(truth, prediction, labels="desikan")
+    table = evaluate(parcels, parcels, labels="desikan")
+    assert table[table["freesurfer"] == 1002]["dice"].tolist() == [1]
+
+
 def test_a_prediction_without_sides_is_no_prediction_of_structures_with_sides(
     scheme: LabelScheme,
 ) -> None:
