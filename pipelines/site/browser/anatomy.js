@@ -112,7 +112,8 @@ export function checkSymmetry({ settings, volumesMm3 }) {
 }
 
 /**
- * Each structure that is much smaller than its partner on the other side.
+ * Each structure that is much smaller than its partner on the other side; an empty side is
+ * reported by another check.
  * @param {Evidence} evidence
  * @returns {Finding[]}
  */
@@ -127,6 +128,7 @@ export function checkSides({ settings, volumesMm3 }) {
     let pair = [name, other];
     if (volumesMm3.get(name) > volumesMm3.get(other)) pair = [other, name];
     const [smaller, larger] = pair;
+    if (volumesMm3.get(smaller) === 0) return;
     if (volumesMm3.get(larger) < limits.sided_mm3) return;
     const ratio = volumesMm3.get(smaller) / volumesMm3.get(larger);
     if (ratio >= (limits.sides[group] ?? limits.other_sides)) return;

@@ -156,7 +156,7 @@ def check_sides(evidence: Evidence, limits: Limits) -> list[Finding]:
         larger = partner.name
         if volumes[smaller] > volumes[larger]:
             smaller, larger = larger, smaller
-        if volumes[larger] < limits.sided_mm3:
+        if volumes[smaller] == 0 or volumes[larger] < limits.sided_mm3:
             continue
         ratio = volumes[smaller] / volumes[larger]
         if ratio < limits.sides.get(label.group, limits.other_sides):

@@ -170,6 +170,10 @@ def without_a_structure(head: Head) -> None:
     head.missing = ("Left-Hippocampus",)
 
 
+def without_a_side(head: Head) -> None:
+    head.missing = ("Right-Thalamus",)
+
+
 def small_on_one_side(head: Head) -> None:
     is_upper = (head.labels == class_of("Right-Thalamus")) & (Z > -1)
     head.labels[is_upper] = class_of("Right-Cerebral-White-Matter")
@@ -258,6 +262,7 @@ FAULTS: dict[Callable[[Head], None], str] = {
     one_sided: "check_symmetry",
     grey: "check_contrast",
     without_a_structure: "check_missing",
+    without_a_side: "check_missing",
     small_on_one_side: "check_sides",
     dark_place: "check_lesions",
     bright_place: "check_lesions",

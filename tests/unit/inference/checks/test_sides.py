@@ -42,6 +42,11 @@ def test_a_structure_much_smaller_than_its_partner_is_named(
     )
 
 
+@pytest.mark.parametrize(("left", "right"), [(4000, 0), (0, 4000)])
+def test_a_pair_with_an_empty_side_is_not_compared(left: float, right: float) -> None:
+    assert check_sides(given(left_nucleus=left, right_nucleus=right), LIMITS) == []
+
+
 def test_the_smaller_side_is_the_subject_and_both_are_looked_at() -> None:
     (finding,) = check_sides(given(left_nucleus=4000, right_nucleus=1000), LIMITS)
     assert not finding.rejects
