@@ -122,12 +122,14 @@ class LesionMap:
 
     `probability` is (X, Y, Z). `is_flair` is True if the contrast of the scan is that of FLAIR,
     False for T1. `is_too_thin` is True if the network is unreliable in slices as thin as those of
-    the scan.
+    the scan. `is_searched` is False if the network could not run: the probability is then 0, which
+    does not mean that there are no lesions.
     """
 
     probability: NDArray[np.float32]
     is_flair: bool
     is_too_thin: bool = False
+    is_searched: bool = True
 
 
 def load_lesion_network(path: Path) -> LesionNetwork:
@@ -158,14 +160,15 @@ def find_lesion_map(
 
     `image` (X, Y, Z) is the scan on the 1 mm working grid, and `probabilities` (X, Y, Z, K) are
     those of the classes of `scheme` on the same grid. `thick_mm` is the largest side of the scan's
-    own voxels. The probability is 0 everywhere if there is too little white matter or cortex to
-    compute features.
+    own voxels. If there is too little white matter or cortex to compute features, the map is not
+    searched.
     """
     prior = network.prior.numpy()
     groups = groups_of(probabilities, scheme)
     features = features_of(image, groups, prior, thick_mm)
     if features is None:
-        return LesionMap(np.zeros(image.shape, np.float32), is_flair=False)
+        nothing = np.zeros(image.shape, np.float32)
+        return LesionMap(nothing, is_flair=False, is_searched=False)
     is_too_thin = thick_mm < float(network.thinnest_mm)
     probability = lesion_probability(network, features)
     return LesionMap(probability, features.is_flair, is_too_thin)

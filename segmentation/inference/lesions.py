@@ -104,6 +104,7 @@ def find_lesions(
     *,
     is_flair: bool,
     is_too_thin: bool = False,
+    is_searched: bool = True,
     smallest_mm3: float = SMALLEST_MM3,
 ) -> Lesions:
     """Find the lesions of a scan; measure and grade them.
@@ -112,6 +113,7 @@ def find_lesions(
     voxel; both are on the scan's own grid. Lesions smaller than `smallest_mm3` are left out.
     `is_flair` is True if grey matter is brighter than white matter, as in FLAIR. `is_too_thin` is
     True if the network that found the probability is unreliable in slices as thin as these.
+    `is_searched` is False if it could not run: the result without lesions is then rejected.
     """
     grid = probability.grid
     is_likely = probability.data >= LIKELY
@@ -136,6 +138,9 @@ def find_lesions(
         )
     volume = Volume(numbers, probability.affine, structures.codes, structures.notes)
     grade, reasons = _grade(lesions, numbers, structures, scheme, is_flair, is_too_thin)
+    if not is_searched:
+        grade = "reject"
+        reasons = ("too little white matter or cortex to search for lesions",)
     return Lesions(volume, tuple(lesions), grade, reasons)
 
 

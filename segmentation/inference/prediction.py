@@ -286,6 +286,7 @@ class Prediction:
             self.scheme,
             is_flair=self.lesion_map.is_flair,
             is_too_thin=self.lesion_map.is_too_thin,
+            is_searched=self.lesion_map.is_searched,
             smallest_mm3=self.smallest_lesion_mm3,
         )
 

@@ -72,13 +72,14 @@ def test_a_lesion_is_bright_in_flair_and_dark_in_t1(cortex, lesion):
     assert (found["white"], found["cortex"]) == (1, 0)
 
 
-def test_a_head_without_cortex_has_no_lesions(tmp_path: Path):
+def test_a_head_without_cortex_cannot_be_searched(tmp_path: Path):
     image, probabilities = head(0.6, 0.75)
     network = load_lesion_network(save_lesion_network(tmp_path))
     cortex = STRUCTURES.find(3).index
     probabilities[..., 0] += probabilities[..., cortex]
     probabilities[..., cortex] = 0
     found = find_lesion_map(network, image, probabilities, STRUCTURES, 1.0)
+    assert not found.is_searched
     assert not found.probability.any()
 
 
@@ -88,6 +89,7 @@ def test_the_network_of_a_file_finds_what_is_brighter(tmp_path: Path):
     found = find_lesion_map(network, image, probabilities, STRUCTURES, 1.0)
     expected = np.zeros((SIZE,) * 3, bool)
     expected[LESION] = True
+    assert found.is_searched
     np.testing.assert_array_equal(found.probability > 0.5, expected)
 
 

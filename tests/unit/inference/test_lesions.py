@@ -134,6 +134,17 @@ def test_lesions_in_slices_that_are_too_thin_are_to_be_looked_at():
     assert (lesions.grade, len(lesions.reasons)) == ("look", 1)
 
 
+def test_a_scan_that_could_not_be_searched_is_rejected() -> None:
+    probability = Volume(np.zeros((60, 40, 40), np.float32), AFFINE)
+    lesions = find_lesions(
+        probability, head(), STRUCTURES, is_flair=False, is_searched=False
+    )
+    assert lesions.grade == "reject"
+    # It is not known whether the scan is a FLAIR.
+    assert len(lesions.reasons) == 1
+    assert "FLAIR" not in lesions.reasons[0]
+
+
 @pytest.mark.parametrize(("smallest_mm3", "count"), [(8, 1), (8.1, 0)])
 def test_smaller_lesions_are_left_out(smallest_mm3, count):
     assert found(CORTICAL, smallest_mm3=smallest_mm3).count == count
