@@ -238,8 +238,8 @@ def test_labels_that_a_model_made_are_called_so_everywhere(
     assert {s["pseudo"]["model"] for s in store["subjects"].values()} == {"overfitted"}
     info = read_info(Path("runs/ixi/model"))
     assert info.training.pseudo_labels.startswith("pseudo-labels of overfitted (")
-    # A student cannot learn structures that its teacher does not predict.
-    assert info.not_predicted == read_info(model).not_predicted
+    # A student cannot learn structures that its teacher does not predict, or did not find.
+    assert set(info.not_predicted) >= set(read_info(model).not_predicted)
     run = Path("runs/ixi/train/coronal/run.html").read_text()
     assert "train/coronal, pseudo-labels of overfitted" in run
     for page in ("found/report.html", "report/report.html"):
