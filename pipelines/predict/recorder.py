@@ -341,7 +341,11 @@ class Recorder:
         return True
 
     def _note_current(self, case: Case) -> None:
-        # The entry of the earlier run is still valid.
+        # The entry of the earlier run is still valid, except for the path of a scan that was moved.
+        known = self.ledger.entries[case.id]
+        if not (self.settings.out / known.scan).exists():
+            now = Entry.of(case, self.settings, "done")
+            self.ledger.add(replace(known, scan=now.scan))
         unchanged = "unchanged since an earlier run"
         self.note(Entry(case.id, "skipped", case.shown, unchanged), keep=False)
 

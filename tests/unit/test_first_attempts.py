@@ -160,6 +160,8 @@ def test_images_in_memory_are_rows_and_are_done_once(small: Path) -> None:
         "scan.nii.gz": "done",
     }
     assert rows.reason["image-3.nii"] == "Subject: no image 't1': choose from t2"
+    summary = pd.read_csv(small.parent / "out/summary.tsv", sep="\t")
+    assert summary.reason[summary.status == "done"].isna().all()
     labels = [nib.load(path).get_fdata() for path in rows.labels.dropna()]
     assert len(labels) == 3
     for other in labels[1:]:

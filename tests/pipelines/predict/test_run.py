@@ -61,6 +61,16 @@ def again(three: tuple[Path, Path], tmp_path: Path) -> tuple[Path, Path]:
     return tmp_path / "in", tmp_path / "out"
 
 
+def test_a_result_knows_where_its_scan_was_moved(again: tuple[Path, Path]) -> None:
+    scans, out = again
+    moved = scans.rename(scans.with_name("moved"))
+    assert run_serially(moved, out).skipped == 2
+    entry = read_entries([out / "run.jsonl"])["a"]
+    assert (out / entry.scan).samefile(moved / "a.nii.gz")
+    reasons = {row["case"]: row["reason"] for row in table(out / "summary.tsv")}
+    assert reasons["a"] == ""
+
+
 def test_every_input_has_its_entry_and_the_broken_one_its_reason(three) -> None:
     _, out = three
     assert statuses(out) == {"a": "done", "b/c": "done", "broken": "failed"}
