@@ -385,7 +385,7 @@ class CaseFiles:
     def _write_stats(self) -> None:
         """Write aseg.stats in FreeSurfer's format."""
         found = self.found
-        voxels = dict(found.voxels)
+        voxels: dict[str, float] = dict(found.voxels)
         if self.wants(Product.CALLOSUM):
             voxels.update(found.callosum.voxels)
         table = format_aseg_stats(
@@ -532,17 +532,17 @@ def _write_slices(path: Path, found: Prediction) -> None:
 def format_aseg_stats(
     subject: str,
     scheme: LabelScheme,
-    voxels: Mapping[str, int],
+    voxels: Mapping[str, float],
     voxel_mm3: float,
     volumes: BrainVolumes,
 ) -> str:
     """Format volumes as FreeSurfer's `aseg.stats`.
 
     `subject` is the name in its header. `voxels` has the number of voxels of each structure by
-    name: a structure with 0 voxels has a row, a structure that is not in `voxels` has none. Rows
-    are sorted by FreeSurfer number and counted from 1. `voxel_mm3` is the volume of a voxel.
-    `volumes` are the measures of the whole brain; an unknown measure has no line, but a note with
-    the reason.
+    name; voxels of the callosum may count in part. A structure with 0 voxels has a row, a structure
+    that is not in `voxels` has none. Rows are sorted by FreeSurfer number and counted from 1.
+    `voxel_mm3` is the volume of a voxel. `volumes` are the measures of the whole brain; an unknown
+    measure has no line, but a note with the reason.
     """
     lines = [
         "# Title Segmentation Statistics",
@@ -570,7 +570,7 @@ def format_aseg_stats(
         # Columns are separated by spaces.
         name = "_".join(label.name.split())
         lines.append(
-            f"{index:3d} {label.fs_id:3d} {count:9d} {volume_mm3:13.3f}  {name}"
+            f"{index:3d} {label.fs_id:3d} {count:9.0f} {volume_mm3:13.3f}  {name}"
         )
     return "\n".join(lines) + "\n"
 

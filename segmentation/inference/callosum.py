@@ -136,20 +136,18 @@ class Section:
         """Return the part of the callosum, 1 (posterior) to 5 (anterior), at each of points (N, 3).
 
         The points are centres of white matter voxels, in voxels of the 1 mm working grid. The part
-        is 0 for points outside of the callosum.
+        is 0 for points outside of the callosum; their distance from the plane does not matter.
         """
-        along, across, from_plane = self.plane.coordinates(points).T
+        along, across, _ = self.plane.coordinates(points).T
         columns = (along + _HALF_LENGTH_MM) / _STEP_MM
         rows = (across + _HALF_HEIGHT_MM) / _STEP_MM
         share = ndimage.map_coordinates(
             self.is_callosum.astype(np.float32), [columns, rows], order=1
         )
-        half_mm = _SLAB_MM / 2
-        is_inside = (share >= 0.5) & (-half_mm <= from_plane) & (from_plane < half_mm)
         start = self.outline[:, 0].min()
         shares = (along - start) / self.length_mm
         numbers = 1 + np.clip(np.floor(PARTS * shares), 0, PARTS - 1)
-        return np.where(is_inside, numbers, 0).astype(np.uint8)
+        return np.where(share >= 0.5, numbers, 0).astype(np.uint8)
 
     @cached_property
     def outline(self) -> NDArray[np.float64]:
@@ -200,7 +198,9 @@ class Callosum:
     labels : Volume
         FreeSurfer's 251 (posterior) to 255 (anterior) in the scan's own space, int16.
     voxels : dict
-        Number of voxels of each part by its name in FreeSurfer, such as "CC_Central".
+        Number of voxels of each part within 2.5 mm of the midsagittal plane, by the part's name in
+        FreeSurfer, such as "CC_Central". A voxel that is partly within counts as a fraction; in
+        `labels` it has the part if its centre is within.
     grade : str
         pass, look or reject, with its `reasons`.
     section : Section or None
@@ -208,7 +208,7 @@ class Callosum:
     """
 
     labels: Volume
-    voxels: dict[str, int]
+    voxels: dict[str, float]
     grade: GradeName
     reasons: tuple[str, ...]
     section: Section | None
@@ -271,17 +271,39 @@ def measured(
     """
     scheme = load_scheme("callosum")
     parts = np.zeros(is_white.shape, np.uint8)
+    counts: NDArray[np.float64] = np.zeros(len(scheme))
     if section is not None:
-        places = is_white.grid.places(np.argwhere(is_white.data))
         to_working = np.linalg.inv(plan.working.affine)
-        parts[is_white.data] = section.parts(moved(places, to_working))
-    counts = np.bincount(parts.ravel(), minlength=len(scheme))
-    voxels = {}
-    for label in scheme.labels[1:]:
-        voxels[label.name] = int(counts[label.index])
+        places = is_white.grid.places(np.argwhere(is_white.data))
+        points = moved(places, to_working)
+        found = section.parts(points)
+        from_plane = section.plane.coordinates(points)[:, 2]
+        half_mm = _SLAB_MM / 2
+        is_inside = (-half_mm <= from_plane) & (from_plane < half_mm)
+        parts[is_white.data] = np.where(is_inside, found, 0)
+        steps = (to_working @ is_white.affine)[:3, :3]
+        # Along the axis nearest to the normal, voxels follow each other without gap or overlap.
+        width_mm = np.abs(section.plane.normal @ steps).max()
+        shares = _share_in_slab(from_plane, width_mm)
+        counts = np.bincount(found, shares, len(scheme)).astype(np.float64)
+    voxels = {label.name: float(counts[label.index]) for label in scheme.labels[1:]}
     labels = Volume(scheme.to_freesurfer(parts), is_white.affine, is_white.codes)
     grade, reasons = _grade(section, parts, np.asarray(image.data, np.float32))
     return Callosum(labels, voxels, grade, reasons, section)
+
+
+def _share_in_slab(
+    from_plane: NDArray[np.float64], width_mm: float
+) -> NDArray[np.float64]:
+    """Return the share of each voxel that lies within 2.5 mm of the midsagittal plane, (N,).
+
+    `from_plane` (N,) are the distances in mm of the voxels' centres from the plane, and `width_mm`
+    is the width of a voxel across the plane. A count of whole voxels would depend on where the
+    plane lies between two sagittal slices: 4 or 5 slices of 1.2 mm have their centre inside.
+    """
+    first = np.maximum(from_plane - width_mm / 2, -_SLAB_MM / 2)
+    last = np.minimum(from_plane + width_mm / 2, _SLAB_MM / 2)
+    return np.asarray(np.maximum(last - first, 0) / width_mm)
 
 
 def _grade(

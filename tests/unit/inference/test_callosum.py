@@ -12,7 +12,11 @@ from scipy import ndimage
 
 from trinat.segmentation.errors import LabelError
 from trinat.segmentation.grid import Grid
-from trinat.segmentation.inference.callosum import _with_border, fit_midplane
+from trinat.segmentation.inference.callosum import (
+    _share_in_slab,
+    _with_border,
+    fit_midplane,
+)
 from trinat.segmentation.inference.prediction import Prediction
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import load_scheme
@@ -227,6 +231,27 @@ def test_an_oblique_anisotropic_scan_gets_labels_in_its_own_space() -> None:
     assert found.volume_mm3 == pytest.approx(5 * AREA_MM2, rel=0.06)
     front = found.labels.grid.places(np.argwhere(found.labels.data == 255))
     assert front.mean(axis=0)[1] > MIDDLE[1] + 20
+
+
+@pytest.mark.parametrize("spacing_mm", [1.2, 2.0, 3.5])
+def test_the_volume_does_not_depend_on_where_slices_lie(spacing_mm: float) -> None:
+    phantom = Phantom.tilted()
+    volumes = []
+    for shift in (0.0, 0.25, 0.5, 0.75):
+        affine = np.diag([spacing_mm, 1, 1, 1])
+        affine[0, 3] = shift * spacing_mm
+        shape = (int(SHAPE[0] / spacing_mm), *SHAPE[1:])
+        found = prediction(phantom, phantom.arch(), Grid(shape, affine)).callosum
+        volumes.append(found.volume_mm3)
+    assert volumes == pytest.approx([5 * AREA_MM2] * 4, rel=0.04)
+
+
+def test_a_voxel_at_the_border_of_the_slab_counts_in_part() -> None:
+    # Voxels 1.2 mm wide; the slab ends at 2.5 mm.
+    shares = _share_in_slab(np.array([0, -2.0, 2.5, 3.0, 3.2]), 1.2)
+    assert shares == pytest.approx([1, 1.1 / 1.2, 0.5, 0.1 / 1.2, 0])
+    # The slab lies within a voxel that is 10 mm wide.
+    assert _share_in_slab(np.zeros(1), 10.0) == pytest.approx([0.5])
 
 
 def test_the_callosum_is_part_of_the_white_matter_which_stays_as_it_is() -> None:
