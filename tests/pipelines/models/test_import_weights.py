@@ -11,7 +11,7 @@ from helpers.refusals import refusal
 from typer.testing import CliRunner
 
 from trinat.pipelines.cli import app
-from trinat.segmentation.errors import ModelError
+from trinat.segmentation.errors import ModelError, OutputError
 from trinat.segmentation.models.checkpoint import load_model
 from trinat.segmentation.models.foreign import _BLOCKS, _PARTS, PORT_PREPROCESSING
 from trinat.segmentation.models.quicknat import QuickNat, QuickNatConfig
@@ -88,7 +88,7 @@ def test_a_model_that_is_there_is_not_overwritten(
     checkpoint: Path, tmp_path: Path
 ) -> None:
     run(checkpoint, "--view", "coronal", "--out", tmp_path / "port")
-    with refusal(ModelError, tmp_path / "port"):
+    with refusal(OutputError, tmp_path / "port"):
         run(checkpoint, "--view", "axial", "--out", tmp_path / "port")
 
 
