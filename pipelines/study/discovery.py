@@ -461,9 +461,8 @@ def find_bids(
     `participants` and `sessions` are labels with or without their prefix (01, sub-01); if empty,
     all are taken. Folders that cannot be read, images whose names and folders name different
     participants, and requested participants without such a scan are refused. Phase images are left
-    out. InputError is raised
-    if the whole dataset has no such scan. Results of scans other than T1w get the suffix as the
-    entity `space` of their names, as in BIDS.
+    out. InputError is raised if the whole dataset has no such scan. Results of scans other than T1w
+    get the suffix as the entity `space` of their names, as in BIDS.
     """
     wanted = {label.removeprefix("sub-") for label in participants}
     wanted_sessions = {label.removeprefix("ses-") for label in sessions}
