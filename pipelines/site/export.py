@@ -347,6 +347,9 @@ def write_onnx(
             verbose=False,
         )
     assert program is not None
+    # The exporter notes for each node where it is in the code, with paths of this machine.
+    for node in program.model.graph:
+        node.metadata_props.clear()
     program.model.metadata_props.update(facts or {})
     program.save(path, external_data=False)
 

@@ -16,6 +16,7 @@ from helpers.refusals import refusal
 from trinat.pipelines.jobs.lock import claimed
 from trinat.pipelines.models.other_formats import export_model, share_of_equal_labels
 from trinat.segmentation.errors import ConfigError, ModelError, OutputError
+from trinat.segmentation.models import zoo
 from trinat.segmentation.models.checkpoint import load_model
 from trinat.segmentation.models.quicknat import QuickNat
 from trinat.segmentation.space.views import View
@@ -31,6 +32,8 @@ def test_every_view_is_exported_with_the_same_labels(tmp_path: Path) -> None:
         "axial.onnx",
         "sagittal.onnx",
     ]
+    # Paths of the machine would be published with the model.
+    assert b".py" not in paths[0].read_bytes()
     facts = {entry.key: entry.value for entry in onnx.load(paths[0]).metadata_props}
     assert json.loads(facts["classes"])[:2] == [
         "background",
@@ -110,3 +113,9 @@ def test_a_file_of_the_users_is_not_replaced(tmp_path: Path) -> None:
 def test_unknown_formats_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--format"):
         export_model([str(random_model())], tmp_path, format_="tflite")
+
+
+def test_graphs_that_come_with_trinat_name_no_files_of_a_machine() -> None:
+    graphs = list(Path(zoo.__file__).parent.rglob("*.onnx"))
+    assert graphs
+    assert not [path for path in graphs if b".py" in path.read_bytes()]
