@@ -18,6 +18,7 @@ from pathlib import Path
 import pandas as pd
 
 from trinat.pipelines.common.exits import Exit, batch_exit
+from trinat.pipelines.common.text import count
 from trinat.pipelines.evaluate.measuring import MapVolumes, measure_volumes
 from trinat.pipelines.evaluate.norms_table import (
     read_norms,
@@ -442,11 +443,14 @@ def _with_heads_of_one_kind(
         chosen.append(replace(scan, intracranial_mm3=mm3))
     if not lost:
         return chosen, ""
-    kinds = ["measured", "of the participants table"]
-    used, unused = kinds if is_measured else reversed(kinds)
+    used = "measured ones"
+    unused = "one of the participants table"
+    if not is_measured:
+        used = "those of the participants table"
+        unused = "a measured one"
     return chosen, (
-        f"intracranial volumes are those {used}, of {max(measured, listed)} scans; {lost} others "
-        f"have only one {unused}, which is not comparable and not used"
+        f"intracranial volumes are {used}; {unused} is not comparable, and is not used for "
+        f"{count(lost, 'scan')} with no other"
     )
 
 

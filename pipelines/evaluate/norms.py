@@ -202,11 +202,9 @@ def _participants(
     means = by_measure[["value", "age", "intracranial_mm3"]].mean().unstack()
     in_order = values["structure"].unique()
     participants = facts.join(means["value"][in_order])
-    ages, heads_mm3 = (
-        means[fact].apply(
-            lambda of_measure, known=facts[fact]: of_measure.fillna(known)
-        )
-        for fact in ("age", "intracranial_mm3")
+    ages = means["age"].apply(lambda of_measure: of_measure.fillna(facts["age"]))
+    heads_mm3 = means["intracranial_mm3"].apply(
+        lambda of_measure: of_measure.fillna(facts["intracranial_mm3"])
     )
     unknown = participants["age"].isna() | participants["sex"].isna()
     _log_left_out(participants, unknown, "without an age or a sex")

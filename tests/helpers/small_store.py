@@ -19,7 +19,7 @@ from trinat.segmentation.data.store import (
     subject_path,
     write_participants,
 )
-from trinat.segmentation.labels.scheme import load_scheme
+from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
 from trinat.segmentation.space.views import View
 
 TISSUE4 = load_scheme("tissue4")
@@ -77,3 +77,28 @@ def damage(path: Path, view: View, name: str, number: int) -> None:
     with path.open("r+b") as raw:
         raw.seek(chunk.byte_offset)
         raw.write(b"\xff" * chunk.size)
+
+
+def partly_labelled(
+    root: Path, labels: np.ndarray, counted: np.ndarray, scheme: LabelScheme
+) -> Path:
+    """Write a store of one subject, "a", whose labels count in some places only."""
+    (root / "subjects").mkdir(parents=True)
+    write_subject(
+        subject_path(root, "a"),
+        image=quantise(np.ones(labels.shape, np.float32)),
+        labels=labels,
+        counted=counted,
+        affine=np.eye(4),
+        scheme=scheme,
+        views=(View.AXIAL,),
+        fingerprint="a",
+    )
+    write_participants(root, [Subject("a", "a", None, None)])
+    StoreInfo(
+        source="pairs",
+        scheme=scheme_table(scheme),
+        views=(View.AXIAL,),
+        subjects={"a": stored_subject(root, "a", fingerprint="a")},
+    ).write(root)
+    return root

@@ -13,17 +13,12 @@ from helpers.miniatures import freesurfer_subject, head_labels, write_mgz
 from helpers.overfitted import overfitted_model
 from helpers.prepared import prepare
 from helpers.refusals import refusal
-from helpers.small_store import stored_subject
+from helpers.small_store import partly_labelled
 
 from trinat.pipelines.prepare.suspects import _sampled_views
-from trinat.segmentation.data.slices import quantise, scheme_table, write_subject
-from trinat.segmentation.data.sources.base import Subject
 from trinat.segmentation.data.splits import read_split
 from trinat.segmentation.data.store import (
     Store,
-    StoreInfo,
-    subject_path,
-    write_participants,
 )
 from trinat.segmentation.errors import ConfigError, DatasetError
 from trinat.segmentation.labels.scheme import load_scheme
@@ -101,27 +96,10 @@ def test_an_exclusion_list_names_subjects_of_the_store(
 
 def test_labels_that_do_not_count_are_not_judged(tmp_path: Path) -> None:
     scheme = load_scheme("tissue4")
-    root = tmp_path / "store"
-    (root / "subjects").mkdir(parents=True)
     labels = np.full((24, 24, 20), 3, np.uint8)
     counted = np.zeros(labels.shape, bool)
     counted[:, 4:] = True
-    write_subject(
-        subject_path(root, "a"),
-        image=quantise(np.ones(labels.shape, np.float32)),
-        labels=labels,
-        counted=counted,
-        affine=np.eye(4),
-        scheme=scheme,
-        views=(View.AXIAL,),
-        fingerprint="a",
-    )
-    write_participants(root, [Subject("a", "a", None, None)])
-    stored = {"a": stored_subject(root, "a", fingerprint="a")}
-    table = scheme_table(scheme)
-    StoreInfo(source="pairs", scheme=table, views=(View.AXIAL,), subjects=stored).write(
-        root
-    )
+    root = partly_labelled(tmp_path / "store", labels, counted, scheme)
     network = build(QuickNatConfig(classes=4, filters=4, kernel=3, depth=2))
     description = Description(name="m", labels="tissue4")
     save_model(tmp_path / "m", description, {View.AXIAL: network})

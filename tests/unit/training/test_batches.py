@@ -7,7 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers.small_store import TISSUE4, VIEWS, all_train, small_store, stored_subject
+from helpers.small_store import (
+    TISSUE4,
+    VIEWS,
+    all_train,
+    partly_labelled,
+    small_store,
+    stored_subject,
+)
 
 from trinat.pipelines.jobs.pool import worker_pool
 from trinat.segmentation.data.augmentation import AugmentationConfig
@@ -336,7 +343,7 @@ def test_voxels_that_do_not_count_change_no_loss_and_no_gradient(
     counted = np.zeros(labels.shape, bool)
     counted[:, 2:4, 4] = True
     labels[:, 2:4, 4] = 1
-    store = _store_of(tmp_path / "store", labels, counted)
+    store = partly_labelled(tmp_path / "store", labels, counted, TISSUE4)
     config = StoreConfig(path=store, split=all_train(store), augmentation=PLAIN)
     source = source_of(config)
     # Slices without counted voxels are not used.
@@ -359,7 +366,7 @@ def test_voxels_that_do_not_count_do_not_validate(tmp_path: Path) -> None:
     labels = np.full((SIZE, SIZE, 6), 3, np.uint8)
     counted = np.zeros(labels.shape, bool)
     counted[:, 2:4, 4] = True
-    store = _store_of(tmp_path / "store", labels, counted)
+    store = partly_labelled(tmp_path / "store", labels, counted, TISSUE4)
     split = tmp_path / "split.json"
     Split(store=Store(store).fingerprint, seed=0, train=(), validation=("a",)).write(
         split
@@ -368,26 +375,3 @@ def test_voxels_that_do_not_count_do_not_validate(tmp_path: Path) -> None:
     assert scan.counted is not None
     assert scan.counted.sum((1, 2)).tolist() == [0, 0, 0, 0, 2 * SIZE, 0]
     assert (scan.labels == 3).all()
-
-
-def _store_of(root: Path, labels: np.ndarray, counted: np.ndarray) -> Path:
-    """Write a store of one subject whose labels count in some places only."""
-    (root / "subjects").mkdir(parents=True)
-    write_subject(
-        subject_path(root, "a"),
-        image=quantise(np.ones(labels.shape, np.float32)),
-        labels=labels,
-        counted=counted,
-        affine=np.eye(4),
-        scheme=TISSUE4,
-        views=(View.AXIAL,),
-        fingerprint="a",
-    )
-    write_participants(root, [Subject("a", "a", None, None)])
-    StoreInfo(
-        source="pairs",
-        scheme=scheme_table(TISSUE4),
-        views=(View.AXIAL,),
-        subjects={"a": stored_subject(root, "a", fingerprint="a")},
-    ).write(root)
-    return root
