@@ -374,10 +374,8 @@ def _scores_of_factors(
     """
     model = material.model
     fixed = classes_without_odds(model, material.scans, material.counted)
-    odds = {
-        BEFORE: model.info.fusion.class_odds,
-        _FACTORS: fit_odds(rest, model.scheme, fixed),
-    }
+    own = model.info.fusion.class_odds
+    odds = {BEFORE: own, _FACTORS: fit_odds(rest, model.scheme, fixed, own)}
     scores = {}
     for name, of_structures in odds.items():
         logarithms = logarithms_of(of_structures, model.scheme)
@@ -443,7 +441,8 @@ def _save_trained(
     the held-out scans.
 
     If all corrections were painted, structures that nobody changed were not learnt. The new model
-    then keeps what the old one says on CSF, on structures that it does not predict, and on fusion.
+    then keeps what the old one says on CSF, on structures that it does not predict, and on the
+    fusion of views.
     """
     model = load_model(trained.models[chosen])
     figures: dict[str, JsonValue] = {
@@ -457,7 +456,8 @@ def _save_trained(
         start = material.model.info
         changed["csf"] = start.csf
         changed["not_predicted"] = start.not_predicted
-        changed["fusion"] = start.fusion.model_copy(update={"class_odds": {}})
+        odds = model.info.fusion.class_odds
+        changed["fusion"] = start.fusion.model_copy(update={"class_odds": odds})
     description = description_of(model, settings.out)
     save_changed(
         model,

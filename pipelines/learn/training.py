@@ -182,8 +182,8 @@ def save_learnt_classes(
 ) -> None:
     """Write a trained model in which only `classes` (indices) have new weights in the last layer.
 
-    All other classes get back the weights of `start`, the model before training, so that borders
-    between two of them do not move. The model is written to the folder `out`.
+    All other classes get back the weights and the factors of `start`, the model before training, so
+    that borders between two of them do not move. The model is written to the folder `out`.
     """
     for view, network in trained.networks.items():
         count = len(trained.classes_of(view))
@@ -194,7 +194,11 @@ def save_learnt_classes(
         old = start.networks[view].classifier.by_class()
         for name, values in network.classifier.by_class().items():
             values[others] = old[name][others]
-    description = description_of(trained, out)
+    odds = dict(start.info.fusion.class_odds)
+    for index in classes:
+        odds.pop(trained.scheme.names[index], None)
+    fusion = trained.info.fusion.model_copy(update={"class_odds": odds})
+    description = description_of(trained, out).model_copy(update={"fusion": fusion})
     save_changed(trained, out, description, trained.networks, overwrite=True)
 
 

@@ -127,7 +127,7 @@ def find_odds(
     fixed = classes_without_odds(model, scans, counted)
 
     def fit(some: Sequence[DoubtfulVoxels]) -> Mapping[str, Fusion]:
-        odds = fit_odds(some, scheme, fixed)
+        odds = fit_odds(some, scheme, fixed, own.class_odds)
         return {FITTED: own.model_copy(update={"class_odds": odds})}
 
     def score(scan: DoubtfulVoxels, fusion: Fusion) -> float:
@@ -141,7 +141,7 @@ def classes_without_odds(
     scans: Sequence[DoubtfulVoxels],
     counted: Sequence[int] | None = None,
 ) -> list[int]:
-    """Return the classes (indices) that keep odds of 1 and are left out of the mean Dice.
+    """Return the classes (indices) that keep their odds and are left out of the mean Dice.
 
     Odds multiply the probability of a class in each voxel. They are not fitted for background,
     CSF, structures that the model does not predict, and classes that no reference label map

@@ -164,12 +164,16 @@ class DoubtfulVoxels:
 
 
 def fit_odds(
-    scans: Sequence[DoubtfulVoxels], scheme: LabelScheme, fixed: Sequence[int]
+    scans: Sequence[DoubtfulVoxels],
+    scheme: LabelScheme,
+    fixed: Sequence[int],
+    own: Odds,
 ) -> dict[str, float]:
     """Return the factor on each class's probability that gives the best mean Dice, by name.
 
-    Both sides of a structure share a factor. The classes in `fixed`, which include background, have
-    no factor and are not part of the mean. Factors of 1 are left out of the result.
+    Both sides of a structure share a factor. The classes in `fixed`, which include background, keep
+    the factors that the model has (`own`) and are not part of the mean. Factors of 1 are left out
+    of the result.
     """
     # Groups of classes that share a factor, without fixed classes.
     groups = []
@@ -177,7 +181,10 @@ def fit_odds(
         free = sorted({index, partner} - set(fixed))
         if free and index <= partner:
             groups.append(free)
-    logarithms = np.zeros(len(scheme))
+    logarithms = logarithms_of(own, scheme)
+    # Fitted factors start at 1, so that they do not depend on those of the model.
+    for group in groups:
+        logarithms[group] = 0
     best = _penalised_dice(scans, logarithms, fixed)
     for _ in range(_ROUNDS):
         before = best

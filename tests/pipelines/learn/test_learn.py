@@ -49,6 +49,7 @@ from trinat.segmentation.models.checkpoint import (
     load_model,
     read_info,
 )
+from trinat.segmentation.models.model_info import Fusion
 from trinat.segmentation.models.zoo import MODEL_FILE, read_scheme
 from trinat.segmentation.space.views import View, reoriented
 
@@ -292,9 +293,14 @@ def test_painted_corrections_train_the_last_layer_alone(
     assert frozen == [{"encoders", "bottleneck", "decoders"}, set()]
 
 
-def test_classes_that_were_not_corrected_keep_their_weights(tmp_path: Path) -> None:
-    start = load_model(overfitted_model())
+def test_classes_that_were_not_corrected_keep_their_weights_and_factors(
+    tmp_path: Path,
+) -> None:
     trained = load_model(overfitted_model())
+    odds = {"Left-Cerebral-Cortex": 4.0, "Right-Hippocampus": 0.5}
+    fusion = Fusion(class_odds=odds)
+    info = trained.info.model_copy(update={"fusion": fusion})
+    start = replace(load_model(overfitted_model()), info=info)
     for network in trained.networks.values():
         network.classifier.weight.data += 1
         network.classifier.bias.data += 1
@@ -302,6 +308,7 @@ def test_classes_that_were_not_corrected_keep_their_weights(tmp_path: Path) -> N
     hippocampus = start.scheme.names.index("Right-Hippocampus")
     save_learnt_classes(trained, start, [hippocampus], tmp_path / "own")
     found = load_model(tmp_path / "own")
+    assert found.info.fusion.class_odds == {"Left-Cerebral-Cortex": 4}
     for view, network in found.networks.items():
         names = found.classes_of(view).names
         old = start.networks[view].classifier.by_class()

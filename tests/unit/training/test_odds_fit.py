@@ -92,7 +92,7 @@ def test_a_structure_that_is_drawn_too_small_gains_on_both_sides() -> None:
     """Cortex has 0.6 where the truth is left pallidum: 1.5 is the smallest factor that helps."""
     fused = row([{CORTEX: 0.6, LEFT: 0.4}, {CORTEX: 0.99, LEFT: 0.01}, {RIGHT: 1.0}])
     scan = DoubtfulVoxels.of(fused, truth(LEFT, CORTEX, RIGHT), FIXED)
-    odds = fit_odds([scan], SCHEME, FIXED)
+    odds = fit_odds([scan], SCHEME, FIXED, {})
     ratio = odds.get("Left-Pallidum", 1) / odds.get("Left-Cerebral-Cortex", 1)
     assert 1.5 < ratio < 10
     assert odds.get("Right-Pallidum") == odds.get("Left-Pallidum")
@@ -102,7 +102,7 @@ def test_a_structure_that_is_drawn_too_small_gains_on_both_sides() -> None:
 def test_what_is_right_already_needs_no_factor() -> None:
     fused = row([{CORTEX: 0.6, LEFT: 0.4}, {LEFT: 0.6, CORTEX: 0.4}])
     scan = DoubtfulVoxels.of(fused, truth(CORTEX, LEFT), FIXED)
-    assert fit_odds([scan], SCHEME, FIXED) == {}
+    assert fit_odds([scan], SCHEME, FIXED, {}) == {}
 
 
 def test_a_structure_that_no_truth_has_gets_no_factor() -> None:
@@ -112,7 +112,7 @@ def test_a_structure_that_no_truth_has_gets_no_factor() -> None:
     undrawn = without_truth([scan])
     assert CORTEX in undrawn
     assert LEFT not in undrawn
-    odds = fit_odds([scan], SCHEME, [*FIXED, *undrawn])
+    odds = fit_odds([scan], SCHEME, [*FIXED, *undrawn], {})
     assert set(odds) == {"Left-Pallidum", "Right-Pallidum"}
     assert odds["Left-Pallidum"] > 1.5
 
@@ -120,9 +120,21 @@ def test_a_structure_that_no_truth_has_gets_no_factor() -> None:
 def test_of_a_pair_the_fixed_side_has_no_factor() -> None:
     fused = row([{CORTEX: 0.6, LEFT: 0.4}, {CORTEX: 0.99, LEFT: 0.01}])
     scan = DoubtfulVoxels.of(fused, truth(LEFT, CORTEX), FIXED)
-    odds = fit_odds([scan], SCHEME, [*FIXED, RIGHT])
+    odds = fit_odds([scan], SCHEME, [*FIXED, RIGHT], {})
     assert "Right-Pallidum" not in odds
     assert scan.mean_dice(logarithms_of(odds, SCHEME), [*FIXED, RIGHT]) == 1
+
+
+def test_a_class_that_is_not_fitted_keeps_the_factor_of_the_model() -> None:
+    """Cortex of 0.3 times 4 hides the pallidum of 0.7: its factor must be above 1.2 / 0.7."""
+    fused = row([{LEFT: 0.7, CORTEX: 0.3}, {RIGHT: 1.0}])
+    scan = DoubtfulVoxels.of(fused, truth(LEFT, RIGHT), FIXED)
+    own = {"Left-Cerebral-Cortex": 4.0, "Left-Pallidum": 0.1}
+    odds = fit_odds([scan], SCHEME, [*FIXED, CORTEX], own)
+    assert odds["Left-Cerebral-Cortex"] == 4
+    # Fitted anew, from 1.
+    assert 1.71 < odds["Left-Pallidum"] < 2.5
+    assert odds["Left-Pallidum"] == odds["Right-Pallidum"]
 
 
 def test_a_gain_that_is_not_worth_the_distance_is_not_taken() -> None:
@@ -130,4 +142,4 @@ def test_a_gain_that_is_not_worth_the_distance_is_not_taken() -> None:
     voxels = [{CORTEX: 0.75, LEFT: 0.25}] + [{LEFT: 1.0}] * 20_000 + [{CORTEX: 1.0}]
     true = (LEFT,) * 20_001 + (CORTEX,)
     scan = DoubtfulVoxels.of(row(voxels), truth(*true), [*FIXED, CORTEX])
-    assert fit_odds([scan], SCHEME, [*FIXED, CORTEX]) == {}
+    assert fit_odds([scan], SCHEME, [*FIXED, CORTEX], {}) == {}
