@@ -150,6 +150,9 @@ def _impossible_steps(settings: FitSettings, model: Model) -> dict[str, str]:
             f"the model has the {view.value} view alone (join views by trinat bundle)"
         )
         skipped |= {"weights": alone, "limits": alone}
+    if model.info.fusion.class_odds:
+        # Candidate weights are compared by the labels that they give without factors.
+        skipped["weights"] = "the model has odds, and weights are fitted before odds"
     if all(model.is_merged(view) for view in model.networks):
         skipped["odds"] = "no view of the model tells left from right"
     if settings.scans is None:

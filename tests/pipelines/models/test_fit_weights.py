@@ -63,7 +63,7 @@ def lame(tmp_path: Path) -> Path:
     description = Description(
         name="lame",
         not_predicted=good.info.not_predicted,
-        fusion=Fusion(weights=weights, csf_odds=0.5, class_odds={"CSF": 0.9}),
+        fusion=Fusion(weights=weights, csf_odds=0.5),
         metrics={"kept": 1, "class_odds": {"mean_dice_after": 0.9}},
     )
     save_model(tmp_path / "lame", description, networks)
@@ -90,7 +90,6 @@ def test_a_blind_view_loses_its_weight_and_the_model_gains(
     # The smallest weight that is tried.
     assert info.fusion.weights[View.SAGITTAL] == 0.1
     assert info.fusion.csf_odds == 0.5
-    assert info.fusion.class_odds == {"CSF": 0.9}
     figures = info.metrics["fusion_weights"]
     assert figures["scans"] == 3
     assert figures["mean_dice_after"] > figures["mean_dice_before"] + 0.1
@@ -143,9 +142,9 @@ def test_weights_then_odds_then_limits(
     steps = [line.partition(":")[0] for line in found.lines if ": " in line]
     order = list(dict.fromkeys(step for step in steps if step in get_args(Step)))
     assert order == ["weights", "odds", "limits"]
-    # The same weights and limits again do not improve, so the limits are unchanged.
+    # Weights are not fitted to a model that has odds, so the limits are unchanged.
     again = fit(replace(settings, model=str(out), out=tmp_path / "again"))
-    assert any(line.startswith("weights: unchanged") for line in again.lines)
+    assert any(line.startswith("weights: skipped") for line in again.lines)
     assert again.lines[-1].startswith("limits: skipped")
 
 
@@ -230,6 +229,11 @@ def test_what_cannot_work_is_refused_before_the_work(
     save_model(tmp_path / "one", Description(name="one"), {View.AXIAL: network})
     with refusal(ConfigError, tmp_path / "one"):
         fit_weights(tmp_path / "one", data / "scans", data / "truth")
+    odds = Fusion(class_odds={"Left-Putamen": 2.0})
+    networks = load_model(random_model()).networks
+    save_model(tmp_path / "odd", Description(name="odd", fusion=odds), networks)
+    with refusal(ConfigError, tmp_path / "odd"):
+        fit_weights(tmp_path / "odd", data / "scans", data / "truth")
     with pytest.raises(ConfigError) as caught:
         fit(FitSettings(str(random_model()), data / "scans"))
     assert caught.value.remedy == "give both"
