@@ -69,7 +69,7 @@ from trinat.segmentation.io.files import write_whole
 from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
 from trinat.segmentation.metrics.counted import made_by
 from trinat.segmentation.metrics.definitions import NOT_PREDICTED
-from trinat.segmentation.metrics.norms import Norms
+from trinat.segmentation.metrics.norms import LISTED, MEASURED, Norms
 
 _log = logging.getLogger(__name__)
 
@@ -112,6 +112,7 @@ class MeasuredGroup:
     structures that raters rejected but that are included in a measured volume, as a part of another
     structure: each is (SHA-256 of the label map, name of the structure). `failures` has a tuple
     (name, reason) for each scan without volumes. `digests` are the SHA-256 of the label maps.
+    `heads_from` is the source of the intracranial volumes, `MEASURED` or `LISTED`.
     """
 
     known: Known
@@ -119,6 +120,7 @@ class MeasuredGroup:
     in_part: Collection[tuple[str, str]]
     failures: Sequence[tuple[str, str]]
     digests: frozenset[str]
+    heads_from: str
 
     @property
     def counted(self) -> list[MeasuredScan]:
@@ -274,12 +276,12 @@ def measure_group(
             _log.info("%s: left out, %s", scan.name, scan.left_out)
     if len(study.models) > 1:
         _log.warning("results of %d models, whose volumes differ", len(study.models))
-    scans, one_kind = _with_heads_of_one_kind(scans)
+    scans, source, one_kind = _with_heads_of_one_kind(scans)
     if one_kind:
         _log.warning("%s", one_kind)
         known = replace(known, remarks=(*known.remarks, one_kind))
     digests = frozenset(each.sha256 for each in volumes)
-    return MeasuredGroup(known, scans, in_part, failures, digests)
+    return MeasuredGroup(known, scans, in_part, failures, digests, source)
 
 
 def _read_known(settings: CohortSettings) -> Known:
@@ -349,6 +351,10 @@ def _scan_of(file: ScanFile, excluded: Collection[str]) -> MeasuredScan:
         structure_grades=result.structure_grades,
         uncertainty=uncertainty or None,
         group=participant.group,
+        heads_mm3={
+            MEASURED: result.intracranial_mm3,
+            LISTED: participant.intracranial_mm3,
+        },
         left_out=result.why_left_out(excluded),
     )
 
@@ -420,38 +426,35 @@ def _with_volumes(
 
 def _with_heads_of_one_kind(
     scans: Sequence[MeasuredScan],
-) -> tuple[list[MeasuredScan], str]:
-    """Give all scans the same kind of intracranial volume: measured, or of the participants table.
+) -> tuple[list[MeasuredScan], str, str]:
+    """Give all scans intracranial volumes of one source: measured, or of the participants table.
 
-    The two kinds are not comparable. The one that more scans have is used, and the measured one if
-    both are known for equally many; scans without it have none. Also returns a warning if a scan
-    has only the other kind; else "".
+    The two are not comparable. The source that more scans have is used, and the measured one if
+    both are known for equally many; scans without it have none. Also returns the source, and a
+    warning if a scan has only a volume of the other source; else "".
     """
-    counted = [scan.file for scan in scans if not scan.left_out]
-    measured = sum(file.judged.intracranial_mm3 is not None for file in counted)
-    listed = sum(file.facts.intracranial_mm3 is not None for file in counted)
-    is_measured = measured >= listed
-    chosen = []
-    lost = 0
-    for scan in scans:
-        mm3 = scan.file.judged.intracranial_mm3
-        other_mm3 = scan.file.facts.intracranial_mm3
-        if not is_measured:
-            mm3, other_mm3 = other_mm3, mm3
-        if mm3 is None and other_mm3 is not None and not scan.left_out:
-            lost += 1
-        chosen.append(replace(scan, intracranial_mm3=mm3))
-    if not lost:
-        return chosen, ""
-    used = "measured ones"
-    unused = "one of the participants table"
-    if not is_measured:
+    heads = [scan.heads_mm3 for scan in scans if not scan.left_out]
+    measured = sum(of_scan[MEASURED] is not None for of_scan in heads)
+    listed = sum(of_scan[LISTED] is not None for of_scan in heads)
+    if measured >= listed:
+        source, other = MEASURED, LISTED
+        used = "measured ones"
+        unused = "one of the participants table"
+    else:
+        source, other = LISTED, MEASURED
         used = "those of the participants table"
         unused = "a measured one"
-    return chosen, (
+    chosen = [replace(scan, intracranial_mm3=scan.heads_mm3[source]) for scan in scans]
+    lost = sum(
+        of_scan[source] is None and of_scan[other] is not None for of_scan in heads
+    )
+    if not lost:
+        return chosen, source, ""
+    warning = (
         f"intracranial volumes are {used}; {unused} is not comparable, and is not used for "
         f"{count(lost, 'scan')} with no other"
     )
+    return chosen, source, warning
 
 
 def _courses(

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -133,7 +133,8 @@ def make_norms(
             np.array(known["sex"] == "M", float),
             heads,
         )
-        for sex, curve in fit_curves(controls).items():
+        for sex, fitted in fit_curves(controls).items():
+            curve = replace(fitted, intracranial_from=measured.heads_from)
             unit = unit_of(structure) or "mm3"
             rows += rows_of(structure, sex, curve, model, unit)
             is_reached = participants["age"].between(

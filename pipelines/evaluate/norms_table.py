@@ -13,7 +13,7 @@ from trinat.segmentation.errors import ConfigError
 from trinat.segmentation.io.cells import may_be_thousands, number_in
 from trinat.segmentation.io.files import read_rows
 from trinat.segmentation.labels.scheme import LabelScheme
-from trinat.segmentation.metrics.norms import COLUMNS, SEXES, Norms
+from trinat.segmentation.metrics.norms import COLUMNS, LISTED, MEASURED, SEXES, Norms
 
 # Line number, in its file, of the first row of a table.
 _FIRST_LINE = 2
@@ -64,7 +64,7 @@ def read_norms(path: Path, scheme: LabelScheme) -> Norms:
     volumes = [row["m"] for row in rows if row["unit"] == "mm3"]
     _refuse_thousands(volumes, path)
     last: dict[tuple[str, str], float] = {}
-    heads: dict[tuple[str, str], tuple[str, str]] = {}
+    heads: dict[tuple[str, str], tuple[str, ...]] = {}
     for line, row in enumerate(rows, start=_FIRST_LINE):
         row["structure"] = by_number.get(row["structure"], row["structure"])
         _refuse_structure(row["structure"], row["unit"], scheme, line, path)
@@ -91,11 +91,18 @@ def read_norms(path: Path, scheme: LabelScheme) -> Norms:
             what = f"line {line}: the ages of {curve[0]}, {curve[1]} do not rise"
             raise ConfigError(what, where=path)
         last[curve] = age
-        head = ("", "")
+        head: tuple[str, ...] = ()
         if needs_head:
-            head = row["intracranial_mm3"], row["intracranial_power"]
+            source = row["intracranial_from"]
+            if source not in (MEASURED, LISTED):
+                what = f"line {line}: intracranial_from is {MEASURED} or {LISTED}, not {source!r}"
+                raise ConfigError(what, where=path)
+            head = row["intracranial_mm3"], row["intracranial_power"], source
         if head != heads.setdefault(curve, head):
-            what = f"line {line}: the head size or its power of {curve[0]}, {curve[1]} changes"
+            what = (
+                f"line {line}: the head size, its power or its source of "
+                f"{curve[0]}, {curve[1]} changes"
+            )
             raise ConfigError(what, where=path)
         if row["model"] != rows[0]["model"]:
             raise ConfigError(

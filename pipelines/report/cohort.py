@@ -31,7 +31,7 @@ from trinat.pipelines.report.group_model import FACTORS, GroupModel, fit_groups
 from trinat.pipelines.report.harmonised import Harmonisation, harmonise
 from trinat.segmentation.errors import EvaluationError
 from trinat.segmentation.labels.scheme import LabelScheme
-from trinat.segmentation.metrics.norms import NormError, Norms
+from trinat.segmentation.metrics.norms import Heads, NormError, Norms
 from trinat.segmentation.metrics.statistics import robust_z
 
 Method = Literal["residual", "proportion"]
@@ -71,7 +71,8 @@ class Scan:
     - `group` is the study's name for the participant's group, "" if unknown.
     - `grade` is the quality grade of the whole scan, and `structure_grades` has those of single
       structures.
-    - `intracranial_mm3` is None if it is unknown.
+    - `intracranial_mm3` is None if it is unknown. `heads_mm3` has the intracranial volumes by
+      source; norms take the one of their own source.
     - `left_out` is the reason to leave the scan out of all statistics, "" if it is included.
     - `structures_left_out` maps structures that are left out of an included scan to the reasons;
       `volumes_mm3` does not contain these structures.
@@ -88,6 +89,7 @@ class Scan:
     uncertainty: Mapping[str, float] | None = None
     group: str = ""
     intracranial_mm3: float | None = None
+    heads_mm3: Heads = field(default_factory=dict)
     left_out: str = ""
     structures_left_out: Mapping[str, str] = field(default_factory=dict)
     structure_grades: Mapping[str, str] = field(default_factory=dict)
@@ -465,7 +467,7 @@ def _norm_positions(
         scan = scans[row["scan"]]
         value = row["value"]
         if row["metric"] == metric and np.isfinite(value):
-            of_scan = (scan.sex, scan.age, scan.intracranial_mm3)
+            of_scan = (scan.sex, scan.age, scan.heads_mm3)
             with suppress(NormError):
                 # Curves have no place for 0, which is below all percentiles.
                 place = norms.place(row["structure"], value or 1.0, *of_scan)

@@ -23,7 +23,13 @@ from trinat.pipelines.report.page import (
 from trinat.pipelines.study.participants import Facts
 from trinat.pipelines.study.record import DOUBTFUL, FurtherResult, ScanResult
 from trinat.segmentation.inference.prediction import Prediction
-from trinat.segmentation.metrics.norms import NormError, NormPosition, Norms
+from trinat.segmentation.metrics.norms import (
+    LISTED,
+    MEASURED,
+    NormError,
+    NormPosition,
+    Norms,
+)
 from trinat.segmentation.rendering.pictures import (
     EDGES,
     brain_window,
@@ -192,16 +198,17 @@ def _compare_with_norms(
     """
     if norms is None:
         return _Compared()
-    intracranial_mm3 = result.intracranial_mm3
-    if intracranial_mm3 is None:
-        intracranial_mm3 = participant.intracranial_mm3
+    heads_mm3 = {
+        MEASURED: result.intracranial_mm3,
+        LISTED: participant.intracranial_mm3,
+    }
     cells = {}
     participants = []
     why = ""
     for name, volume_mm3 in result.volumes_mm3.items():
         try:
             place = norms.place(
-                name, volume_mm3, participant.sex, participant.age, intracranial_mm3
+                name, volume_mm3, participant.sex, participant.age, heads_mm3
             )
         except NormError as error:
             why = why or str(error)

@@ -33,12 +33,19 @@ COLUMNS = (
     "s",
     "intracranial_mm3",
     "intracranial_power",
+    "intracranial_from",
     "p5",
     "p50",
     "p95",
     "model",
 )
 SEXES = ("F", "M")
+# Sources of intracranial volumes: the scan, or the participants table. Volumes of different sources
+# are not comparable.
+MEASURED = "measured"
+LISTED = "table"
+# Intracranial volume of a scan by source, in mm³; None if it is not known.
+Heads = Mapping[str, float | None]
 # z score of the 95th centile, which tables and pages show.
 _Z_OF_95 = NormalDist().inv_cdf(0.95)
 # A smaller skewness counts as 0.
@@ -52,8 +59,9 @@ class Curve:
     At each age of `ages` (years), `skewness`, `median_mm3` and `spread` are L, M and S of the LMS
     method. M applies to a head of `intracranial_mm3`. For another head it is multiplied by the
     ratio of the intracranial volumes to the power of `intracranial_power`. Both are None for norms
-    without intracranial volume. `participants` is the number of participants behind the curve, and
-    `near` how many of them are within five years of each age.
+    without intracranial volume. `intracranial_from` is its source, `MEASURED` or `LISTED`, or "".
+    `participants` is the number of participants behind the curve, and `near` how many of them are
+    within five years of each age.
     """
 
     ages: Sequence[float]
@@ -64,6 +72,7 @@ class Curve:
     participants: int
     intracranial_mm3: float | None = None
     intracranial_power: float | None = None
+    intracranial_from: str = ""
 
     def at(self, age: float, intracranial_mm3: float | None) -> Equals:
         """Return the distribution for participants of this age and intracranial volume.
@@ -88,7 +97,9 @@ class Curve:
         )
         if self.intracranial_power is not None and self.intracranial_mm3 is not None:
             if intracranial_mm3 is None:
-                raise NormError("no intracranial volume, which norms need")
+                raise NormError(
+                    f"no intracranial volume ({self.intracranial_from}), which norms need"
+                )
             ratio = intracranial_mm3 / self.intracranial_mm3
             median_mm3 *= ratio**self.intracranial_power
         return Equals(skewness, median_mm3, spread)
@@ -188,19 +199,20 @@ class Norms:
         volume_mm3: float,
         sex: str | None,
         age: float | None,
-        intracranial_mm3: float | None,
+        heads_mm3: Heads,
     ) -> NormPosition:
         """Return the position of a volume in the norms for a participant.
 
-        `sex` is "F" or "M", `age` is in years; None means not known. Raises NormError, with the
-        reason, if no norm applies or if the volume is 0.
+        `sex` is "F" or "M", `age` is in years; None means not known. `heads_mm3` are the
+        intracranial volumes by source; the one of the norms' own source is used. Raises NormError,
+        with the reason, if no norm applies or if the volume is 0.
         """
         if age is None or not sex:
             raise NormError("age and sex are not known")
         curve = self.curves.get((structure, sex))
         if curve is None:
             raise NormError(f"norms have no {structure} of sex {sex}")
-        equals = curve.at(age, intracranial_mm3)
+        equals = curve.at(age, heads_mm3.get(curve.intracranial_from))
         if volume_mm3 <= 0:
             raise NormError("nothing was found")
         z = equals.z(volume_mm3)
@@ -223,9 +235,11 @@ def _curve_of(rows: Iterable[Mapping[str, str]]) -> Curve:
     }
     first = rows[0]
     head = power = None
+    source = ""
     if first["intracranial_power"]:
         head = float(first["intracranial_mm3"])
         power = float(first["intracranial_power"])
+        source = first["intracranial_from"]
     return Curve(
         columns["age"],
         columns["l"],
@@ -235,6 +249,7 @@ def _curve_of(rows: Iterable[Mapping[str, str]]) -> Curve:
         int(first["participants"]),
         head,
         power,
+        source,
     )
 
 
@@ -252,9 +267,11 @@ def rows_of(
         )
         head: object = ""
         power: object = ""
+        source = ""
         if curve.intracranial_power is not None and curve.intracranial_mm3 is not None:
             head = round(curve.intracranial_mm3)
             power = f"{curve.intracranial_power:.6g}"
+            source = curve.intracranial_from
         values = (
             structure,
             sex,
@@ -267,6 +284,7 @@ def rows_of(
             f"{equals.spread:.6g}",
             head,
             power,
+            source,
             *(f"{equals.volume_mm3(z):.7g}" for z in (-_Z_OF_95, 0.0, _Z_OF_95)),
             model,
         )

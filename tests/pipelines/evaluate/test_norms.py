@@ -80,6 +80,7 @@ def test_the_table_has_a_row_for_each_sex_and_year(table: Path) -> None:
     rows = pd.read_csv(table, sep="\t")
     assert set(rows["structure"]) == {"Brain-Stem"}
     assert set(rows["participants"]) == {PARTICIPANTS - 1}
+    assert set(rows["intracranial_from"]) == {"table"}
     by_sex = rows.groupby("sex")
     assert by_sex["age"].agg(["min", "max"]).to_numpy().tolist() == [[30, 40], [30, 40]]
     men = rows[rows["sex"] == "M"]
@@ -304,7 +305,8 @@ def test_whose_ages_the_norms_do_not_reach_is_named(
         ("participants", "1e400", "line 2, participants"),
         ("s", "much", "line 2, s: 'much' is no number"),
         ("age", "99", "line 3: the ages of Brain-Stem, F do not rise"),
-        ("intracranial_power", "0.1", "line 3: the head size or its power of Brain-S"),
+        ("intracranial_power", "0.1", "line 3: the head size, its power or its source"),
+        ("intracranial_from", "eTIV", "line 2: intracranial_from is measured or table"),
     ],
 )
 def test_a_table_that_is_wrong_is_refused_with_its_line(

@@ -100,12 +100,12 @@ def test_both_sides_are_in_a_row_with_their_asymmetry(found: Prediction) -> None
     assert "1,235 ml" in page
 
 
-def norms_of(*structures: str) -> Norms:
-    """Return norms for women of 30.
+def norms_of(*structures: str, source: str = "table") -> Norms:
+    """Return norms for women of 30, with intracranial volumes of one source.
 
     3,000 mm³ in a head of 1.5 l, with a standard deviation of 10 %.
     """
-    curve = Curve([30.0], [1.0], [3000.0], [0.1], [20], 120, 1.5e6, 1.0)
+    curve = Curve([30.0], [1.0], [3000.0], [0.1], [20], 120, 1.5e6, 1.0, source)
     return Norms.of(
         row for name in structures for row in rows_of_norms(name, "F", curve, "")
     )
@@ -130,19 +130,24 @@ def test_norms_say_a_percentile_and_a_z_of_each_side(found: Prediction) -> None:
     assert "the norms that were given, of 120 participants" in page
 
 
-def test_the_measured_head_goes_before_the_one_of_the_table(found: Prediction) -> None:
+def test_norms_take_the_head_of_their_own_source(found: Prediction) -> None:
+    """Left 3,300 is 1 SD above the median in the head of the table, and the median in the other."""
     result = {**RESULT, "measures_mm3": {INTRACRANIAL.column: 1.65e6}}
     participant = Facts(age=30.0, sex="F", intracranial_mm3=1.5e6)
-    reference = norms_of("Left-Hippocampus")
-    page = scan_page(
-        found,
-        ScanResult(**result),
-        {},
-        title="sub-1",
-        norms=reference,
-        participant=participant,
-    )
-    assert rows_of(page)[0][7] == "50 (z +0.0)"
+
+    def page(source: str, result: dict[str, Any]) -> str:
+        return scan_page(
+            found,
+            ScanResult(**result),
+            {},
+            title="sub-1",
+            norms=norms_of("Left-Hippocampus", source=source),
+            participant=participant,
+        )
+
+    assert rows_of(page("measured", result))[0][7] == "50 (z +0.0)"
+    assert rows_of(page("table", result))[0][7] == "84 (z +1.0)"
+    assert "No percentiles" in page("measured", RESULT)
 
 
 def test_why_there_are_no_percentiles_is_said(found: Prediction) -> None:

@@ -24,6 +24,7 @@ CURVE = Curve(
     participants=90,
     intracranial_mm3=1.5e6,
     intracranial_power=0.5,
+    intracranial_from="measured",
 )
 
 
@@ -47,7 +48,9 @@ def test_a_z_and_its_volume(skewness: float, volume: float, z: float) -> None:
 
 def test_a_place_is_that_among_participants_of_the_age_and_head() -> None:
     """At 20.5 the median is 3,900; a head that is 1.21 times as large has 1.1 times that."""
-    place = norms().place("Left-Hippocampus", 4290 * 1.1, "F", 20.5, 1.21 * 1.5e6)
+    place = norms().place(
+        "Left-Hippocampus", 4290 * 1.1, "F", 20.5, {"measured": 1.21 * 1.5e6}
+    )
     assert place.z == pytest.approx(1)
     assert place.percentile == pytest.approx(84.13, abs=0.01)
     assert place.high_mm3 == pytest.approx(4290 * 1.1645, abs=0.1)
@@ -55,7 +58,7 @@ def test_a_place_is_that_among_participants_of_the_age_and_head() -> None:
 
 
 def test_the_last_year_ends_with_its_last_day() -> None:
-    place = norms().place("Left-Hippocampus", 3600, "F", 22.9, 1.5e6)
+    place = norms().place("Left-Hippocampus", 3600, "F", 22.9, {"measured": 1.5e6})
     assert place.z == pytest.approx(0)
 
 
@@ -79,8 +82,9 @@ def test_norms_say_nothing_of_participants_unlike_the_controls(
     head: float | None,
     said: str,
 ) -> None:
+    heads = {"measured": head, "table": 1.5e6}
     with pytest.raises(NormError, match=said):
-        norms().place(structure, volume, sex, age, head)
+        norms().place(structure, volume, sex, age, heads)
 
 
 def test_a_table_has_its_curves() -> None:
