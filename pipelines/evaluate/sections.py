@@ -138,7 +138,8 @@ def _with_further(
     """Return a copy of a scan with the measures of one output in place of its volumes.
 
     None if the scan does not have this output. If the quality grade of the output is in `excluded`,
-    its measures are left out, and `structures_left_out` has the reason.
+    its measures are left out, and `structures_left_out` has the reason. Measures of structures that
+    are left out of the volumes are left out, too.
     """
     result = scan.file.entry.result
     further = result.further().get(name)
@@ -151,7 +152,7 @@ def _with_further(
         why[name] = f"rejected by {QUALITY_CONTROL[further.grade]}: {reasons}"
     return replace(
         scan,
-        volumes_mm3=result.counted_columns(name, excluded),
+        volumes_mm3=result.counted_columns(name, excluded, scan.structures_left_out),
         uncertainty=None,
         structures_left_out=why,
         structure_grades={name: further.grade},

@@ -286,13 +286,11 @@ def _courses(
     taken = [entry for entry in scans if entry.case not in whole]
     values = {}
     for entry in taken:
+        named = left_out.get(entry.case, ())
         if output:
-            values[entry.case] = entry.result.counted_columns(output, excluded)
+            values[entry.case] = entry.result.counted_columns(output, excluded, named)
             continue
-        omitted = {
-            *entry.result.structures_left_out(excluded),
-            *left_out.get(entry.case, ()),
-        }
+        omitted = {*entry.result.structures_left_out(excluded), *named}
         volumes_mm3 = _time_point(entry).volumes_mm3
         values[entry.case] = {
             name: mm3 for name, mm3 in volumes_mm3.items() if name not in omitted

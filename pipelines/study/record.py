@@ -402,16 +402,19 @@ class ScanResult(_Record):
                 found[name] = result
         return found
 
-    def counted_columns(self, name: str, excluded: Collection[str]) -> dict[str, float]:
+    def counted_columns(
+        self, name: str, excluded: Collection[str], left_out: Collection[str] = ()
+    ) -> dict[str, float]:
         """Return the measures of one output that group statistics may use, by column.
 
         `name` is the output: thickness, callosum or lesions. Outputs and structures whose grade is
-        in `excluded` are omitted, and so are columns without a value.
+        in `excluded` are omitted, and so are the structures in `left_out` and columns without a
+        value.
         """
         result = self.further().get(name)
         if result is None or result.grade in excluded:
             return {}
-        columns = result.columns(self.structures_left_out(excluded))
+        columns = result.columns({*self.structures_left_out(excluded), *left_out})
         return {column: value for column, value in columns.items() if value is not None}
 
     @property
