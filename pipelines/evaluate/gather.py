@@ -8,7 +8,7 @@ structures that the model predicts.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -166,11 +166,41 @@ def gather(settings: EvaluationSettings) -> Inputs:
         subjects=subjects,
         images=images,
         studies=studies,
-        pairings=pairings,
+        pairings=_with_joint_participants(pairings),
         truth_numbering=truth_numbering,
         numberings=numberings,
         ratings=read_given(settings.ratings),
     )
+
+
+def _with_joint_participants(pairings: Mapping[str, Pairing]) -> dict[str, Pairing]:
+    """Name truths by the participants of a joint segmentation, in the pairs of all models alike.
+
+    The names of scans that `trinat predict --longitudinal --sessions` has segmented together may
+    not tell that they are of one participant.
+    """
+    together = {}
+    for pairing in pairings.values():
+        for pair in pairing.pairs:
+            if pair.prediction.entry.result.longitudinal is not None:
+                together[pair.truth.path] = pair.prediction
+
+    def named(truth: ScanFile) -> ScanFile:
+        file = together.get(truth.path, truth)
+        return replace(
+            truth, participant=file.participant, table_session=file.table_session
+        )
+
+    renamed = {}
+    for model, pairing in pairings.items():
+        renamed[model] = replace(
+            pairing,
+            pairs=tuple(
+                replace(pair, truth=named(pair.truth)) for pair in pairing.pairs
+            ),
+            truths_alone=tuple(named(truth) for truth in pairing.truths_alone),
+        )
+    return renamed
 
 
 def plan_tasks(inputs: Inputs) -> list[Task]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,8 @@ import pytest
 from helpers.studies import correct_voxel
 
 from trinat.pipelines.evaluate.cohort import report_cohort
-from trinat.pipelines.evaluate.settings import CohortSettings
+from trinat.pipelines.evaluate.evaluation import evaluate_predictions
+from trinat.pipelines.evaluate.settings import CohortSettings, EvaluationSettings
 from trinat.pipelines.study.entry import Entry
 from trinat.pipelines.study.files import find_files
 from trinat.pipelines.study.ledger import Ledger
@@ -138,6 +140,30 @@ def test_a_participant_that_was_named_with_a_folder_has_it_once(tmp_path: Path) 
         "A/sub-2",
         "B/sub-2",
     }
+
+
+def test_participants_of_a_joint_segmentation_are_those_of_an_evaluation(
+    study: Path, tmp_path: Path
+) -> None:
+    for folder in ("truth", "other"):
+        (tmp_path / folder).mkdir()
+        for path in study.glob("*_dseg.nii.gz"):
+            shutil.copy(path, tmp_path / folder)
+    settings = EvaluationSettings(
+        tmp_path / "truth",
+        {"other": tmp_path / "other", "together": study},
+        tmp_path / "out",
+        jobs=1,
+        tables_only=True,
+    )
+    evaluate_predictions(settings)
+    structures = pd.read_csv(tmp_path / "out/structures.csv")
+    hippocampus = structures[structures["structure"] == "L Hippocampus"]
+    assert list(hippocampus["participants"]) == [PARTICIPANTS, PARTICIPANTS]
+    pairs = pd.read_csv(tmp_path / "out/pairs.csv")
+    scans_of = pairs.groupby(["model", "subject"])["session"].nunique()
+    assert len(scans_of) == 2 * PARTICIPANTS
+    assert set(scans_of) == {2}
 
 
 def test_a_covariate_that_changes_lack_is_still_taken_for_volumes(study: Path) -> None:
