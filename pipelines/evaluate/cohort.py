@@ -50,6 +50,7 @@ from trinat.pipelines.study.entry import Entry, taught_by_models
 from trinat.pipelines.study.files import (
     ScanFile,
     corrected_among,
+    segmented_together,
     two_maps_of_a_scan,
 )
 from trinat.pipelines.study.participants_check import match_participants
@@ -311,6 +312,7 @@ def _read_known(settings: CohortSettings) -> Known:
         [(file.name, file.participant) for file in files],
         strict=settings.strict,
         is_given=settings.participants is not None,
+        together=segmented_together(files),
     )
     files = [
         replace(file, facts=matched.of(file.name, file.participant)) for file in files

@@ -584,6 +584,13 @@ def corrected_among(files: Sequence[ScanFile], *, lesions: bool = False) -> str:
     return ""
 
 
+def segmented_together(files: Iterable[ScanFile]) -> set[str]:
+    """Return the participants whose scans a run segmented together."""
+    return {
+        file.participant for file in files if file.entry.result.longitudinal is not None
+    }
+
+
 def two_maps_of_a_scan(files: Iterable[ScanFile]) -> str:
     """Return a sentence that names two label maps of the same scan; "" if there are none.
 

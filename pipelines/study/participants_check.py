@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
+from trinat.pipelines.study.files import segmented_together
 from trinat.pipelines.study.participants import Facts, Matched, Named, ParticipantsTable
 from trinat.pipelines.study.participants_table import (
     inspect_participants,
@@ -80,12 +81,15 @@ def _refuse_strangers(table: Path, matched: Matched) -> None:
     )
 
 
-def refuse_merged_participants(table: Path, matched: Matched) -> None:
+def refuse_merged_participants(
+    table: Path, matched: Matched, together: Collection[str] = ()
+) -> None:
     """Raise DatasetError if scans of one participant match rows of different participants.
 
     `table` is the path of the table, for the message. `matched` has the row of each scan. Rows of
     several sessions of a participant (OAS2_0001_MR1, OAS2_0001_MR2) are rows of one participant,
-    unless they differ in sex.
+    unless they differ in sex. So are all rows of a participant in `together`, whose scans were
+    segmented together: the run knew that they are of one participant.
     """
     rows_of: dict[str, dict[str, None]] = defaultdict(dict)
     for (_, participant), row in matched.rows.items():
@@ -95,7 +99,8 @@ def refuse_merged_participants(table: Path, matched: Matched) -> None:
             scan.participant for scan in identify([NamedScan(row) for row in rows])
         }
         sexes = {matched.table.facts[row].sex for row in rows} - {None}
-        if len(participants) == 1 and len(sexes) < 2:
+        is_one = participant in together or len(participants) == 1
+        if is_one and len(sexes) < 2:
             continue
         named = " and ".join(list(rows)[:2])
         raise DatasetError(
@@ -111,19 +116,21 @@ def match_participants(
     *,
     strict: bool = False,
     is_given: bool = True,
+    together: Collection[str] = (),
 ) -> Matched:
     """Match scans to the rows of a table, and log how the table was read.
 
     `names` are pairs of a scan's name and its participant's name. `is_given` is True if the user
     has named the table: it must exist (ConfigError) and have a row of at least one scan
-    (DatasetError). A table of a dataset may lack both. With `strict`, DatasetError is raised for
-    anything that is not understood.
+    (DatasetError). A table of a dataset may lack both. `together` are the participants whose scans
+    were segmented together. With `strict`, DatasetError is raised for anything that is not
+    understood.
     """
     participants_table = read_given(table) if is_given else read_participants(table)
     matched = participants_table.match(names)
     if is_given:
         _refuse_strangers(table, matched)
-    refuse_merged_participants(table, matched)
+    refuse_merged_participants(table, matched, together)
     report_table(table, participants_table.notes, matched.remarks, strict=strict)
     return matched
 
@@ -156,7 +163,7 @@ def describe_table(
             (file.name, file.participant) for file in files
         )
         _refuse_strangers(table, matched)
-        refuse_merged_participants(table, matched)
+        refuse_merged_participants(table, matched, segmented_together(files))
         yield "\t".join(("scan", "participant", "session", "row", *_COLUMNS))
         for file in files:
             row = matched.rows.get((file.name, file.participant), "")

@@ -130,6 +130,19 @@ def test_a_participant_with_rows_of_two_participants_is_refused(
     assert refused.value.where == str(path)
 
 
+def test_scans_that_were_segmented_together_may_have_rows_of_any_names(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "people.tsv"
+    path.write_text("participant_id\tage\tsex\nx\t60\tF\ny\t62\tF\nz\t40\tM\n")
+    names = [("x", "anna"), ("y", "anna")]
+    matched = match_participants(path, names, together=["anna"])
+    assert [matched.of(*name).age for name in names] == [60, 62]
+    # They are of one sex.
+    with pytest.raises(DatasetError):
+        match_participants(path, [*names, ("z", "anna")], together=["anna"])
+
+
 def test_rows_of_two_sessions_are_of_one_participant(tmp_path: Path) -> None:
     path = tmp_path / "people.tsv"
     path.write_text(
