@@ -11,7 +11,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import date, datetime
+from datetime import UTC, date, datetime
 from pathlib import Path
 
 from trinat.pipelines.study.cases import Case, Participant
@@ -427,7 +427,9 @@ def _year_of_date(text: str) -> float | None:
     """
     try:
         moment = datetime.fromisoformat(text)
-    except ValueError:
+        if moment.tzinfo is not None:
+            moment = moment.astimezone(UTC)
+    except (ValueError, OverflowError):
         return None
     whole_days = (moment.date() - _START).days
     part_of_day = (60 * moment.hour + moment.minute) / (24 * 60)

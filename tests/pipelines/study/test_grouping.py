@@ -184,6 +184,14 @@ def test_a_date_may_have_no_dashes(tmp_path: Path) -> None:
     assert second - first == pytest.approx(731 / 365.25)
 
 
+def test_times_of_two_zones_are_compared(tmp_path: Path) -> None:
+    """07:30 of 2 March in UTC, and 16:00 of 1 March."""
+    first, second = years(tmp_path, "2020-03-01T23:30-08:00", "2020-03-02T01:00+09:00")
+    assert first is not None
+    assert second is not None
+    assert first - second == pytest.approx(15.5 / 24 / 365.25, rel=1e-4)
+
+
 def test_the_time_of_a_date_is_its_year_and_equal_numbers_of_days_are_equal_times(
     tmp_path: Path,
 ) -> None:
