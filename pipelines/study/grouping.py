@@ -178,9 +178,17 @@ def _from_bids(
         remarks.append(
             f"{participant} is in the groups {named}, and counts in none of them"
         )
+    far_apart = _too_far_apart(known.values())
+    for participant, apart in far_apart.items():
+        doubts.append(
+            f"scans of {participant} are {apart:,.0f} years apart, so their times are not used"
+        )
     for case_id, row in known.items():
         if row.participant in several:
-            known[case_id] = replace(row, group="")
+            row = replace(row, group="")
+        if row.participant in far_apart:
+            row = replace(row, year=None)
+        known[case_id] = row
     report_table(table, (), remarks, strict=strict)
     report_table(root / "acq_time", (), doubts, strict=strict)
     return known
@@ -200,6 +208,22 @@ def _in_several_groups(rows: Iterable[_ScanRow]) -> dict[str, list[str]]:
         participant: groups
         for participant, groups in groups_of.items()
         if len(groups) > 1
+    }
+
+
+def _too_far_apart(rows: Iterable[_ScanRow]) -> dict[str, float]:
+    """Return the years between first and last scan of each participant with more than 60."""
+    years: dict[str, list[float]] = defaultdict(list)
+    for row in rows:
+        if row.year is not None:
+            years[row.participant].append(row.year)
+    apart = {
+        participant: max(times) - min(times) for participant, times in years.items()
+    }
+    return {
+        participant: years_apart
+        for participant, years_apart in apart.items()
+        if years_apart > _LONGEST_YEARS
     }
 
 
@@ -277,7 +301,13 @@ def _from_table(
     known = {
         scan: replace(row, group=spellings[row.group]) for scan, row in known.items()
     }
-    times.check(known.values())
+    for participant, apart in _too_far_apart(known.values()).items():
+        # Numbers of days have then been read as years.
+        raise ConfigError(
+            f"scans of {participant} are {apart:,.0f} years apart",
+            where=path,
+            remedy="call the column days if its numbers are days",
+        )
     for participant, groups in _in_several_groups(known.values()).items():
         raise ConfigError(
             f"{participant} is in the groups {groups[0]!r} and {groups[1]!r}",
@@ -383,24 +413,6 @@ class _Times:
         if self.are_dates:
             raise self._error(line, f"{text!r} is a number, and other lines have dates")
         return number
-
-    def check(self, rows: Iterable[_ScanRow]) -> None:
-        """Raise ConfigError if two scans of a participant are more than 60 years apart.
-
-        Numbers of days have then been read as years.
-        """
-        years: dict[str, list[float]] = defaultdict(list)
-        for row in rows:
-            if row.year is not None:
-                years[row.participant].append(row.year)
-        for participant, times in years.items():
-            apart = max(times) - min(times)
-            if apart > _LONGEST_YEARS:
-                raise ConfigError(
-                    f"scans of {participant} are {apart:,.0f} years apart",
-                    where=self.path,
-                    remedy="call the column days if its numbers are days",
-                )
 
     def _error(self, line: int, what: str) -> ConfigError:
         """Return the error for the time in a line."""

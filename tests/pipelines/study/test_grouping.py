@@ -288,6 +288,16 @@ def test_a_time_of_bids_may_have_no_dashes_and_what_is_none_is_named(
     assert logged.messages == ["acq_time: sub-1_sessions.tsv, row 3: '34.5' is no date"]
 
 
+def test_times_of_bids_that_are_a_lifetime_apart_are_not_used(
+    tmp_path: Path, logged: pytest.LogCaptureFixture
+) -> None:
+    write_two_sessions(tmp_path, sessions="ses-a\t1925-01-01\nses-b\t2021-01-01\n")
+    found = find_cases([tmp_path])
+    (participant,) = participants_of(found.cases, found.bids_root, None)
+    assert participant.years == (None, None)
+    assert any("sub-1 are 96 years apart" in line for line in logged.messages)
+
+
 def test_a_session_that_its_table_does_not_have_is_named(
     tmp_path: Path, logged: pytest.LogCaptureFixture
 ) -> None:
