@@ -58,7 +58,9 @@ def read_norms(path: Path, scheme: LabelScheme) -> Norms:
     not rise, and for several models or several head sizes in one curve.
     """
     by_number = {str(label.fs_id): label.name for label in scheme.labels}
-    rows = read_rows(path, required=COLUMNS)
+    # Tables of others, and older ones, have no column of sources.
+    required = tuple(column for column in COLUMNS if column != "intracranial_from")
+    rows = read_rows(path, required=required)
     if not rows:
         raise ConfigError("has no rows", where=path)
     volumes = [row["m"] for row in rows if row["unit"] == "mm3"]
@@ -93,7 +95,8 @@ def read_norms(path: Path, scheme: LabelScheme) -> Norms:
         last[curve] = age
         head: tuple[str, ...] = ()
         if needs_head:
-            source = row["intracranial_from"]
+            source = row.get("intracranial_from") or MEASURED
+            row["intracranial_from"] = source
             if source not in (MEASURED, LISTED):
                 what = f"line {line}: intracranial_from is {MEASURED} or {LISTED}, not {source!r}"
                 raise ConfigError(what, where=path)

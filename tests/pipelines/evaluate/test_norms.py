@@ -319,6 +319,16 @@ def test_a_table_that_is_wrong_is_refused_with_its_line(
         read_norms(tmp_path / "norms.tsv", load_scheme("quicknat33"))
 
 
+def test_norms_without_a_source_of_intracranial_volumes_are_of_measured_ones(
+    table: Path, tmp_path: Path
+) -> None:
+    rows = pd.read_csv(table, sep="\t", dtype=str, keep_default_na=False)
+    older = rows.drop(columns="intracranial_from")
+    older.to_csv(tmp_path / "norms.tsv", sep="\t", index=False)
+    norms = read_norms(tmp_path / "norms.tsv", load_scheme("quicknat33"))
+    assert {curve.intracranial_from for curve in norms.curves.values()} == {"measured"}
+
+
 def test_medians_that_could_be_thousands_are_refused(
     table: Path, tmp_path: Path
 ) -> None:
