@@ -35,7 +35,7 @@
 // Positions that differ by less, in voxels, are the same.
 const SAME_VOXELS = 0.01;
 // A step of up to this many source voxels is left to linear interpolation alone.
-const STEP_OF_ONE_POINT = 1.25;
+const STEP_OF_ONE_POINT = 1.26;
 
 export const AXES = [0, 1, 2];
 

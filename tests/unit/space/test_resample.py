@@ -126,6 +126,11 @@ def test_down_sampling_averages_what_a_voxel_covers() -> None:
     np.testing.assert_allclose(coarse[:, 1, 1], [4, 0, 8])
 
 
+@pytest.mark.parametrize("mm", [0.8, 0.8 * (1 - 1e-7), 0.8 * (1 + 1e-7)])
+def test_voxels_of_four_fifths_are_not_averaged_however_rounded(mm: float) -> None:
+    assert [len(points) for points in grid_map((1 / mm, 1, 1)).points] == [1, 1, 1]
+
+
 def test_down_sampling_does_not_alias() -> None:
     stripes = one_line([0, 1] * 16)
     coarse = resample_image(stripes, grid_map((2, 1, 1), (0, 0, 0), (16, 4, 4)))
