@@ -79,6 +79,14 @@ export function checkAffine(affine, name) {
   }
 }
 
+/** Refuse a file with more behind its voxels than its format allows. */
+export function refuseRest() {
+  refuse(
+    "holds more data than its header announces",
+    "its header or its data are wrong; make it again",
+  );
+}
+
 /** Refuse voxels that are no numbers, or all the same. */
 export function checkValues(data) {
   let low = Infinity;

@@ -1,9 +1,11 @@
 // MGH files (.mgh, and .mgz once unpacked), as segmentation/io/headers.py reads them.
-import { checkAffine, checkShape, checkSpacing, refuse } from "./checks.js";
+import { checkAffine, checkShape, checkSpacing, refuse, refuseRest } from "./checks.js";
 
 /** @typedef {import("./grid.js").Volume} Volume */
 
 const VOXELS_AT = 284;
+// Number of bytes of scan parameters and history that may follow the voxels: 16 MiB.
+const MGH_TAGS = 16777216;
 const UNIT_LENGTH_TOLERANCE = 1e-3;
 // Voxel types by number; all are big-endian.
 const TYPES = {
@@ -65,6 +67,7 @@ function voxelsOf(view, shape, [getter, bytes, Kind]) {
   if (VOXELS_AT + out.byteLength > view.byteLength) {
     refuse("the file ends before its voxels do", "copy or download it again");
   }
+  if (view.byteLength - VOXELS_AT - out.byteLength > MGH_TAGS) refuseRest();
   for (let n = 0; n < out.length; n++) out[n] = view[getter](VOXELS_AT + n * bytes);
   return out;
 }

@@ -1,12 +1,14 @@
 // NIfTI files: read with the checks of segmentation/io/headers.py and orientation.py, and label
 // maps written.
 import { columnLengths, determinant } from "./grid.js";
-import { checkAffine, checkShape, checkSpacing, refuse } from "./checks.js";
+import { checkAffine, checkShape, checkSpacing, refuse, refuseRest } from "./checks.js";
 
 /** @typedef {import("./grid.js").Volume} Volume */
 
 const HEADER_BYTES = 348;
 const HEADER_2_BYTES = 540;
+// Number of zeros that may follow the voxels.
+const NIFTI_PADDING = 4096;
 // The codes of NIfTI for what a voxel is, and how it is read.
 const TYPES = {
   2: ["getUint8", 1, Uint8Array],
@@ -151,6 +153,8 @@ function voxelsOf(buffer, offset, length, shape, [getter, bytes, Kind], isLittle
   if (!isWhole || offset + count * bytes > buffer.byteLength) {
     refuse("the file ends before its voxels do", "copy or download it again");
   }
+  const rest = new Uint8Array(buffer, offset + count * bytes);
+  if (rest.length > NIFTI_PADDING || rest.some((byte) => byte)) refuseRest();
   if (isLittle || bytes === 1) {
     return new Kind(buffer.slice(offset, offset + count * bytes));
   }

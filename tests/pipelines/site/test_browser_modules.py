@@ -22,7 +22,7 @@ from pydicom import dcmread
 from pydicom.uid import RLELossless
 
 from trinat.pipelines.view.voxels import _surfaces
-from trinat.segmentation.errors import FormatError, InputError
+from trinat.segmentation.errors import FormatError, InputError, IntegrityError
 from trinat.segmentation.inference.localisation import brain_region
 from trinat.segmentation.inference.network import _grown
 from trinat.segmentation.inference.uncertainty import view_agreement
@@ -52,8 +52,8 @@ SAME_CONSTANTS = {
     "lesions.js": ("inference.checks.lesions",),
     "localisation.js": ("inference.localisation",),
     "measuring.js": ("inference.measuring",),
-    "mgh.js": ("io.headers",),
-    "nifti.js": ("io.headers", "io.orientation"),
+    "mgh.js": ("io.headers", "io.voxels"),
+    "nifti.js": ("io.headers", "io.orientation", "io.voxels"),
     "prior.js": ("inference.prior",),
     "resample.js": ("space.interpolation", "space.grid_map", "space.resample"),
     "reversal.js": ("inference.preparation",),
@@ -411,6 +411,7 @@ def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
     ("at", "value", "said"),
     [
         (42, b"\x05\x00", "fewer than 16 slices"),
+        (46, b"\x11\x00", "more data than its header"),  # 17 slices
         (40, b"\x04\x00", "2 volumes in one file"),
         (70, b"\x80\x00", "not one number a voxel"),
         (123, b"\x03", "units are not millimetres"),
@@ -431,6 +432,31 @@ def test_headers_are_refused(at: int, value: bytes, said: str, tmp_path: Path) -
     path.write_bytes(content)
     with pytest.raises(RuntimeError, match=said):
         call("read.js", "readScan", [file(path)])
+
+
+def test_bytes_behind_the_voxels_are_refused_as_in_python(tmp_path: Path) -> None:
+    straight("RAS").write(tmp_path / "scan.nii")
+    straight("RAS").write(tmp_path / "scan.mgz")
+    nifti = (tmp_path / "scan.nii").read_bytes()
+    mgh = gzip.decompress((tmp_path / "scan.mgz").read_bytes())
+    most = 16 * 2**20
+    accepted = {"a.nii": nifti + bytes(4096), "b.mgh": mgh + b"\1" * 100}
+    refused = {
+        "c.nii": nifti + bytes(4097),
+        "d.nii": nifti + b"\1",
+        "e.mgh": mgh + bytes(most + 1),
+    }
+    for name, content in (accepted | refused).items():
+        path = tmp_path / name
+        path.write_bytes(content)
+        if name in accepted:
+            Volume.read(path)
+            call("read.js", "readScan", [file(path)])
+            continue
+        with pytest.raises(IntegrityError):
+            Volume.read(path)
+        with pytest.raises(RuntimeError, match="more data than its header"):
+            call("read.js", "readScan", [file(path)])
 
 
 @pytest.mark.parametrize("kind", [np.int64, np.uint64])
