@@ -1,7 +1,8 @@
-// A scan of the DICOM files of a folder: the one T1-weighted series in it.
+// A scan of the DICOM files of a folder: the one T1-weighted series in it, or the one of any
+// contrast.
 // The same as segmentation/io/dicom/, which says why.
 import { checkShape, checkSpacing, refuse } from "./checks.js";
-import { isDicom, parseDicom } from "./dicom_file.js";
+import { isDicom, isPlain, parseDicom } from "./dicom_file.js";
 import { medianOf } from "./evidence.js";
 import { AXES, columnLengths } from "./grid.js";
 import { cross, dot } from "./linear.js";
@@ -65,27 +66,34 @@ const MAX_SHEAR = 1e-3;
 
 /**
  * @param {ArrayBuffer[]} buffers the files' bytes
+ * @param {boolean} anyContrast whether the scan may have another contrast than T1
  * @returns {Volume}
  */
-export function readDicom(buffers) {
-  const files = buffers.filter(isDicom).map((buffer) => ({
-    buffer,
-    dataset: parseDicom(buffer),
-  }));
+export function readDicom(buffers, anyContrast) {
+  const files = buffers.filter(isDicom).map(fileOf);
   if (!files.length) refuse("no DICOM file", "give a T1-weighted scan");
-  return volumeOf(onlyScan(files));
+  return volumeOf(onlyScan(files, anyContrast));
+}
+
+// A damaged file has no header, but its damage: it is left out, as a series that is no scan.
+function fileOf(buffer) {
+  try {
+    return { buffer, dataset: parseDicom(buffer), damage: "" };
+  } catch (error) {
+    return { buffer, dataset: {}, damage: error.message };
+  }
 }
 
 // ---- Series ----
 
-// The files of the one T1-weighted series.
-function onlyScan(files) {
+// The files of the one series that is a scan.
+function onlyScan(files, anyContrast) {
   const groups = new Map();
   for (const file of files) {
-    const { dataset } = file;
+    const { dataset, damage } = file;
     const key = JSON.stringify([
       first(dataset, "SeriesInstanceUID"),
-      whyLeftOut(dataset),
+      damage || whyLeftOut(dataset, anyContrast),
     ]);
     groups.set(key, [...(groups.get(key) ?? []), file]);
   }
@@ -105,19 +113,21 @@ function onlyScan(files) {
   const named = reasons.slice(0, MOST_PROBLEMS);
   if (more > 0) named.push(`and ${more} more`);
   const why = named.length ? ` (${named.join("; ")})` : "";
+  const kind = anyContrast ? "anatomical" : "T1-weighted";
   return refuse(
-    `${scans.length || "no"} T1-weighted series in it${why}`,
+    `${scans.length || "no"} ${kind} series in it${why}`,
     "give the files of one",
   );
 }
 
 /**
- * Return why an image does not belong to a T1-weighted 3D scan; "" if it may. Missing
- * elements count in favour of the image.
+ * Return why an image does not belong to a T1-weighted 3D scan, or with `anyContrast` to an
+ * anatomical one; "" if it may. Missing elements count in favour of the image.
  * @param {Dataset} dataset
+ * @param {boolean} anyContrast
  * @returns {string}
  */
-export function whyLeftOut(dataset) {
+export function whyLeftOut(dataset, anyContrast) {
   const modality = first(dataset, "Modality");
   if (modality !== "MR" || !MR_CLASSES.includes(first(dataset, "SOPClassUID"))) {
     return /^([A-Z]{2}|SEG|RT[A-Z]{1,8})$/.test(modality)
@@ -132,7 +142,7 @@ export function whyLeftOut(dataset) {
   const pulses = dataset.ScanningSequence ?? [];
   const isEchoPlanar = pulses.includes("EP") ||
     first(dataset, "EchoPlanarPulseSequence") === "YES";
-  const reasons = {
+  const againstAnatomy = {
     "a localiser": kinds.includes("LOCALIZER") || SCOUT.test(words),
     "a mosaic": kinds.includes("MOSAIC"),
     "derived from other images": kinds.some((kind) => DERIVED.includes(kind)),
@@ -140,11 +150,14 @@ export function whyLeftOut(dataset) {
     "echo-planar": isEchoPlanar,
     "an angiogram": first(dataset, "AngioFlag") === "Y",
     "its description names another kind of image": NO_ANATOMY.test(words) && !isT1,
+  };
+  const againstT1 = {
     "a 2D acquisition": first(dataset, "MRAcquisitionType") === "2D",
     "its contrast is not T1": !["T1", "UNKNOWN", "MIXED"].includes(contrast),
     [`its echo time is above ${MAX_ECHO_MS} ms`]: echoMs(dataset) > MAX_ECHO_MS,
     "its description names another contrast": OTHER_CONTRAST.test(words) && !isT1,
   };
+  const reasons = anyContrast ? againstAnatomy : { ...againstAnatomy, ...againstT1 };
   const found = Object.entries(reasons).find(([, holds]) => holds);
   return found ? found[0] : "";
 }
@@ -268,6 +281,12 @@ function framesOf({ buffer, dataset }) {
 }
 
 function checkPixels(dataset) {
+  if (!isPlain(dataset)) {
+    refuse(
+      "compressed DICOM files",
+      "export them uncompressed, or use trinat predict",
+    );
+  }
   const isGrey = first(dataset, "SamplesPerPixel") === 1 &&
     first(dataset, "PhotometricInterpretation") === "MONOCHROME2";
   if (!isGrey) refuse("not grey values", "give a T1-weighted scan");

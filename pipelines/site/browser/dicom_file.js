@@ -9,6 +9,8 @@ import { refuse } from "./checks.js";
  */
 
 const MAGIC_AT = 128;
+/** Number of bytes that say whether a file is DICOM. */
+export const START_BYTES = MAGIC_AT + 4;
 const IMPLICIT = "1.2.840.10008.1.2";
 const EXPLICIT = "1.2.840.10008.1.2.1";
 const UNDEFINED_LENGTH = 0xffffffff;
@@ -81,7 +83,7 @@ const ELEMENTS = {
 
 /** Return true if a file begins like a DICOM file. */
 export function isDicom(buffer) {
-  if (buffer.byteLength < MAGIC_AT + 4) return false;
+  if (buffer.byteLength < START_BYTES) return false;
   return String.fromCharCode(...new Uint8Array(buffer, MAGIC_AT, 4)) === "DICM";
 }
 
@@ -101,10 +103,15 @@ export function parseDicom(buffer) {
   }
 }
 
+/** Return true if the pixels of a file can be read as they are. */
+export function isPlain({ TransferSyntaxUID }) {
+  return [IMPLICIT, EXPLICIT].includes(TransferSyntaxUID?.[0]);
+}
+
 class Reader {
   constructor(buffer) {
     this.view = new DataView(buffer);
-    this.at = MAGIC_AT + 4;
+    this.at = START_BYTES;
     this.isExplicit = true;
     this.elements = 0;
   }
@@ -116,14 +123,7 @@ class Reader {
     while (this.at < this.view.byteLength && this.view.getUint16(this.at, true) === 2) {
       this.element(found);
     }
-    const syntax = found.TransferSyntaxUID?.[0];
-    if (syntax !== IMPLICIT && syntax !== EXPLICIT) {
-      refuse(
-        "compressed DICOM files",
-        "export them uncompressed, or use trinat predict",
-      );
-    }
-    this.isExplicit = syntax === EXPLICIT;
+    this.isExplicit = found.TransferSyntaxUID?.[0] !== IMPLICIT;
     this.dataset(found, this.view.byteLength);
     return found;
   }
@@ -147,8 +147,10 @@ class Reader {
     const { kind, length } = this.kindAndLength();
     const [keyword, form] = ELEMENTS[tag] ?? [];
     if (tag === PIXELS) {
-      if (length === UNDEFINED_LENGTH) refuse("compressed DICOM files", REMAKE);
-      found.Pixels = { start: this.at, end: this.at + length };
+      // Compressed pixels have no length.
+      if (length !== UNDEFINED_LENGTH) {
+        found.Pixels = { start: this.at, end: this.at + length };
+      }
       this.at += length;
     } else if (kind === "SQ" || form === "sequence" || length === UNDEFINED_LENGTH) {
       const items = this.items(length);

@@ -42,6 +42,7 @@
  * @property {string} model
  * @property {string} trinat
  * @property {string} licence
+ * @property {string} contrast of the scans that it segments: "T1" or "any"
  * @property {string} csf
  * @property {Class[]} classes background first
  * @property {View[]} views in the order in which they are fused

@@ -11,17 +11,17 @@ const READERS = { ".nii": readNifti, ".mgh": readMgh };
 const PACKED = { ".nii.gz": ".nii", ".mgz": ".mgh", ".mgh.gz": ".mgh" };
 // The first bytes of a zip: PK\3\4.
 const ZIP = 0x504b0304;
-const GIVE =
-  "give a T1-weighted scan as .nii, .nii.gz, .mgz or a folder of DICOM files";
+const GIVE = "give a scan as .nii, .nii.gz, .mgz or a folder of DICOM files";
 
 /**
  * @param {File[]} files one scan's: a file whose ending says what it is, or DICOM files
+ * @param {boolean} anyContrast whether a DICOM series may have another contrast than T1
  * @returns {Promise<Volume>}
  */
-export async function readScan(files) {
+export async function readScan(files, anyContrast = false) {
   const scan = isImage(files[0].name)
     ? await readImage(files[0])
-    : await readFolder(files);
+    : await readFolder(files, anyContrast);
   checkValues(scan.data);
   return scan;
 }
@@ -50,14 +50,14 @@ async function readImage(file) {
   return READERS[PACKED[packing] ?? endingOf(file.name, READERS)](bytes);
 }
 
-async function readFolder(files) {
+async function readFolder(files, anyContrast) {
   const buffers = [];
   for (const file of files) buffers.push(await file.arrayBuffer());
   if (files.length === 1 && !isDicom(buffers[0])) {
     if (isZip(buffers[0])) refuse("a zip", "unpack it, and drop the folder");
     refuse("not a known kind of scan", GIVE);
   }
-  return readDicom(buffers);
+  return readDicom(buffers, anyContrast);
 }
 
 const isZip = (buffer) =>

@@ -156,7 +156,8 @@ export class Site {
     job.began = performance.now();
     job.state = "running";
     job.stage = "reading";
-    this.worker.postMessage({ files: job.files });
+    const anyContrast = job.settings.contrast === "any";
+    this.worker.postMessage({ files: job.files, anyContrast });
   }
 
   hear(said) {

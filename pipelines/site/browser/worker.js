@@ -86,8 +86,8 @@ async function fetchFile(name) {
   return answer.arrayBuffer();
 }
 
-/** @param {{ files: File[] }} asked */
-async function work({ files }) {
+/** @param {{ files: File[], anyContrast: boolean }} asked */
+async function work({ files, anyContrast }) {
   const job = { isCancelled: false };
   current = job;
   const say = async (stage, share) => {
@@ -96,7 +96,7 @@ async function work({ files }) {
     await new Promise((resolve) => setTimeout(resolve));
     if (job.isCancelled) throw new Error("given up");
   };
-  const scan = await readScan(files);
+  const scan = await readScan(files, anyContrast);
   const picture = toShow(scan);
   const values = upright(scan);
   // Given away, not copied: a copy would keep the page from answering.

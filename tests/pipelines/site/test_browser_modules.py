@@ -537,10 +537,10 @@ def test_headers_are_noted_as_in_python(fields: dict[str, Any], tmp_path: Path) 
     assert found["notes"] == list(expected.notes)
 
 
-def read_folder(folder: Path) -> dict[str, Any]:
+def read_folder(folder: Path, *, any_contrast: bool = False) -> dict[str, Any]:
     """Return what the modules make of all files in a folder."""
     files = [file(path) for path in sorted(folder.iterdir())]
-    return call("read.js", "readScan", files)
+    return call("read.js", "readScan", files, any_contrast)
 
 
 def assert_same_scan(found: dict[str, Any], expected: Volume) -> None:
@@ -630,15 +630,54 @@ def test_other_series_are_refused_with_the_words_of_python(
     )
 
 
-def test_compressed_files_and_zips_are_refused_in_a_sentence(tmp_path: Path) -> None:
-    path = save(classic(small(), 0), tmp_path / "one.dcm")
+@pytest.mark.parametrize(
+    ("changes", "is_read"),
+    [
+        ({"SeriesDescription": "T2 FLAIR"}, True),
+        ({"MRAcquisitionType": "2D"}, True),
+        ({"EchoTime": 80}, True),
+        ({"AcquisitionContrast": "T2"}, True),
+        ({"ImageType": ["DERIVED", "PRIMARY", "MPR"]}, False),
+    ],
+)
+def test_series_of_any_contrast_are_read_as_in_python(
+    changes: dict[str, Any], is_read: bool, tmp_path: Path
+) -> None:
+    write_classic(tmp_path, small(), **changes)
+    if is_read:
+        expected = Volume.read(tmp_path, any_contrast=True)
+        assert_same_scan(read_folder(tmp_path, any_contrast=True), expected)
+        return
+    with pytest.raises(RuntimeError, match=r"^no anatomical series in it \(derived"):
+        read_folder(tmp_path, any_contrast=True)
+
+
+def compressed(path: Path) -> None:
+    """Compress the pixels of a DICOM file."""
     image = dcmread(path)
     image.compress(RLELossless)
     image.save_as(path)
+
+
+def test_damaged_and_compressed_files_beside_a_series_are_left_out(
+    tmp_path: Path,
+) -> None:
+    write_classic(tmp_path, small())
+    shot = classic(small(), 0, "shot", Modality="OT")
+    compressed(save(shot, tmp_path / "shot.dcm"))
+    damaged = save(classic(small(), 3, "cut"), tmp_path / "cut.dcm")
+    damaged.write_bytes(damaged.read_bytes()[:400])
+    assert_same_scan(read_folder(tmp_path), Volume.read(tmp_path))
+
+
+def test_compressed_series_and_zips_are_refused_in_a_sentence(tmp_path: Path) -> None:
+    paths = write_classic(tmp_path, small())
+    for path in paths:
+        compressed(path)
     with pytest.raises(RuntimeError, match=r"^compressed DICOM files: export them unc"):
         read_folder(tmp_path)
     with zipfile.ZipFile(tmp_path / "all.zip", "w") as archive:
-        archive.write(path)
+        archive.write(paths[0])
     with pytest.raises(RuntimeError, match=r"^a zip: unpack it, and drop the folder$"):
         call("read.js", "readScan", [file(tmp_path / "all.zip")])
 
