@@ -69,7 +69,10 @@ async function unpacked(file) {
   try {
     return await new Response(stream).arrayBuffer();
   } catch {
-    return refuse("the file is damaged", "copy or download it again");
+    return refuse(
+      "the file is damaged, or compressed in parts",
+      "compress it again, or use trinat predict",
+    );
   }
 }
 
