@@ -20,6 +20,7 @@ import {
 } from "../../pipelines/site/browser/measuring.js";
 import { Template } from "../../pipelines/site/browser/prior.js";
 import { CHECKS, gradeBy } from "../../pipelines/site/browser/quality.js";
+import { scansOf } from "../../pipelines/site/browser/read.js";
 import { Order } from "../../pipelines/site/browser/reversal.js";
 import { secondsLeft, Site } from "../../pipelines/site/browser/site.js";
 import { NUMBERS, toBits } from "../../pipelines/site/browser/half.js";
@@ -119,6 +120,12 @@ export function sharesAt(shares, shape, count, places) {
   const sums = new Float32Array(places.length * count);
   places.forEach((place, n) => template.addShares(place, sums, n * count));
   return sums;
+}
+
+/** The names of files, divided into scans. */
+export async function namesOfScans(files) {
+  const scans = await scansOf(files);
+  return scans.map((scan) => scan.map(({ name }) => name));
 }
 
 /** `Order` of voxels in three arrays. */

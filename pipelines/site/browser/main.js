@@ -1,7 +1,7 @@
 // The page of a site that `trinat export --format web` wrote: that of a service, answered by the
 // page itself.
 import { answerBy, byId, make, page, tell } from "../../view/page/page.js";
-import { isImage } from "./read.js";
+import { scansOf } from "./read.js";
 import { Site } from "./site.js";
 
 const HOW = "NIfTI, MGZ, or a folder of DICOM files. Nothing leaves this machine.";
@@ -66,18 +66,6 @@ function chooser(site) {
   });
   const select = make("select", { id: "model", onchange: choose }, ...options);
   return make("p", {}, make("label", {}, "Model ", select));
-}
-
-/**
- * Files that are scans by themselves, and all others together: a folder of DICOM files.
- * @param {File[]} files
- * @returns {File[][]}
- */
-function scansOf(files) {
-  const scans = files.filter(({ name }) => isImage(name)).map((file) => [file]);
-  const others = files.filter(({ name }) => !isImage(name));
-  if (others.length) scans.push(others);
-  return scans;
 }
 
 /**

@@ -1,7 +1,7 @@
 // A scan of the files that were dropped, or one line that says why not.
 import { checkValues, refuse } from "./checks.js";
 import { readDicom } from "./dicom.js";
-import { isDicom } from "./dicom_file.js";
+import { isDicom, START_BYTES } from "./dicom_file.js";
 import { readMgh } from "./mgh.js";
 import { readNifti } from "./nifti.js";
 
@@ -12,6 +12,25 @@ const PACKED = { ".nii.gz": ".nii", ".mgz": ".mgh", ".mgh.gz": ".mgh" };
 // The first bytes of a zip: PK\3\4.
 const ZIP = 0x504b0304;
 const GIVE = "give a scan as .nii, .nii.gz, .mgz or a folder of DICOM files";
+
+/**
+ * Divide files into scans: each image is one, and all DICOM files together are one. Beside images,
+ * files of other kinds are left out, such as the sidecars of BIDS.
+ * @param {File[]} files
+ * @returns {Promise<File[][]>}
+ */
+export async function scansOf(files) {
+  const images = files.filter(({ name }) => isImage(name));
+  const others = [];
+  for (const file of files) {
+    if (isImage(file.name)) continue;
+    const start = await file.slice(0, START_BYTES).arrayBuffer();
+    if (!images.length || isDicom(start)) others.push(file);
+  }
+  const scans = images.map((file) => [file]);
+  if (others.length) scans.push(others);
+  return scans;
+}
 
 /**
  * @param {File[]} files one scan's: a file whose ending says what it is, or DICOM files
@@ -27,7 +46,7 @@ export async function readScan(files, anyContrast = false) {
 }
 
 /** Return true if the ending of a file is that of a scan in a single file. */
-export function isImage(name) {
+function isImage(name) {
   return endingOf(name, PACKED) !== "" || endingOf(name, READERS) !== "";
 }
 

@@ -35,7 +35,7 @@ export const page = {
   asking: new AbortController(),
   // The files in what was dropped, and of which of them each scan is: to a server, one.
   filesIn: (transfer) => Promise.resolve([...transfer.files]),
-  scansOf: (files) => files.map((file) => [file]),
+  scansOf: (files) => Promise.resolve(files.map((file) => [file])),
   // Asks a service for its scans at once, not only when it is time.
   refresh: () => {},
 };

@@ -36,9 +36,10 @@ export function startService() {
   byId("drop").hidden = false;
   byId("judge").hidden = true;
   byId("where").textContent = "Scans and results are deleted after a while.";
-  byId("file").addEventListener("change", (event) => {
-    send(page.scansOf([...event.target.files]));
+  byId("file").addEventListener("change", async (event) => {
+    const files = [...event.target.files];
     event.target.value = "";
+    send(await page.scansOf(files));
   });
   const pageWanted = byId("drop").querySelector(".output[value=page]");
   pageWanted.addEventListener("change", () => {
@@ -54,7 +55,7 @@ export function startService() {
   }
   document.body.addEventListener("drop", async (event) => {
     const files = await page.filesIn(event.dataTransfer);
-    send(page.scansOf(files));
+    send(await page.scansOf(files));
   });
   page.refresh = () => refresh().catch(lost);
   watchScan(fillFiles);

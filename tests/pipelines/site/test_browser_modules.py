@@ -543,6 +543,27 @@ def read_folder(folder: Path, *, any_contrast: bool = False) -> dict[str, Any]:
     return call("read.js", "readScan", files, any_contrast)
 
 
+@pytest.mark.parametrize(
+    ("names", "scans"),
+    [
+        # Files whose names begin with IM are DICOM.
+        (["a.nii.gz", "a.json", "README"], [["a.nii.gz"]]),
+        (["IM1", "b.mgz", "b.json", "IM2"], [["b.mgz"], ["IM1", "IM2"]]),
+        (["IM1", "README"], [["IM1", "README"]]),
+        # Refused later, in a sentence.
+        (["README"], [["README"]]),
+    ],
+)
+def test_sidecars_beside_images_are_no_scan(
+    names: list[str], scans: list[list[str]]
+) -> None:
+    files = []
+    for name in names:
+        content = bytes(128) + b"DICM" if name.startswith("IM") else b"{}"
+        files.append({"$file": content, "name": name})
+    assert call(CALLABLE, "namesOfScans", files) == scans
+
+
 def assert_same_scan(found: dict[str, Any], expected: Volume) -> None:
     assert found["shape"] == list(expected.shape)
     np.testing.assert_allclose(found["affine"], expected.affine.ravel(), atol=1e-9)
