@@ -33,6 +33,8 @@ _NAMES = (
     "chrome",
 )
 _LIMIT_S = 180
+# Keys that act by their number in fields.
+_KEY_CODES = {"ArrowUp": 38, "ArrowDown": 40}
 HEADLESS = (
     "--headless=new",
     # Safe because all pages are our own; the sandbox cannot start as root or in a container.
@@ -164,19 +166,20 @@ class Browser:
             mobile=False,
         )
 
-    def press(self, key: str, *, shift: bool = False) -> None:
-        """Press a key of the keyboard, such as "n" or "Digit1"."""
-        code = key if len(key) > 1 else f"Key{key.upper()}"
-        shown = {"BracketLeft": "[", "BracketRight": "]"}.get(
-            key, key.removeprefix("Digit")
-        )
+    def press(self, key: str, code: str = "", *, shift: bool = False) -> None:
+        """Press the key that gives `key`, such as "n", "1", "!" or "ArrowDown".
+
+        `code` is the key's place on the keyboard, such as "Digit1"; by default that of a letter.
+        """
+        if not code:
+            code = key if len(key) > 1 else f"Key{key.upper()}"
+        facts: dict[str, Any] = {"key": key, "code": code}
+        if len(key) == 1:
+            facts["text"] = key
+        facts["windowsVirtualKeyCode"] = _KEY_CODES.get(key, 0)
         for kind in ("keyDown", "keyUp"):
             self._send(
-                "Input.dispatchKeyEvent",
-                type=kind,
-                key=shown,
-                code=code,
-                modifiers=8 * shift,
+                "Input.dispatchKeyEvent", type=kind, modifiers=8 * shift, **facts
             )
 
     def click(self, x: float, y: float) -> None:

@@ -87,6 +87,9 @@ const KEYS = [
 ];
 // Keys that rate: nobody rates in a service.
 const RATERS_KEYS = ["1", "2", "3", "M"];
+// Fields that take all keys.
+const TYPED_IN =
+  "input[type=search], input[type=text], input[type=number], #drop select";
 // Axis and direction in which a key moves the cross-hair.
 const ARROWS = {
   ArrowLeft: [0, -1],
@@ -136,13 +139,14 @@ function onKey(event) {
   if (document.querySelector("dialog[open]")) return;
   const { key, target } = event;
   if (key === "Escape") {
-    if (target.matches("input")) target.blur();
+    if (target.matches("input, select")) target.blur();
     else select(0);
     return;
   }
-  // Keys typed in a text field, and arrows in a slider, belong to the field.
-  if (target.matches("input[type=search], input[type=text]")) return;
-  if (target.matches("input") && key in ARROWS) return;
+  // Keys typed in a field, and arrows in a slider or list, belong to it. The lists of the brush
+  // leave letters to the page, so that its tools can be changed after a structure was chosen.
+  if (target.matches(TYPED_IN)) return;
+  if (target.matches("input, select") && key in ARROWS) return;
   const act = actOf(event);
   if (!act) return;
   event.preventDefault();
@@ -167,7 +171,8 @@ function actOf(event) {
     return () => moveInList(target, key === "ArrowDown" ? 1 : -1);
   }
   const digit = /^Digit([123])$/.exec(code);
-  if (digit && shiftKey) {
+  // French keyboards need Shift for the digit itself, which rates the scan.
+  if (digit && shiftKey && key !== digit[1]) {
     const structure = page.structures[page.structure - 1];
     const verdict = page.study.verdicts[Number(digit[1]) - 1];
     if (!structure || !isJudged(structure)) return undefined;
@@ -175,7 +180,7 @@ function actOf(event) {
   }
   if (key in ARROWS) return () => page.picture?.step(...ARROWS[key]);
   if (isCorrecting()) {
-    if (code === "KeyZ" && shiftKey) return redo;
+    if (key.toUpperCase() === "Z" && shiftKey) return redo;
   } else if (BRUSH_KEYS.some((each) => each.key === key.toUpperCase())) {
     return undefined;
   }

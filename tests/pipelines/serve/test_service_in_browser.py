@@ -136,11 +136,13 @@ def test_age_and_sex_are_asked_for_where_a_page_is_compared_with_norms(
             assert not page.evaluate("document.getElementById('participant').hidden")
 
             def send(count: int) -> None:
-                """Send this many files at once, of a woman of 30."""
+                """Send this many files at once, of a woman of 31."""
+                for field, keys in (("age", "31"), ("sex", "f")):
+                    page.evaluate(f"document.getElementById('{field}').focus()")
+                    for key in keys:
+                        page.press(key)
                 page.evaluate(
                     f"""(() => {{
-                        document.getElementById("age").value = "30";
-                        document.getElementById("sex").value = "F";
                         const bytes = Uint8Array.from(atob("{scan}"), (c) => c.charCodeAt(0));
                         const data = new DataTransfer();
                         for (let n = 0; n < {count}; n++) {{

@@ -115,7 +115,8 @@ def test_painted_undone_saved_and_there_again(
         (pictures / f"correct-{width}.png").write_bytes(page.picture())
         page.press("z")
         page.wait(f"{STATE}.startsWith('0 voxels')")
-        page.press("z", shift=True)
+        # On the keyboards of Germany, Z and Y have each other's places.
+        page.press("Z", "KeyY", shift=True)
         page.wait(f"{STATE}.startsWith('{first} voxels changed, draft kept')")
 
         # The page is closed halfway, and the kept draft reappears.
@@ -255,8 +256,10 @@ def test_each_tool_changes_what_it_says(
         # All voxels of 4 mm whose centres are within 8 mm.
         assert ball == 33
         page.press("t")
-        # Painting over background only changes nothing else.
-        choose(page, "within", 0)
+        # Painting over background only, which arrows choose, changes nothing else.
+        page.evaluate("document.getElementById('within').focus()")
+        page.press("ArrowDown")
+        assert page.evaluate(f"{BRUSH}.within") == 0
         choose(page, "pen", RIGHT_THALAMUS - 1)
         page.drag((x, y))
         assert changed(page) == ball

@@ -81,13 +81,14 @@ def test_a_study_is_looked_at_and_judged(address: str, tmp_path: Path) -> None:
         assert page.evaluate("document.getElementById('here').textContent") == (
             "R Thalamus · 52, 36, 28 mm · slices 14/20, 10/24, 8/18 · value 396"
         )
-        page.press("BracketRight")
+        page.press("]")
         assert page.evaluate("document.getElementById('opacity').value") == "0.6"
-        page.press("Digit3")
+        # The digit is typed with Shift on a French keyboard.
+        page.press("3", "Digit3", shift=True)
         page.wait(
             "!!document.querySelector('#judge [data-grade=reject][aria-pressed=true]')"
         )
-        page.press("Digit2", shift=True)
+        page.press("@", "Digit2", shift=True)
         look = "#structure-card [data-grade=look][aria-pressed=true]"
         page.wait(f"!!document.querySelector({look!r})")
         found = {
