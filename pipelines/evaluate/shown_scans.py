@@ -12,6 +12,7 @@ import pandas as pd
 from trinat.pipelines.evaluate.measuring import AlignedPair, Done, read_pair, scan_of
 from trinat.pipelines.evaluate.settings import EvaluationSettings
 from trinat.pipelines.study.files import ScanFile, find_images
+from trinat.pipelines.study.images import read_image
 from trinat.pipelines.study.pairing import partners_of
 from trinat.segmentation.errors import TrinatError, some
 from trinat.segmentation.io.orientation import TrustAffine
@@ -66,8 +67,11 @@ def lowest_scans(
         file = image_of.get(task.pair.truth.path)
         if file is not None:
             try:
-                scan = Volume.read(
-                    file.path, axes=file.axes, trust_affine=settings.trust_affine
+                scan = read_image(
+                    file.path,
+                    task.pair.prediction.path,
+                    axes=file.axes,
+                    trust_affine=settings.trust_affine,
                 )
                 image = on_grid_of(scan, pair.truth)[0]
             except (TrinatError, OSError) as error:
@@ -189,7 +193,7 @@ def _mosaic(
     from trinat.segmentation.space.conform import conform
 
     try:
-        scan = conform(Volume.read(image, trust_affine=trust_affine))
+        scan = conform(read_image(image, labels, trust_affine=trust_affine))
         label_map = Volume.read(labels, labels=True, trust_affine=trust_affine)
         numbers = conform(label_map, labels=True, plan=scan.plan).volume
     except (TrinatError, OSError):

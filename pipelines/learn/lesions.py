@@ -32,6 +32,7 @@ from trinat.pipelines.learn.learning import (
 from trinat.pipelines.learn.settings import FOR_STRUCTURES, LearnSettings
 from trinat.pipelines.models.held_out import BEFORE, choose, dice_lines, folds_of
 from trinat.pipelines.models.scans_with_truth import require_scans, work_on_each
+from trinat.pipelines.study.images import read_image
 from trinat.pipelines.study.pairing import Pair
 from trinat.pipelines.study.study import Study
 from trinat.segmentation.errors import ConfigError, EvaluationError
@@ -197,7 +198,7 @@ def _read(
     EvaluationError is raised if the scan has too little white matter or cortex.
     """
     path = pair.prediction.path
-    scan = Volume.read(path, trust_affine=settings.trust_affine)
+    scan = read_image(path, pair.truth.path, trust_affine=settings.trust_affine)
     mask = Volume.read(pair.truth.path, labels=True, trust_affine=settings.trust_affine)
     mask, _ = on_grid_of(mask, scan)
     prepared = predictor.prepare(scan)

@@ -93,6 +93,8 @@ def train_on(
     config["grid"] = model.info.preprocessing.shape
     config["fold"] = settings.numbering
     config["trust_affine"] = settings.trust_affine
+    # As the run did, if a scan that it segmented has such voxels.
+    config["fill_nonfinite"] = True
     checked = check(PrepareConfig, config, model.folder)
     summary = prepare_store(checked, store)
     for row in summary.rows:

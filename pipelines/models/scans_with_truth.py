@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from trinat.pipelines.models.held_out import name_of
 from trinat.pipelines.study.files import ScanFile, find_files
+from trinat.pipelines.study.images import read_image
 from trinat.pipelines.study.pairing import Pair, Pairing, pair_files
 from trinat.segmentation.errors import EvaluationError, TrinatError
 from trinat.segmentation.inference.predictor import Predictor
@@ -65,7 +66,9 @@ class Reader:
         predicts.
         """
         model = segmenter.model
-        scan = Volume.read(pair.prediction.path, trust_affine=self.trust_affine)
+        scan = read_image(
+            pair.prediction.path, pair.truth.path, trust_affine=self.trust_affine
+        )
         truth = Volume.read(
             pair.truth.path, labels=True, trust_affine=self.trust_affine
         )

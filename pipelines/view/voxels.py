@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from scipy import ndimage
 
 from trinat.pipelines.study.files import ScanFile
+from trinat.pipelines.study.images import read_image
 from trinat.pipelines.study.naming import LAYERS, Product
 from trinat.pipelines.study.study import digest
 from trinat.pipelines.view.viewed import ViewedStudy, structures_in
@@ -70,7 +71,7 @@ class Voxels:
         scan = self._study[number]
         path = _required(self._study.image(scan), "scan", scan)
         with self._lock:
-            volume = self._whole(path, path.stat().st_mtime_ns)
+            volume = self._whole(path, scan.labels, path.stat().st_mtime_ns)
         to_voxels = np.linalg.inv(volume.affine)
         # A position may be so far away that its index is no integer, or not even finite.
         with np.errstate(over="ignore", invalid="ignore"):
@@ -125,7 +126,7 @@ class Voxels:
                 # Without an image, show black on the grid of the label map.
                 path = _required(scan.labels, kind, scan)
                 return _to_bytes(_read_ras(path, labels=True), np.inf)
-            volume = self._whole(image, image.stat().st_mtime_ns)
+            volume = self._whole(image, scan.labels, image.stat().st_mtime_ns)
             thinned = volume.data[::3, ::3, ::3]
             brightest = float(np.percentile(thinned, _BRIGHTEST_PERCENT))
             return _to_bytes(volume, brightest or np.inf)
@@ -247,9 +248,12 @@ def _read_ras(path: Path, *, labels: bool = False) -> Volume:
     return reoriented(Volume.read(path, labels=labels), "RAS")
 
 
-def _read_whole(path: Path, _: int) -> Volume:
-    """Read a scan on RAS axes with its own values; the second argument is only a cache key."""
-    return _read_ras(path)
+def _read_whole(path: Path, labels: Path | None, _: int) -> Volume:
+    """Read a scan on RAS axes with its own values; the last argument is only a cache key.
+
+    `labels` is its label map.
+    """
+    return reoriented(read_image(path, labels), "RAS")
 
 
 def _to_bytes(volume: Volume, brightest: float) -> Volume:

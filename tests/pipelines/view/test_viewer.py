@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import nibabel as nib
+import numpy as np
 import pytest
-from helpers.studies import write_study
+from helpers.studies import AFFINE, write_study
 from helpers.viewer import ask
 
 from trinat.pipelines.learn.corrected import next_scans
@@ -222,6 +224,18 @@ def test_the_scans_own_value_is_told_at_a_place_in_mm(out: Path) -> None:
     assert value("-4,0,0") is None
     assert value("800,0,0") is None
     assert value("1e308,-1e308,1e308") is None
+
+
+def test_scans_that_needed_options_of_predict_are_shown(tmp_path: Path) -> None:
+    out = write_study(tmp_path / "out", ["a"])
+    scan = tmp_path / "scans/scan0.nii.gz"
+    data = nib.load(scan).get_fdata(dtype=np.float32)
+    data[0, 0, 0] = np.nan
+    nib.Nifti1Image(data, AFFINE).to_filename(scan)
+    page = client(out)
+    assert page.get("/v1/scans/0/scan").status_code == 200
+    assert page.get("/v1/scans/0/value?mm=0,0,0").json()["value"] == 0
+    assert page.get("/v1/scans/0/labels").status_code == 200
 
 
 @pytest.mark.parametrize("place", ["", "1,2", "1,2,x", "1,2,nan", "1,2,3,4"])
