@@ -537,7 +537,7 @@ def _group_table(courses: Sequence[Course]) -> Table | None:
         for group in groups:
             values = [one.change.value for one in of_structure if one.group == group]
             if not values:
-                cells.append(Cell(""))
+                cells.append(None)
                 continue
             mean = float(np.mean(values))
             text = number(mean, 2, sign=True).text

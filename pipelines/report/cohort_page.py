@@ -457,13 +457,14 @@ def _group_table(cohort: Cohort, key: str) -> Table | None:
         cells = []
         for group in groups:
             participants, mean, sd = found.loc[(structure, group)]
-            text = number(mean, digits).text
+            shown = number(mean, digits)
+            text = shown.text
             if not np.isnan(sd):
                 text += f" ± {sd:,.{digits}f}"
             elif participants == 1:
                 text += " (1 participant)"
             hint = count(int(participants), "participant")
-            cells.append(Cell(text, mean, hint=hint))
+            cells.append(Cell(text, shown.order, hint=hint))
         rows.append([Cell(short_name(structure), place), *cells])
     columns: Columns = ["Structure"]
     counts = []

@@ -20,6 +20,7 @@ from trinat.pipelines.report.changes import (
     courses_plot,
     retest_of,
 )
+from trinat.pipelines.report.page import UNDEFINED
 
 
 def course(
@@ -173,6 +174,14 @@ def test_the_noise_of_a_group_has_the_unit_of_its_changes() -> None:
     assert "mean ± SD (% a year)" in groups
     assert "Noise of a participant (% a year)" in groups
     assert ">0.50</td>" in groups
+
+
+def test_structures_that_a_group_lacks_are_sorted_last() -> None:
+    other = replace(course("b", [100, 96], group="AD"), structure="Right-Hippocampus")
+    page = page_of([course("a", [100, 98]), other])
+    groups = page[page.index('id="group-table"') :].split("</table>")[0]
+    # Each group lacks one of the two structures.
+    assert groups.count(f'data-order="{UNDEFINED}"') == 2
 
 
 def test_participants_without_a_group_are_not_all() -> None:

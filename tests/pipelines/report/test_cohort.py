@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -17,6 +18,7 @@ from trinat.pipelines.report.cohort import (
     participants_of,
 )
 from trinat.pipelines.report.cohort_page import cohort_drawings, cohort_page
+from trinat.pipelines.report.page import UNDEFINED
 from trinat.pipelines.report.participants import participants_plot
 from trinat.segmentation.errors import EvaluationError
 from trinat.segmentation.labels.scheme import load_scheme
@@ -205,6 +207,15 @@ def test_means_by_group_count_each_participant_once() -> None:
     page = cohort_page([Section.of_volumes(cohort_of(scans, SCHEME))], [], [], {})
     assert rows_of(page, "group-table")[0][1:] == ["3,000 ± 0", "1,500 ± 707"]
     assert "Participants: control: 2, patient: 2." in page
+
+
+def test_means_that_a_group_lacks_are_sorted_last() -> None:
+    scans = [replace(scan(n, 3000.0, None), group="control") for n in (0, 1)]
+    scans += [replace(scan(n, math.nan, None), group="patient") for n in (2, 3)]
+    page = cohort_page([Section.of_volumes(cohort_of(scans, SCHEME))], [], [], {})
+    groups = page[page.index('id="group-table"') :].split("</table>")[0]
+    assert "nan" not in groups
+    assert f'data-order="{UNDEFINED}"' in groups
 
 
 def test_a_volume_of_0_is_below_all_percentiles() -> None:

@@ -67,6 +67,12 @@ def test_everything_is_escaped() -> None:
     assert text.count("&lt;script&gt;alert(1)&lt;/script&gt;") > 20
 
 
+def test_choices_are_compared_with_their_spaces() -> None:
+    models = [[Cell("one  model")], [Cell("other")]]
+    shown = table("t", "Models", [Column("Model", pick=True)], models)
+    assert '<option value="one  model" selected>' in page(scans=shown)
+
+
 def test_what_no_one_sees_in_a_name_is_shown() -> None:
     """An invisible character in the name reverses the text.
 
