@@ -100,7 +100,7 @@ async function showValue(mm, line) {
   const path = `${pathOf(page.items[page.number])}/value?mm=${mm.join(",")}`;
   const { value } = await askJson(path, { signal: page.asking.signal });
   if (byId("here").textContent !== line || value === null) return;
-  const shown = Number(value.toPrecision(6)).toLocaleString("en");
+  const shown = value.toLocaleString("en", { maximumSignificantDigits: 6 });
   byId("here").textContent = `${line} · value ${shown}`;
 }
 

@@ -35,9 +35,11 @@ def address(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> Iterator[str]:
     count = getattr(request, "param", 20)
-    out = write_study(
-        tmp_path / "out", [EVIL, *(f"sub-{n:02d}" for n in range(1, count))]
-    )
+    names = [EVIL, *(f"sub-{n:02d}" for n in range(1, count))]
+    out = write_study(tmp_path / "out", names)
+    for path in (tmp_path / "scans").iterdir():
+        scan = Volume.read(path)
+        Volume(scan.data * np.float32(1e-6), scan.affine).write(path)
     with served(out, monkeypatch) as address:
         yield address
 
@@ -76,10 +78,10 @@ def test_a_study_is_looked_at_and_judged(address: str, tmp_path: Path) -> None:
             "document.querySelector('#structure-list li:not([hidden]) .structure').click()"
         )
         # Its 3 x 3 x 3 voxels of 4 mm are around voxel 13, 9, 7. Voxels count from 1, and the
-        # scan's own value is 200 and four times the label.
+        # scan's own value is a millionth of 200 and four times the label.
         page.wait("document.getElementById('here').textContent.includes('value')")
         assert page.evaluate("document.getElementById('here').textContent") == (
-            "R Thalamus · 52, 36, 28 mm · slices 14/20, 10/24, 8/18 · value 396"
+            "R Thalamus · 52, 36, 28 mm · slices 14/20, 10/24, 8/18 · value 0.000396"
         )
         page.press("]")
         assert page.evaluate("document.getElementById('opacity').value") == "0.6"
