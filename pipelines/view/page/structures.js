@@ -362,7 +362,9 @@ function factsOf(structure, place) {
     text = "not predicted by this model";
   } else if (volume !== undefined) {
     text = `${rounded(volume)} mm³`;
-    const brain = result.total_brain_mm3;
+    // The brain was measured before any correction of the structures.
+    const isCorrected = page.edited && !lesionsOf(structure);
+    const brain = isCorrected ? 0 : result.total_brain_mm3;
     if (volume && brain) share = `${((100 * volume) / brain).toFixed(2)} %`;
     if (structure.count > 1) inStudy = placeInStudy(structure, volume);
   }

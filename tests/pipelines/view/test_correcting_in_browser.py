@@ -327,12 +327,16 @@ def test_a_corrected_volume_is_held_against_what_was_predicted(
 ) -> None:
     # Both have a right thalamus of 27 voxels.
     out = write_study(tmp_path / "out", ["a", "b"])
+    card = "document.getElementById('structure-card').textContent"
     with served(out, monkeypatch) as address, opened(1280, 900) as page:
         load(page, address)
         begin(page)
+        assert "Of brain" in page.evaluate(card)
         stroke(page)
-        card = page.evaluate("document.getElementById('structure-card').textContent")
-    assert "corrected; 2 of 2 results are smaller" in card
+        corrected = page.evaluate(card)
+    assert "corrected; 2 of 2 results are smaller" in corrected
+    # The volume of the brain is that before the correction.
+    assert "Of brain" not in corrected
 
 
 def test_scans_to_correct_next_are_listed_in_their_order(
