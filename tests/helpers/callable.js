@@ -148,11 +148,17 @@ export function modelsOfScans() {
     terminate() {
       this.isEnded = true;
     }
-    postMessage({ files }) {
+    postMessage({ files, anyContrast }) {
       this.scans.push(files[0].name);
+      this.anyContrast = anyContrast;
     }
   };
-  const models = ["fast", "any"].map((model) => ({ model, classes: [], views: [] }));
+  const models = [["fast", "T1"], ["any", "any"]].map(([model, contrast]) => ({
+    model,
+    contrast,
+    classes: [],
+    views: [],
+  }));
   const site = new Site(models);
   const drop = (name) => site.accept([new File([], name)]);
   const end = () => site.hear({ kind: "failed", reason: "no head" });
@@ -167,7 +173,12 @@ export function modelsOfScans() {
   drop("three");
   return {
     before,
-    workers: loaded.map(({ model, scans, isEnded }) => [model, scans, !isEnded]),
+    workers: loaded.map(({ model, scans, isEnded, anyContrast }) => [
+      model,
+      scans,
+      !isEnded,
+      anyContrast,
+    ]),
   };
 }
 

@@ -241,11 +241,12 @@ def test_halves_are_those_of_numpy() -> None:
 
 def test_a_scan_is_segmented_by_the_model_that_was_chosen_when_it_was_dropped() -> None:
     found = call(CALLABLE, "modelsOfScans")
+    # With its scans, whether it still runs, and whether scans may be of any contrast.
     assert found["before"] == ["fast"]
     assert found["workers"] == [
-        ["fast", ["one"], False],
-        ["any", ["two"], False],
-        ["fast", ["three"], True],
+        ["fast", ["one"], False, False],
+        ["any", ["two"], False, True],
+        ["fast", ["three"], True, False],
     ]
 
 
