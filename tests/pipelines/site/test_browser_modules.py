@@ -685,7 +685,7 @@ def test_damaged_and_compressed_files_beside_a_series_are_left_out(
     tmp_path: Path,
 ) -> None:
     write_classic(tmp_path, small())
-    shot = classic(small(), 0, "shot", Modality="OT")
+    shot = classic(small(), 0, "shot", Modality="CT")
     compressed(save(shot, tmp_path / "shot.dcm"))
     damaged = save(classic(small(), 3, "cut"), tmp_path / "cut.dcm")
     damaged.write_bytes(damaged.read_bytes()[:400])
