@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from trinat.segmentation.errors import ConfigError, GeometryError
 from trinat.segmentation.grid import Grid, world_axes
 from trinat.segmentation.io.headers import Form, Header
-from trinat.segmentation.io.limits import SPACING_RANGE_MM
+from trinat.segmentation.io.limits import REMAKE, SPACING_RANGE_MM
 
 TrustAffine = Literal["sform", "qform", "header"]
 
@@ -55,19 +55,21 @@ def place(
 ) -> ChosenAffine:
     """Choose the affine of an image, which places it in space: that of the s-form or of the q-form.
 
-    The s-form takes precedence over the q-form. With the `trust` "sform" or "qform", that form is
-    used, whatever its code and whatever the other form says. With "header", nibabel's choice is
-    used: the s-form, else the q-form, else voxel axes to the left, front and top. `axes` (such as
-    "ASL") is used only if both forms have the code 0, unknown. Raises a GeometryError if the header
-    has no orientation, or contradicts itself or `axes`, and a ConfigError for an unknown `trust`.
+    If one form alone has a code above 0, it is used, whatever `trust` says. Otherwise the s-form
+    takes precedence over the q-form. With the `trust` "sform" or "qform", that form is used,
+    whatever the other form says. With "header", nibabel's choice is used: the s-form, else the
+    q-form, else voxel axes to the left, front and top. `axes` (such as "ASL") is used only if both
+    forms have the code 0, unknown. Raises a GeometryError if the header has no orientation, or
+    contradicts itself or `axes`, and a ConfigError for an unknown `trust`.
     """
     check_trust(trust)
     qform = header.qform
     sform = header.sform
-    if trust == "sform":
-        return _check_form(header, sform, "s-form", where)
-    if trust == "qform":
-        return _check_form(header, qform, "q-form", where)
+    if not _has_one_form(header):
+        if trust == "sform":
+            return _check_form(header, sform, "s-form", where)
+        if trust == "qform":
+            return _check_form(header, qform, "q-form", where)
     if not (qform.code or sform.code):
         return _place_without_form(header, trust, axes, where)
     if sform.code:
@@ -81,7 +83,7 @@ def place(
         )
     if trust == "header" or not (qform.code and sform.code):
         return taken
-    other = _affine_or_error(qform, "q-form", where)
+    other = _affine_or_error(header, qform, "q-form", where)
     if _sides_differ(taken.affine, other):
         raise GeometryError(
             "q- and s-form disagree about which side is left",
@@ -94,6 +96,11 @@ def place(
         return taken._replace(codes=(qform.code, sform.code))
     note = f"q- and s-form differ by up to {apart_mm:.1f} mm; the s-form is used"
     return taken._replace(notes=(*taken.notes, note))
+
+
+def _has_one_form(header: Header) -> bool:
+    """Return True if one form alone has a code above 0; the numbers of the other mean nothing."""
+    return bool(header.qform.code) != bool(header.sform.code)
 
 
 def _place_without_form(
@@ -122,7 +129,7 @@ def _check_form(header: Header, form: Form, name: str, where: Path) -> ChosenAff
     The code of the form is written for both forms of the output. `name` is its name for messages. A
     note is added if the header's voxel sizes differ from those of the form.
     """
-    affine = _affine_or_error(form, name, where)
+    affine = _affine_or_error(header, form, name, where)
     code = form.code or 1
     notes: tuple[str, ...] = ()
     if not np.allclose(_spacing(affine), header.zooms, rtol=_SAME_SPACING):
@@ -133,13 +140,16 @@ def _check_form(header: Header, form: Form, name: str, where: Path) -> ChosenAff
     return ChosenAffine(affine, (code, code), notes)
 
 
-def _affine_or_error(form: Form, name: str, where: Path) -> NDArray[np.float64]:
+def _affine_or_error(
+    header: Header, form: Form, name: str, where: Path
+) -> NDArray[np.float64]:
     """Return the affine of a form; raise a GeometryError if no scan can have this affine."""
+    remedy = REMAKE if _has_one_form(header) else _TRUST
     if form.affine is None:
-        raise GeometryError(f"its {name} is not a rotation", where=where, remedy=_TRUST)
+        raise GeometryError(f"its {name} is not a rotation", where=where, remedy=remedy)
     problem = _why_impossible(form.affine)
     if problem:
-        raise GeometryError(f"its {name} {problem}", where=where, remedy=_TRUST)
+        raise GeometryError(f"its {name} {problem}", where=where, remedy=remedy)
     return form.affine
 
 

@@ -154,6 +154,16 @@ def test_forms_without_a_code_can_be_trusted_by_name(tmp_path: Path) -> None:
         assert volume.codes == (1, 1)
 
 
+@pytest.mark.parametrize("form", ["qform", "sform"])
+@pytest.mark.parametrize("trust", ["qform", "sform"])
+def test_the_only_form_with_a_code_decides_whichever_is_trusted(
+    tmp_path: Path, form: str, trust: str
+) -> None:
+    volume = read(tmp_path, **{form: (turned(10), 2)}, trust_affine=trust)
+    np.testing.assert_allclose(volume.affine, turned(10), atol=1e-6)
+    assert (volume.codes, volume.notes) == ((2, 2), ())
+
+
 def test_axes_that_the_header_contradicts_are_refused(tmp_path: Path) -> None:
     form: dict[str, Any] = {"sform": (turned(10), 1)}
     assert read(tmp_path, **form, axes="LAS").axcodes == "LAS"
@@ -208,8 +218,11 @@ def test_an_impossible_s_form_is_refused(
 ) -> None:
     fields = tuple(("srow", i, float(x)) for i, x in enumerate(affine[:3].ravel()))
     with pytest.raises(GeometryError, match=f"its s-form {problem}") as caught:
-        read(tmp_path, sform=(turned(0), 1), changes=fields)
+        read(tmp_path, qform=(turned(0), 1), sform=(turned(0), 1), changes=fields)
     assert "--trust-affine" in caught.value.remedy
+    with pytest.raises(GeometryError, match=f"its s-form {problem}") as caught:
+        read(tmp_path, sform=(turned(0), 1), changes=fields)
+    assert "--trust-affine" not in caught.value.remedy
 
 
 def test_a_shear_within_the_limit_is_kept(tmp_path: Path) -> None:
