@@ -311,8 +311,14 @@ class Volume:
         voxels = np.asanyarray(image.dataobj)
         if not isinstance(image, nib.Nifti1Pair):
             return cls.of_array(voxels, image.affine, labels=labels)
+        fields = image.header
+        has_affine = image.affine is not None
+        # An affine that was changed in place is not in the header, which nibabel updates in saving.
+        if has_affine and not np.allclose(image.affine, fields.get_best_affine()):
+            fields = fields.copy()
+            _set_affine(fields, image.affine)
         # nibabel has scaled the voxels already, so the header must not scale them again.
-        header = replace(from_nifti(image.header, where), slope=1.0, inter=0.0)
+        header = replace(from_nifti(fields, where), slope=1.0, inter=0.0)
         affine, codes, notes = place(header, None, None, where)
         native = voxels.astype(voxels.dtype.newbyteorder("="), copy=False)
         # Drop axes of length 1 after the third.
@@ -366,9 +372,7 @@ class Volume:
         image = nib.Nifti1Image(voxels, None)
         # Set the affine in the header: the constructor of the image fails on affines that are
         # refused below with a better message.
-        image.header.set_sform(to_ras, "aligned")
-        zooms = np.linalg.norm(to_ras[:3, :3], axis=0)
-        image.header.set_zooms(zooms)
+        _set_affine(image.header, to_ras)
         checked = cls.of_image(image, labels=labels)
         # The header rounds the affine to float32. With that affine ITK would refuse the labels,
         # because they would not be at the position of the scan.
@@ -432,6 +436,14 @@ class Volume:
         if labels:
             image.header.set_intent("label")
         return image
+
+
+def _set_affine(header: Any, affine: NDArray[Any]) -> None:
+    """Set the affine of a nibabel NIfTI header as its only form, with the voxel sizes."""
+    header.set_sform(affine, "aligned")
+    header.set_qform(None, "unknown")
+    spacing_mm = np.linalg.norm(affine[:3, :3], axis=0)
+    header.set_zooms((*spacing_mm, *header.get_zooms()[3:]))
 
 
 # Accepted forms of a scan: a path, a Volume, voxels (X, Y, Z) with the affine (4, 4) that maps

@@ -37,6 +37,19 @@ def test_an_array_in_memory_is_taken_as_it_is_whatever_its_header_says() -> None
     np.testing.assert_array_equal(voxels, VOXELS)
 
 
+def test_an_affine_that_was_changed_in_place_is_taken_as_nibabel_saves_it() -> None:
+    image = image_of(VOXELS[..., None])
+    image.affine[0] *= -1
+    before = image.header.copy()
+    volume = Volume.of_image(image)
+    np.testing.assert_allclose(volume.affine, image.affine, atol=1e-5)
+    assert (volume.codes, volume.notes) == ((2, 2), ())
+    assert image.header == before
+    image.affine[0] = np.nan
+    with refusal(GeometryError):
+        Volume.of_image(image)
+
+
 def test_an_image_of_a_scan_is_no_label_map() -> None:
     volume = Volume.of_image(image_of(VOXELS))
     assert volume.to_nibabel().header.get_intent()[0] == "none"
