@@ -6,12 +6,12 @@ A row is never used for the scan of another participant. Ambiguous names are rep
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from trinat.segmentation.errors import some
+from trinat.segmentation.io.cells import composed
 
 # Covariates that a linear model of groups may have beside group and site.
 COVARIATES = ("age", "sex", "icv")
@@ -188,6 +188,5 @@ def _names_of(scan: str, participant: str, *, with_folder: bool = True) -> list[
 
 def _normalised(name: str) -> str:
     """Return a name without case, `sub-` and leading zeros: "1" for 1, 01, SUB-01 and sub_1."""
-    composed = unicodedata.normalize("NFC", name).casefold()
-    without = re.sub(r"^sub[-_]?(?=.)", "", composed)
+    without = re.sub(r"^sub[-_]?(?=.)", "", composed(name).casefold())
     return re.sub(r"(?<![0-9])0+(?=[0-9])", "", without)

@@ -32,6 +32,7 @@ from dataclasses import dataclass, replace
 from natsort import natsorted
 
 from trinat.segmentation.errors import some
+from trinat.segmentation.io.cells import composed
 
 # Names of sessions in OASIS-1 and -2, OASIS-3 and BIDS, and names of time points that users of
 # FreeSurfer choose.
@@ -109,12 +110,15 @@ def identify(scans: Sequence[Named]) -> list[Identity]:
 def identity_alone(scan: Named) -> Identity:
     """Return participant and session of a scan by its name and folders, without other scans.
 
-    If they tell nothing, the name of the scan is used as that of the participant.
+    If they tell nothing, the name of the scan is used as that of the participant. Names are
+    returned in Unicode's composed form, so that they can be compared.
     """
-    identity = identity_of(scan.name, scan.folders)
+    name = composed(scan.name)
+    folders = tuple(map(composed, scan.folders))
+    identity = identity_of(name, folders)
     if identity is not None:
         return identity
-    return Identity(scan.name, site=scan.folders)
+    return Identity(name, site=folders)
 
 
 def identity_of(name: str, folders: Sequence[str] = ()) -> Identity | None:

@@ -30,7 +30,7 @@ from trinat.segmentation.data.splits import (
     read_split,
 )
 from trinat.segmentation.errors import DatasetError, IntegrityError, summarise
-from trinat.segmentation.io.cells import MISSING, NO_NAME, age_in, sex_in
+from trinat.segmentation.io.cells import MISSING, NO_NAME, age_in, composed, sex_in
 from trinat.segmentation.io.files import (
     read_table,
     read_text,
@@ -469,7 +469,7 @@ def _rows_by_subject(path: Path) -> dict[str, dict[str, str]]:
     """Read participants.tsv: for each subject's name, a dictionary from column to cell.
 
     Cells that are empty or n/a become "". Other words are taken literally, because a participant
-    may be called NA.
+    may be called NA, but in Unicode's composed form.
     """
     table = read_table(path)
     for name in _PARTICIPANT_COLUMNS[:2]:
@@ -479,7 +479,7 @@ def _rows_by_subject(path: Path) -> dict[str, dict[str, str]]:
     for row in table.rows:
         cells = {}
         for title, cell in zip(table.titles, row.cells, strict=True):
-            cells[title] = "" if cell.lower() in NO_NAME else cell
+            cells[title] = "" if cell.lower() in NO_NAME else composed(cell)
         name = cells["participant_id"]
         if rows.setdefault(name, cells) != cells:
             raise DatasetError(

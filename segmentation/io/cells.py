@@ -34,6 +34,11 @@ _GROUPED = re.compile(
 )
 
 
+def composed(text: str) -> str:
+    """Return text in Unicode's composed form (NFC); macOS decomposes é into e and an accent."""
+    return unicodedata.normalize("NFC", text)
+
+
 def one_spelling(words: Iterable[str]) -> dict[str, str]:
     """Map each word to the most frequent spelling of it.
 
@@ -42,9 +47,9 @@ def one_spelling(words: Iterable[str]) -> dict[str, str]:
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     folded = {}
     for word in words:
-        composed = unicodedata.normalize("NFC", word)
-        folded[word] = composed.casefold()
-        counts[folded[word]][composed] += 1
+        spelling = composed(word)
+        folded[word] = spelling.casefold()
+        counts[folded[word]][spelling] += 1
     return {word: counts[key].most_common(1)[0][0] for word, key in folded.items()}
 
 

@@ -19,7 +19,7 @@ from trinat.segmentation.data.sources.base import (
     without_suffix,
 )
 from trinat.segmentation.errors import DatasetError
-from trinat.segmentation.io.cells import age_in, sex_in
+from trinat.segmentation.io.cells import age_in, composed, sex_in
 from trinat.segmentation.io.files import read_rows
 from trinat.segmentation.labels.folding import (
     GENERATION_FIRST_OUTSIDE,
@@ -93,15 +93,16 @@ def image_files(
 ) -> dict[str, Path]:
     """Return the image files of a folder by name without suffix, in natural order.
 
-    Hidden files and files with other suffixes are ignored; subfolders are not searched. Raises
-    DatasetError if two files have the same name, as a.nii and a.nii.gz.
+    Names are in Unicode's composed form, so that they can be compared. Hidden files and files
+    with other suffixes are ignored; subfolders are not searched. Raises DatasetError if two files
+    have the same name, as a.nii and a.nii.gz.
     """
     files: dict[str, Path] = {}
     for path in by_name(folder.iterdir()):
         has_suffix = path.name.lower().endswith(suffixes)
         if path.name.startswith(".") or not has_suffix:
             continue
-        name = without_suffix(path)
+        name = composed(without_suffix(path))
         if name in files:
             raise DatasetError(
                 f"both {files[name].name} and {path.name} are here", where=folder
@@ -158,7 +159,7 @@ def _from_table(table: Path, options: SourceOptions) -> Listed:
             continue
         yield Subject(
             id=safe_name(name),
-            participant=row.get("participant") or participant_of[name],
+            participant=composed(row.get("participant") or participant_of[name]),
             session=row.get("session") or None,
             image=image,
             labels=labels,

@@ -85,6 +85,13 @@ def participants(*paths: str) -> list[str]:
     return [scan.participant for scan in identities(*paths)]
 
 
+def test_accents_in_either_unicode_form_are_of_one_participant() -> None:
+    folder = "Jose\N{COMBINING ACUTE ACCENT}"
+    assert (
+        participants("Jos\xe9_V1", f"{folder}_V2", f"{folder}_V3/x") == ["Jos\xe9"] * 3
+    )
+
+
 def test_participants_of_two_sites_stay_apart() -> None:
     paths = ("A/sub-01_T1w", "B/sub-01_T1w", "A/sub-02_T1w", "C/sub-03_T1w")
     assert participants(*paths) == ["A/sub-01", "B/sub-01", "A/sub-02", "sub-03"]

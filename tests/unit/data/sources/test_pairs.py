@@ -30,6 +30,14 @@ def test_two_folders_are_paired_by_name(tmp_path: Path) -> None:
     }
 
 
+def test_accents_in_either_unicode_form_are_one_name(tmp_path: Path) -> None:
+    for path in ("images/Jos\xe9.nii", "labels/Jose\N{COMBINING ACUTE ACCENT}.nii"):
+        (tmp_path / path).parent.mkdir()
+        (tmp_path / path).touch()
+    (subject,) = list_subjects("pairs", tmp_path, DEFAULT).subjects
+    assert subject.labels is not None
+
+
 def test_a_folder_of_no_images_and_two_files_of_one_name_are_refused(
     tmp_path: Path,
 ) -> None:
