@@ -36,6 +36,7 @@ from trinat.pipelines.prepare.subject_job import (
 from trinat.pipelines.prepare.unpack import unpack_archives
 from trinat.pipelines.study.participants import Facts
 from trinat.pipelines.study.participants_check import match_participants, read_given
+from trinat.segmentation.data.identity import clash_among
 from trinat.segmentation.data.preparing import Cut
 from trinat.segmentation.data.slices import scheme_table
 from trinat.segmentation.data.sources.base import (
@@ -233,6 +234,9 @@ def _list_subjects(config: PrepareConfig) -> Listing:
             exclusions=(*listing.exclusions, *refused),
         )
     subjects = listing.subjects
+    clash = clash_among(subject.participant for subject in subjects)
+    if clash:
+        _log.warning("%s", clash)
     own = SOURCES[config.source].participants
     if own:
         subjects = _with_age_sex_family(subjects, config.root / own, config)

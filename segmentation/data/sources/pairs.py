@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -29,6 +30,14 @@ from trinat.segmentation.labels.folding import (
 
 _NAMES = ("subject", "participant", "session", "family")
 _TITLES = frozenset({"image", "labels", "mask", *_NAMES, "age", "sex"})
+# Other titles of these columns, which would be ignored.
+_OTHER_TITLES = {
+    "person": "participant",
+    "participant_id": "participant",
+    "subject_id": "subject",
+    "label": "labels",
+    "masks": "mask",
+}
 _Value = TypeVar("_Value")
 
 # Label maps of whole heads, from which training synthesises scans, have numbers beyond
@@ -112,21 +121,17 @@ def image_files(
 
 
 def _check_titles(rows: Sequence[Mapping[str, str]], table: Path) -> None:
-    """Raise DatasetError for a column title that is known but for its case.
+    """Raise DatasetError for another title of a known column, or its title in another case.
 
-    Its values would be ignored.
+    Its values would be ignored, which could divide a participant among the parts of a split.
     """
-    for title in rows[0] if rows else ():
-        meant = title.lower()
-        if title != meant and meant in _TITLES:
+    titles = rows[0] if rows else {}
+    for title in titles:
+        lower = title.lower()
+        meant = _OTHER_TITLES.get(lower, lower)
+        if meant in _TITLES and meant not in titles:
             raise DatasetError(
                 f"has a column {title!r}", where=table, remedy=f"call it {meant}"
-            )
-        if meant == "person":
-            # This column was read as the participant until 0.2; ignoring it could divide a
-            # participant among the parts of a split.
-            raise DatasetError(
-                f"has a column {title!r}", where=table, remedy="call it participant"
             )
 
 
@@ -139,19 +144,19 @@ def _from_table(table: Path, options: SourceOptions) -> Listed:
     """
     rows = read_rows(table, required=("image",), names=_NAMES)
     _check_titles(rows, table)
-    participant_of = _participants_of(
-        row.get("subject") or without_suffix(Path(row["image"]))
-        for row in rows
-        if row.get("image")
-    )
+    numbered = []
     for line, row in enumerate(rows, start=2):
-        if not row.get("image"):
+        if row["image"]:
+            numbered.append((line, row))
+        else:
             yield Exclusion(f"line {line}", "no image named", broken=True)
-            continue
+    named = _named([row for _, row in numbered], table.parent)
+    identities = identify(named)
+    for (line, row), scan, identity in zip(numbered, named, identities, strict=True):
+        name = scan.name
         image = table.parent / row["image"]
         labels = table.parent / row["labels"] if row.get("labels") else None
         mask = table.parent / row["mask"] if row.get("mask") else None
-        name = row.get("subject") or without_suffix(image)
         files = [path for path in (image, labels, mask) if path is not None]
         absent = [path.name for path in files if not path.is_file()]
         if absent:
@@ -159,7 +164,7 @@ def _from_table(table: Path, options: SourceOptions) -> Listed:
             continue
         yield Subject(
             id=safe_name(name),
-            participant=composed(row.get("participant") or participant_of[name]),
+            participant=composed(row.get("participant") or identity.participant),
             session=row.get("session") or None,
             image=image,
             labels=labels,
@@ -171,6 +176,23 @@ def _from_table(table: Path, options: SourceOptions) -> Listed:
             age=_parsed_cell(age_in, row, "age", line, table),
             sex=_parsed_cell(sex_in, row, "sex", line, table),
         )
+
+
+def _named(rows: Sequence[Mapping[str, str]], folder: Path) -> list[Named]:
+    """Return the name of the scan in each row, with its folders below the common one of all images.
+
+    `folder` is that of the table.
+    """
+    # resolve() would follow links.
+    images = [Path(os.path.abspath(folder / row["image"])) for row in rows]  # noqa: PTH100
+    root = os.path.commonpath([image.parent for image in images] or [folder])
+    return [
+        Named(
+            row.get("subject") or without_suffix(image),
+            image.parent.relative_to(root).parts,
+        )
+        for row, image in zip(rows, images, strict=True)
+    ]
 
 
 def _parsed_cell(

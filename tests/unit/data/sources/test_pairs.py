@@ -104,9 +104,33 @@ def test_label_maps_alone_have_no_image(tmp_path: Path) -> None:
     ]
 
 
-def test_a_column_person_is_refused_rather_than_ignored(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("title", "meant"),
+    [
+        ("person", "participant"),
+        ("participant_id", "participant"),
+        ("Subject_ID", "subject"),
+        ("label", "labels"),
+        ("Masks", "mask"),
+    ],
+)
+def test_another_title_of_a_column_is_refused_rather_than_ignored(
+    tmp_path: Path, title: str, meant: str
+) -> None:
     table = tmp_path / "pairs.tsv"
-    table.write_text("image\tperson\na.nii.gz\tanna\n")
+    table.write_text(f"image\t{title}\na.nii.gz\tanna\n")
     with pytest.raises(DatasetError) as caught:
         list_subjects("pairs", table, DEFAULT)
-    assert caught.value.remedy == "call it participant"
+    assert caught.value.remedy == f"call it {meant}"
+
+
+def test_folders_of_images_in_a_table_name_the_participants(tmp_path: Path) -> None:
+    images = ["sub-01/ses-1/a.nii", "sub-01/ses-2/b.nii", "sub-02/ses-1/c.nii"]
+    for image in images:
+        (tmp_path / "V1" / image).parent.mkdir(parents=True)
+        (tmp_path / "V1" / image).touch()
+    table = tmp_path / "pairs.csv"
+    absolute = tmp_path / "V1" / images[0]
+    table.write_text(f"image\n{absolute}\nV1/{images[1]}\nV1/{images[2]}\n")
+    subjects = list_subjects("pairs", table, DEFAULT).subjects
+    assert [one.participant for one in subjects] == ["sub-01", "sub-01", "sub-02"]
