@@ -38,6 +38,7 @@ from trinat.segmentation.data.identity import (
     Identity,
     Named,
     disambiguate,
+    identify,
     identity_alone,
 )
 from trinat.segmentation.data.sources.base import natural_order, without_suffix
@@ -52,7 +53,6 @@ from trinat.segmentation.data.sources.freesurfer import (
     find_image,
     find_labels,
     find_parcels,
-    participant_and_session,
     why_no_subject,
 )
 from trinat.segmentation.data.sources.pairs import image_files
@@ -400,19 +400,22 @@ def _of_subjects_dir(root: Path, find: Callable[[Path], Path | None]) -> list[Sc
     `find` gets the folder of a subject, and returns None if the file is missing. The list is empty
     for other folders. Templates and longitudinal bases are not subjects.
     """
-    files = []
+    found = []
     for folder in root.iterdir():
         if not folder.is_dir() or why_no_subject(folder):
             continue
         path = find(folder)
-        if path is None:
-            continue
-        participant, session = participant_and_session(folder.name)
+        if path is not None:
+            found.append((folder, path))
+    files = []
+    named = identify([Named(folder.name) for folder, _ in found])
+    for (folder, path), names in zip(found, named, strict=True):
+        participant = names.participant
         facts: dict[str, str] = {}
         if folder.name.startswith("sub-"):
             facts = entities(folder.name)
         identity = tuple(sorted(facts.items()))
-        file = ScanFile(folder.name, path, participant, session or "", identity)
+        file = ScanFile(folder.name, path, participant, names.scan, identity)
         files.append(replace(file, participant=participant, table_session=file.scan))
     return files
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from trinat.segmentation.data.identity import identity_of
+from trinat.segmentation.data.identity import Named, identify
 from trinat.segmentation.data.sources.base import (
     STRIPPED,
     Exclusion,
@@ -34,6 +34,7 @@ def _find(root: Path, options: SourceOptions) -> Listed:
     `options.image` and `options.labels` name the files to use; by default the first existing file
     of IMAGES and LABELS is used.
     """
+    found = []
     for folder in by_name(root.iterdir()):
         if not folder.is_dir() or folder.name.startswith("."):
             continue
@@ -48,11 +49,13 @@ def _find(root: Path, options: SourceOptions) -> Listed:
                 folder.name, f"none of these in mri/: {wanted}", broken=True
             )
             continue
-        participant, session = participant_and_session(folder.name)
+        found.append((folder, image))
+    identities = identify([Named(folder.name) for folder, _ in found])
+    for (folder, image), identity in zip(found, identities, strict=True):
         yield Subject(
             id=safe_name(folder.name),
-            participant=participant,
-            session=session,
+            participant=identity.participant,
+            session=identity.scan or None,
             image=image,
             labels=find_labels(folder, options.labels),
             extra=options.extra,
@@ -83,18 +86,6 @@ def find_labels(folder: Path, name: str | None = None) -> Path | None:
 def find_parcels(folder: Path) -> Path | None:
     """Return the label map with the Desikan-Killiany parcels in a subject's folder, or None."""
     return find_labels(folder, "aparc+aseg.mgz")
-
-
-def participant_and_session(name: str) -> tuple[str, str | None]:
-    """Return participant and session of a name such as sub-01_ses-2, OAS1_0001_MR1 or 07.long.base.
-
-    The session is all of the name that distinguishes the scan from the participant's other scans;
-    None if there is nothing. A name in no known pattern is the participant's.
-    """
-    identity = identity_of(name)
-    if identity is None:
-        return name, None
-    return identity.participant, identity.scan or None
 
 
 def why_no_subject(folder: Path) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -74,8 +74,8 @@ def _from_folders(images: Path, labels: Path, options: SourceOptions) -> Listed:
     if not image_of:
         raise DatasetError("no image (.nii.gz, .nii, .mgz) here", where=images)
     label_of = image_files(labels) if labels.is_dir() else {}
-    participant_of = _participants_of(image_of)
-    for name, image in image_of.items():
+    identities = identify([Named(name) for name in image_of])
+    for (name, image), identity in zip(image_of.items(), identities, strict=True):
         if label_of and name not in label_of:
             yield Exclusion(
                 name, f"no label map of that name in {labels.name}/", broken=True
@@ -83,7 +83,7 @@ def _from_folders(images: Path, labels: Path, options: SourceOptions) -> Listed:
             continue
         yield Subject(
             id=safe_name(name),
-            participant=participant_of[name],
+            participant=identity.participant,
             image=image,
             labels=label_of.get(name),
             extra=options.extra,
@@ -215,17 +215,8 @@ def _parsed_cell(
         raise DatasetError(what, where=table) from None
 
 
-def _participants_of(names: Iterable[str]) -> dict[str, str]:
-    """Return the participant of each scan by the scan's name: sub-01 for sub-01_ses-2_T1w."""
-    every = list(names)
-    identities = identify([Named(name) for name in every])
-    return {
-        name: scan.participant for name, scan in zip(every, identities, strict=True)
-    }
-
-
 def _find_label_maps(root: Path, options: SourceOptions) -> Listed:
-    """Yield every image file in `root` as the label map of one participant, without an image.
+    """Yield every image file in `root` as a label map without an image.
 
     Numbers are FreeSurfer's and those of label maps that training scans are synthesised from, such
     as 136 for the lining of a ventricle and 500 and above for skull and scalp, unless
@@ -237,10 +228,12 @@ def _find_label_maps(root: Path, options: SourceOptions) -> Listed:
         extra.update(GENERATION_FOLDED)
         ignore.update(_OUTSIDE)
     extra.update(options.extra)
-    for name, path in image_files(root).items():
+    found = image_files(root)
+    identities = identify([Named(name) for name in found])
+    for (name, path), identity in zip(found.items(), identities, strict=True):
         yield Subject(
             id=safe_name(name),
-            participant=name,
+            participant=identity.participant,
             image=None,
             labels=path,
             extra=extra,

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from helpers.listings import DEFAULT, reasons
 from helpers.miniatures import freesurfer_subject
 
 from trinat.segmentation.data.sources.base import SourceOptions
-from trinat.segmentation.data.sources.freesurfer import participant_and_session
 from trinat.segmentation.data.sources.registry import list_subjects
 
 
@@ -50,19 +48,8 @@ def test_the_freesurfer_files_to_take_can_be_named(tmp_path: Path) -> None:
     assert subject.labels == folder / "mri" / "aparc+aseg.mgz"
 
 
-@pytest.mark.parametrize(
-    ("name", "participant", "session"),
-    [
-        ("sub-01_ses-2a", "sub-01", "ses-2a"),
-        ("OAS1_0001_MR1", "OAS1_0001", "MR1"),
-        ("OAS30001_MR_d0129", "OAS30001", "MR_d0129"),
-        ("07_V2", "07", "V2"),
-        ("07_tp2.long.07", "07", "tp2"),
-        ("UCL_V001", "UCL_V001", None),
-        ("NIMH_MRC0017", "NIMH_MRC0017", None),
-    ],
-)
-def test_only_what_names_a_session_is_one(
-    name: str, participant: str, session: str | None
-) -> None:
-    assert participant_and_session(name) == (participant, session)
+def test_numbers_after_a_session_are_participants(tmp_path: Path) -> None:
+    for name in ("TRIAL_V1_001", "TRIAL_V1_002"):
+        freesurfer_subject(tmp_path, name)
+    subjects = list_subjects("freesurfer", tmp_path, DEFAULT).subjects
+    assert [one.participant for one in subjects] == ["TRIAL_001", "TRIAL_002"]

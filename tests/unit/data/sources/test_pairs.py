@@ -104,6 +104,13 @@ def test_label_maps_alone_have_no_image(tmp_path: Path) -> None:
     ]
 
 
+def test_label_maps_of_two_sessions_are_of_one_participant(tmp_path: Path) -> None:
+    for name in ("sub-01_ses-1.nii", "sub-01_ses-2.nii", "sub-02.nii"):
+        (tmp_path / name).touch()
+    subjects = list_subjects("labelmaps", tmp_path, DEFAULT).subjects
+    assert [one.participant for one in subjects] == ["sub-01", "sub-01", "sub-02"]
+
+
 @pytest.mark.parametrize(
     ("title", "meant"),
     [
