@@ -17,6 +17,7 @@ from trinat.segmentation.data.store import Store
 from trinat.segmentation.errors import DatasetError
 from trinat.segmentation.io.files import write_whole
 from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.labels.scheme import IGNORE
 from trinat.segmentation.rendering import pictures
 from trinat.segmentation.rendering.pictures import draw_rows, encoded, label_colors
 from trinat.segmentation.space.views import View, to_slices
@@ -57,6 +58,7 @@ def show_subject(
         image = stored_image(file, view).data
     if entry.has_labels:
         labels = stored_labels(file, view).data
+        labels = np.where(labels == IGNORE, 0, labels)
     # A missing image is shown in black.
     if image is None:
         assert labels is not None
@@ -132,7 +134,8 @@ def _slices_with_brain(
 ) -> tuple[Tensor, Tensor]:
     """Return `count` slices with much brain, evenly from one end of the brain to the other.
 
-    They are images (N, C, H, W) and classes (N, H, W). DatasetError, which names the store `root`,
+    They are images (N, C, H, W) and classes (N, H, W), which are background where a mask leaves
+    voxels out. DatasetError, which names the store `root`,
     if the subject has no labelled voxel.
     """
     foreground = dataset.class_counts[:, 1:].sum(axis=1)
@@ -144,7 +147,7 @@ def _slices_with_brain(
     slices = [dataset[number] for number in useful[places]]
     images = torch.stack([image for image, _ in slices])
     labels = torch.stack([classes for _, classes in slices])
-    return images, labels
+    return images, labels.where(labels != IGNORE, 0)
 
 
 def read_augmentation(path: Path | None) -> AugmentationConfig:

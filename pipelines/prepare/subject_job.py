@@ -78,6 +78,7 @@ class SubjectJob:
             file=stamp,
             has_image=subject.image is not None,
             has_labels=subject.labels is not None,
+            has_mask=subject.mask is not None,
             image=_original_of(subject.image, image, subject.image_axes),
             labels=_original_of(subject.labels, labels, subject.labels_axes),
             extra=subject.extra,

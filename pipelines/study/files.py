@@ -686,7 +686,8 @@ def stored_files(store: Store, subjects: Iterable[str], kind: str) -> list[ScanF
     """Return the files that subjects of a slice store were made from, in the order of `subjects`.
 
     `kind` is "labels" for label maps or "image" for scans. The files have the store's label numbers
-    and axes, so that they are read as `trinat prepare` read them. No file is opened.
+    and axes, so that they are read as `trinat prepare` read them. No file is opened. Raises
+    DatasetError for label maps with a mask, because they are no ground truth outside it.
     """
     participant_of = {
         metadata.subject: metadata.participant for metadata in store.metadata
@@ -695,6 +696,12 @@ def stored_files(store: Store, subjects: Iterable[str], kind: str) -> list[ScanF
     for name in subjects:
         original = _original(store, name, kind)
         entry = store.info.subjects[name]
+        if kind == "labels" and entry.has_mask:
+            raise DatasetError(
+                f"a mask leaves out voxels of {name}, which would be measured too",
+                where=store.root,
+                remedy="set both label maps to 0 outside the mask, and give files, not --store",
+            )
         numbers = dict(entry.extra)
         numbers.update(dict.fromkeys(entry.ignore, 0))
         file = ScanFile(

@@ -19,7 +19,7 @@ from trinat.segmentation.data.store import Store, subject_path
 from trinat.segmentation.errors import ConfigError, DatasetError
 from trinat.segmentation.io.limits import free_memory
 from trinat.segmentation.io.volume import Volume
-from trinat.segmentation.labels.scheme import LabelScheme
+from trinat.segmentation.labels.scheme import IGNORE, LabelScheme
 from trinat.segmentation.space.views import View, chosen_views, from_slices
 
 if TYPE_CHECKING:
@@ -104,8 +104,8 @@ class OpenedStore:
         Returns
         -------
         SliceDataset
-            An item is the image (C, H, W) float32 and the labels (H, W) uint8. Of slices without a
-            structure, every eighth is an item.
+            An item is the image (C, H, W) float32 and the labels (H, W) uint8, which are 255 where
+            a mask leaves voxels out. Of slices without a structure, every eighth is an item.
 
         Raises
         ------
@@ -139,7 +139,8 @@ class OpenedStore:
         -------
         torchio.SubjectsDataset
             A subject has `name`, `image` (1, X, Y, Z) float32 and `label` (1, X, Y, Z) uint8,
-            with the affine of the working grid (RAS axes, 1 mm).
+            with the affine of the working grid (RAS axes, 1 mm). Labels are 255 where a mask
+            leaves voxels out.
 
         Raises
         ------
@@ -174,7 +175,8 @@ class OpenedStore:
         -------
         list of dict
             `subject` is the name; `image` (1, X, Y, Z) float32 and `label` (1, X, Y, Z) uint8 are
-            MetaTensors. All are in memory: 84 MB per subject.
+            MetaTensors. Labels are 255 where a mask leaves voxels out. All are in memory: 84 MB
+            per subject.
 
         Raises
         ------
@@ -273,7 +275,12 @@ def stored_image(file: SubjectFile, view: View) -> Volume:
 def stored_labels(file: SubjectFile, view: View) -> Volume:
     """Assemble a subject's labels from a view's slices: uint8 (X, Y, Z), with RAS axes and 1 mm.
 
-    They are class indices in the scheme of the view.
+    They are class indices in the scheme of the view, and IGNORE in voxels that are not used in
+    training.
     """
-    slices = file.labels(view, 0, file.slice_count(view))
+    count = file.slice_count(view)
+    slices = file.labels(view, 0, count)
+    counted = file.counted(view, 0, count)
+    if counted is not None:
+        slices[~counted] = IGNORE
     return Volume(from_slices(slices, view), file.affine)

@@ -133,15 +133,17 @@ class StoredSubject(_Strict):
     """Entry of a subject in store.json.
 
     `fingerprint` is the hash of all settings and inputs. `file` has hash, size and time of the
-    subject's slice file. `image` and `labels` are the original files; None where there is no such
-    file. `extra` maps numbers of the label map to FreeSurfer numbers; numbers in `ignore` are
-    background. `pseudo` is the model that made the labels; None if no model did.
+    subject's slice file. With `has_mask`, some voxels are not used in training. `image` and
+    `labels` are the original files; None where there is no such file. `extra` maps numbers of the
+    label map to FreeSurfer numbers; numbers in `ignore` are background. `pseudo` is the model that
+    made the labels; None if no model did.
     """
 
     fingerprint: str
     file: FileStamp
     has_image: bool
     has_labels: bool
+    has_mask: bool = False
     image: Original | None = None
     labels: Original | None = None
     extra: Mapping[int, int] = {}

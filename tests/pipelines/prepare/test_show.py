@@ -6,7 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.miniatures import freesurfer_subject, head_labels, ixi_scan, write_nifti
+from helpers.miniatures import (
+    freesurfer_subject,
+    head_image,
+    head_labels,
+    ixi_scan,
+    write_nifti,
+)
 from helpers.refusals import refusal
 from PIL import Image
 
@@ -74,6 +80,22 @@ def test_label_maps_alone_can_be_shown(tmp_path: Path) -> None:
     )
     show_subject(tmp_path / "out", "seg", tmp_path / "a.png", whole_head=True)
     assert pixels(tmp_path / "a.png").std() > 5
+
+
+def test_slices_with_a_mask_can_be_shown(tmp_path: Path) -> None:
+    labels = head_labels()
+    write_nifti(tmp_path / "in/image.nii.gz", head_image(labels))
+    write_nifti(tmp_path / "in/labels.nii.gz", labels)
+    write_nifti(tmp_path / "in/mask.nii.gz", (labels == labels.max()).astype(np.uint8))
+    table = tmp_path / "in/pairs.csv"
+    table.write_text("image,labels,mask\nimage.nii.gz,labels.nii.gz,mask.nii.gz\n")
+    prepare_store(
+        PrepareConfig(source="pairs", root=table, grid=GRID), tmp_path / "out"
+    )
+    show_subject(tmp_path / "out", "image", tmp_path / "a.png")
+    show_augmented(tmp_path / "out", "image", tmp_path / "b.png", count=6)
+    assert pixels(tmp_path / "a.png").std() > 5
+    assert pixels(tmp_path / "b.png").std() > 5
 
 
 def test_a_missing_subject_is_told(root: Path, tmp_path: Path) -> None:

@@ -91,6 +91,18 @@ def test_predictions_of_a_stores_scans_are_measured_by_its_label_maps(
     assert {float(row["value"]) for row in rows if row["value"]} == {1.0}
 
 
+def test_label_maps_with_a_mask_are_no_ground_truth(tmp_path: Path) -> None:
+    build("pairs", tmp_path / "in")
+    table = tmp_path / "in/pairs.csv"
+    table.write_text(
+        "image,labels,mask\nimages/a.nii.gz,labels/a.nii.gz,labels/a.nii.gz\n"
+    )
+    _, store = prepare("pairs", table, tmp_path / "store")
+    with refusal(DatasetError, tmp_path / "store"):
+        stored_files(store, store.subjects, "labels")
+    assert stored_files(store, store.subjects, "image")
+
+
 def test_an_original_that_is_gone_is_told_with_its_place(tmp_path: Path) -> None:
     store = store_of("pairs", tmp_path)
     image = tmp_path / "in/images/a.nii.gz"

@@ -55,6 +55,26 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def test_voxels_that_a_mask_leaves_out_are_255(root: Path) -> None:
+    scheme = load_scheme("tissue4")
+    counted = np.ones((4, 5, 6), bool)
+    counted[0] = False
+    write_subject(
+        subject_path(root, "a"),
+        image=quantise(np.zeros((4, 5, 6), np.float32)),
+        labels=np.ones((4, 5, 6), np.uint8),
+        counted=counted,
+        affine=AFFINE,
+        scheme=scheme,
+        views=VIEWS,
+        fingerprint="a",
+    )
+    store = trinat.open_store(root)
+    expected = np.where(counted, 1, 255)
+    np.testing.assert_array_equal(store.subjects()[0]["label"].data[0], expected)
+    np.testing.assert_array_equal(store.monai()[0]["label"][0], expected)
+
+
 def test_slices_are_those_of_subjects_with_image_and_labels(root: Path) -> None:
     slices = trinat.open_store(root).slices("axial")
     assert slices.subjects == ("a",)
