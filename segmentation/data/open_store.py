@@ -145,11 +145,12 @@ class OpenedStore:
         Raises
         ------
         DatasetError
-            If the store lacks the part, or an image or labels.
+            If the store lacks the part, or an image or labels, or if it has sagittal slices only
+            and their labels do not tell left from right.
         """
         import torchio
 
-        view = whole_view(self._store)
+        view = self._view_of_volumes()
         found = []
         for name in self._names(part):
             path = subject_path(self._store.root, name)
@@ -181,11 +182,11 @@ class OpenedStore:
         Raises
         ------
         DatasetError
-            If the store lacks the part, an image or labels, or if memory is insufficient.
+            As for `subjects`, or if memory is insufficient.
         """
         from monai.data.meta_tensor import MetaTensor
 
-        view = whole_view(self._store)
+        view = self._view_of_volumes()
         names = self._names(part)
         found = []
         for number, name in enumerate(names):
@@ -211,6 +212,17 @@ class OpenedStore:
             }
             found.append(item)
         return found
+
+    def _view_of_volumes(self) -> View:
+        """Return the view from which to assemble volumes; their classes are those of `scheme`."""
+        view = whole_view(self._store)
+        if self.scheme.seen_in(view).names != self.scheme.names:
+            raise DatasetError(
+                f"the labels of its {view.value} slices do not tell left from right",
+                where=self._store.root,
+                remedy="prepare the coronal or the axial view too",
+            )
+        return view
 
     def _names(self, part: Part | None) -> tuple[str, ...]:
         """Return the names of the subjects of a part, or of all subjects with an image and labels.

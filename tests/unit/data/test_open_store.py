@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from pathlib import Path
 
@@ -167,6 +168,18 @@ def test_a_subject_of_a_part_without_labels_is_refused(root: Path) -> None:
     all_train(root)
     with refusal(DatasetError, root):
         trinat.open_store(root).subjects("train")
+
+
+def test_sagittal_slices_without_sides_give_no_volumes(tmp_path: Path) -> None:
+    root = small_store(tmp_path, {"a": (14, 16, 18)})
+    info = json.loads((root / "store.json").read_text())
+    info["views"] = ["sagittal"]
+    info["scheme"] = scheme_table(load_scheme("quicknat33"))
+    (root / "store.json").write_text(json.dumps(info))
+    store = trinat.open_store(root)
+    for volumes in (store.subjects, store.monai):
+        with refusal(DatasetError, root):
+            volumes()
 
 
 def test_what_the_store_lacks_is_told(root: Path) -> None:
