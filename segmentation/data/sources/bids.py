@@ -35,8 +35,9 @@ _SCAN_ENTITIES = ("sub", "ses", "run", "acq", "ce", "rec")
 OWN_SPACES = frozenset({None, "orig", "T1w", "individual"})
 # Values for cortical parcellations and other maps that do not segment structures.
 _NOT_STRUCTURES = frozenset({"aparcaseg", "carpet", "ribbon"})
-# Value of `desc` of a label map that was corrected by hand.
+# Values of `desc` of a label map that was corrected by hand, and of one that trinat predicted.
 _CORRECTED = "corrected"
+_PREDICTED = "trinat"
 # Entities that distinguish segmentations of one scan: `seg` since BIDS 1.11, `desc` before.
 _SEGMENTATION_ENTITIES = ("seg", "desc")
 
@@ -45,7 +46,8 @@ def _find(root: Path, options: SourceOptions) -> Listed:
     """Yield each raw T1w image as a subject, with labels from its derivatives.
 
     Labels are the `_dseg` of the same scan or those of a FreeSurfer folder. If several pipelines
-    have labels, `options.labels` names the one to use (derivatives/<name>).
+    have labels, `options.labels` names the one to use (derivatives/<name>). Label maps that trinat
+    has predicted are no ground truth, and are used only if their pipeline is named.
     """
     scans = by_name(anat_files(root, "T1w"))
     if not scans:
@@ -72,7 +74,10 @@ def _find(root: Path, options: SourceOptions) -> Listed:
             continue
         pairs: set[tuple[Path, Path]] = set()
         for pipeline in pipelines:
-            pairs.update(_image_label_pairs(path, own, pipeline))
+            for pair in _image_label_pairs(path, own, pipeline):
+                is_predicted = _desc(pair[1]) == _PREDICTED
+                if options.labels is not None or not is_predicted:
+                    pairs.add(pair)
         if len(pairs) > 1:
             names = ", ".join(sorted(labels.name for _, labels in pairs))
             yield Exclusion(name, f"several label maps: {names}", broken=True)
@@ -173,17 +178,18 @@ def _image_label_pairs(
         if _is_segmentation_of(labels, own)
     ]
     # A correction by hand replaces the label map that it corrects.
-    corrected = [
-        labels
-        for labels in found
-        if entities(without_suffix(labels)).get("desc") == _CORRECTED
-    ]
+    corrected = [labels for labels in found if _desc(labels) == _CORRECTED]
     for labels in corrected or found:
         # fMRIPrep resamples the scan, and stores the resampled image next to the labels.
         stem = "_".join(f"{key}-{value}" for key, value in own.items())
         preprocessed = next(anat.glob(f"{stem}_desc-preproc_T1w.nii*"), None)
         image = scan if preprocessed is None else preprocessed
         yield image, labels
+
+
+def _desc(labels: Path) -> str | None:
+    """Return the BIDS entity `desc` of a label map; None if its name has none."""
+    return entities(without_suffix(labels)).get("desc")
 
 
 def _participant_folder(scan: Path, own: Mapping[str, str]) -> Path:
@@ -270,7 +276,8 @@ SOURCE = Source(
     find=_find,
     nothing="no sub-*/[ses-*/]anat/*_T1w.nii[.gz] here",
     remedy="--root is a BIDS dataset",
-    advice="no labels were found under derivatives/: only images for prediction can be prepared",
+    advice="no labels were found under derivatives/, where trinat's own results count only if "
+    "--label-maps names their folder: only images for prediction can be prepared",
     partly_labelled=True,
     participants="participants.tsv",
 )

@@ -68,7 +68,7 @@ def test_bids_takes_magnitude_images_only(tmp_path: Path) -> None:
     ("right", "other"),
     [
         ("seg-aseg", "seg-aparcaseg"),
-        ("space-orig_desc-trinat", "space-orig_seg-callosum"),
+        ("space-orig_desc-aseg", "space-orig_seg-callosum"),
         ("space-orig_desc-corrected", "space-orig_desc-trinat"),
     ],
     ids=["parcels", "callosum", "correction"],
@@ -82,6 +82,18 @@ def test_of_two_maps_of_a_scan_one_has_its_structures(
     bids_scan(tmp_path, f"sub-01_{other}_dseg.nii.gz", *anat)
     (subject,) = list_subjects("bids", tmp_path, DEFAULT).subjects
     assert subject.labels == expected
+
+
+def test_predictions_of_trinat_are_labels_only_if_their_folder_is_named(
+    tmp_path: Path,
+) -> None:
+    bids_scan(tmp_path, "sub-01_T1w.nii.gz", "sub-01", "anat")
+    anat = ("derivatives", "own", "sub-01", "anat")
+    predicted = bids_scan(tmp_path, "sub-01_space-orig_desc-trinat_dseg.nii.gz", *anat)
+    (subject,) = list_subjects("bids", tmp_path, DEFAULT).subjects
+    assert subject.labels is None
+    (subject,) = list_subjects("bids", tmp_path, SourceOptions(labels="own")).subjects
+    assert subject.labels == predicted
 
 
 def test_bids_takes_the_image_that_was_segmented(tmp_path: Path) -> None:
