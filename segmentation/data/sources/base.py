@@ -147,6 +147,7 @@ class Source:
     `wanted_member(name)` returns True for a file of an archive that is to be unpacked.
     `member_axes(path)` returns the voxel axes of an Analyze file, whose header lacks them, or None.
 
+    - `uses`: options that it uses, of `image`, `labels` and `subjects_dir`; others are refused.
     - `partly_labelled`: it is usual that some scans have labels and others do not.
     - `fixed_numbers`: the dataset has label numbers of its own, which options cannot change.
     - `published_training`: the training subjects of a published split; all others test.
@@ -159,6 +160,7 @@ class Source:
     advice: str = ""
     wanted_member: Callable[[str], bool] = _no_member
     member_axes: Callable[[Path], str | None] = _axes_of_header
+    uses: tuple[str, ...] = ()
     partly_labelled: bool = False
     fixed_numbers: bool = False
     published_training: tuple[str, ...] = ()

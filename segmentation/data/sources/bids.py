@@ -274,6 +274,7 @@ def kind_of_labels(labels: Path) -> Literal["", "tissues", "parcels", "callosum"
 
 SOURCE = Source(
     find=_find,
+    uses=("labels",),
     nothing="no sub-*/[ses-*/]anat/*_T1w.nii[.gz] here",
     remedy="--root is a BIDS dataset",
     advice="no labels were found under derivatives/, where trinat's own results count only if "

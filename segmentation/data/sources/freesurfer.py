@@ -20,7 +20,15 @@ from trinat.segmentation.data.sources.base import (
 
 # From the least to the most processed image; all are on the grid of aseg.mgz.
 IMAGES = ("orig.mgz", "nu.mgz", "T1.mgz", "norm.mgz", "brainmask.mgz", "brain.mgz")
-LABELS = ("aseg.mgz", "aparc+aseg.mgz", "aparc.DKTatlas+aseg.mgz", "aseg.auto.mgz")
+# Label maps of the whole brain. The last two are FastSurfer's, without surfaces.
+LABELS = (
+    "aseg.mgz",
+    "aparc+aseg.mgz",
+    "aparc.DKTatlas+aseg.mgz",
+    "aseg.auto.mgz",
+    "aseg.auto_noCCseg.mgz",
+    "aparc.DKTatlas+aseg.deep.mgz",
+)
 _STRIPPED = frozenset({"norm.mgz", "brainmask.mgz", "brain.mgz"})
 
 _TEMPLATES = re.compile(
@@ -117,6 +125,7 @@ def _mgz(name: str) -> str:
 
 SOURCE = Source(
     find=_find,
+    uses=("image", "labels"),
     nothing="no subject folder here",
     remedy="--root is a SUBJECTS_DIR",
 )

@@ -86,6 +86,7 @@ def _is_scan(name: str) -> bool:
 
 SOURCE = Source(
     find=_find,
+    uses=("image", "labels", "subjects_dir"),
     nothing="no IXI scan (IXI002-Guys-0828-T1.nii.gz, ...) here",
     remedy="fetch them with `trinat data get ixi`",
     advice="IXI has no labels: make them with `recon-all -s IXI002 -i IXI002-Guys-0828-T1.nii.gz "

@@ -181,6 +181,7 @@ def _participant_of(scan: str, participants: Mapping[str, str]) -> str:
 
 SOURCE = Source(
     find=_find,
+    uses=("image",),
     nothing="no scan of the challenge (1000_3.nii.gz or 1000_SS.nii.gz) here",
     remedy="--root is the folder with training-images/ and training-labels/, or with all files in "
     "one; `trinat data list` says how to get them",

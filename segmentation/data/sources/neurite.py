@@ -87,6 +87,7 @@ def _wanted_member(name: str) -> bool:
 
 SOURCE = Source(
     find=_find,
+    uses=("image",),
     nothing="no Neurite-OASIS session (OASIS_OAS1_0001_MR1, ...) here",
     remedy="fetch it with `trinat data get neurite`",
     wanted_member=_wanted_member,

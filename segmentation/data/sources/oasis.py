@@ -227,6 +227,7 @@ def _axes_of_folder(path: Path) -> str | None:
 
 SOURCE = Source(
     find=_find,
+    uses=("image", "subjects_dir"),
     nothing="no OASIS-1 session (OAS1_0001_MR1, ...) here",
     remedy="fetch a disc with `trinat data get oasis1`",
     wanted_member=wanted_member,

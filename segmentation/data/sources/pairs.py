@@ -242,7 +242,7 @@ def _find_label_maps(root: Path, options: SourceOptions) -> Listed:
         )
 
 
-PAIRS = Source(find=_find)
+PAIRS = Source(find=_find, uses=("image", "labels"))
 LABEL_MAPS = Source(
     find=_find_label_maps, nothing="no label map (.nii.gz, .nii, .mgz) here"
 )

@@ -35,6 +35,13 @@ SOURCES: Mapping[str, Source] = {
     "labelmaps": pairs.LABEL_MAPS,
 }
 
+# Options of `SourceOptions` that not all sources use, as they are called on the command line.
+_OPTIONS = {
+    "image": "--image",
+    "labels": "--label-maps",
+    "subjects_dir": "--subjects-dir",
+}
+
 
 def list_subjects(
     source: str,
@@ -48,7 +55,8 @@ def list_subjects(
     `source` is the name of a dataset or format, and `root` a folder or a table. If some subjects
     have labels, those without labels are excluded, unless `keep_unlabelled`. Raises ConfigError for
     an unknown source or for options that the source does not support, and DatasetError if nothing
-    is found or two subjects get the same name.
+    is found, if no subject has the labels that an option names, or if two subjects get the same
+    name.
     """
     if source not in SOURCES:
         raise ConfigError(
@@ -63,6 +71,9 @@ def list_subjects(
             f"the label numbers of {source} are known",
             remedy="leave out the folding table (fold), extra and ignore",
         )
+    for name, option in _OPTIONS.items():
+        if getattr(options, name) is not None and name not in dataset.uses:
+            raise ConfigError(f"{option} does not apply to the source {source}")
     found = list(dataset.find(root, options))
     if not found and dataset.nothing:
         raise DatasetError(dataset.nothing, where=root, remedy=dataset.remedy)
@@ -78,6 +89,13 @@ def list_subjects(
             )
 
     labelled = tuple(subject for subject in listing.subjects if subject.labels)
+    wanted = options.labels or options.subjects_dir
+    if wanted and listing.subjects and not labelled:
+        raise DatasetError(
+            f"no subject has labels in {wanted}",
+            where=root,
+            remedy="check --label-maps and --subjects-dir, or leave them out",
+        )
     # If no subject has labels, all are kept, for prediction.
     if keep_unlabelled or not labelled:
         return listing

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from helpers.listings import DEFAULT, reasons
 from helpers.miniatures import freesurfer_subject
 
@@ -46,6 +47,15 @@ def test_the_freesurfer_files_to_take_can_be_named(tmp_path: Path) -> None:
     (subject,) = list_subjects("freesurfer", tmp_path, options).subjects
     assert subject.image == folder / "mri" / "T1.mgz"
     assert subject.labels == folder / "mri" / "aparc+aseg.mgz"
+
+
+@pytest.mark.parametrize(
+    "labels", ["aseg.auto_noCCseg.mgz", "aparc.DKTatlas+aseg.deep.mgz"]
+)
+def test_label_maps_of_fastsurfer_are_found(tmp_path: Path, labels: str) -> None:
+    freesurfer_subject(tmp_path, "s", labels=labels)
+    (subject,) = list_subjects("freesurfer", tmp_path, DEFAULT).subjects
+    assert subject.labels.name == labels
 
 
 def test_numbers_after_a_session_are_participants(tmp_path: Path) -> None:

@@ -60,6 +60,41 @@ def test_numbers_for_generation_mean_nothing_in_another_numbering(
     assert (subject.extra, subject.ignore) == ({}, ())
 
 
+@pytest.mark.parametrize(
+    ("source", "options"),
+    [
+        ("bids", SourceOptions(image="nu")),
+        ("bids", SourceOptions(subjects_dir=Path("fs"))),
+        ("freesurfer", SourceOptions(subjects_dir=Path("fs"))),
+        ("malc", SourceOptions(labels="x")),
+    ],
+)
+def test_options_that_a_source_does_not_use_are_refused(
+    tmp_path: Path, source: str, options: SourceOptions
+) -> None:
+    with pytest.raises(ConfigError, match="does not apply"):
+        list_subjects(source, tmp_path, options)
+
+
+@pytest.mark.parametrize(
+    ("source", "options"),
+    [
+        ("pairs", SourceOptions(labels="manaul")),
+        ("freesurfer", SourceOptions(labels="aseg.presurf")),
+        ("ixi", SourceOptions(subjects_dir=Path("nowhere"))),
+    ],
+)
+def test_labels_that_are_named_must_exist(
+    tmp_path: Path, source: str, options: SourceOptions
+) -> None:
+    for path in ("images/a.nii", "s/mri/orig.mgz", "IXI002-Guys-0828-T1.nii"):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).touch()
+    assert list_subjects(source, tmp_path, DEFAULT).subjects
+    with refusal(DatasetError, tmp_path):
+        list_subjects(source, tmp_path, options)
+
+
 def test_an_unknown_source_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="name one of oasis1"):
         list_subjects("nowhere", tmp_path, DEFAULT)
