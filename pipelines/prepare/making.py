@@ -169,7 +169,7 @@ def prepare_store(
             if is_done and _file_state(job.path) == stamp:
                 current += 1
         return _write_store_tables(
-            config.source, out, listing, outcomes, cut, csf, current
+            config.source, out, listing, outcomes, known, cut, csf, current
         )
 
 
@@ -273,6 +273,7 @@ def _write_store_tables(
     out: Path,
     listing: Listing,
     outcomes: Mapping[str, Outcome],
+    known: Mapping[str, StoredSubject],
     cut: Cut,
     csf: Csf,
     current: int,
@@ -282,7 +283,8 @@ def _write_store_tables(
     store.json, which opens the store, is written last. `outcomes` has the outcome of each subject
     by its id. `csf` is "region" if CSF in the labels is a small region, as in aseg, and
     "intracranial" if it is all fluid inside the skull. `listing` has the subjects and the entries
-    that cannot be used. `current` is the number of subjects that were up to date before this run.
+    that cannot be used. `known` has the subjects of the store before this run, and `current` is the
+    number of those that were up to date.
     """
     rows = _ledger_rows(listing, outcomes)
     write_ledger(out, rows)
@@ -300,8 +302,8 @@ def _write_store_tables(
     for path in (out / "subjects").glob("*.h5"):
         if path.stem not in stored:
             path.unlink()  # no longer in the source
-    for line in write_participants(out, done):
-        _log.info("%s", line)
+    for line in write_participants(out, done, known):
+        _log.warning("%s", line)
     fold = None
     if done:
         fold = done[0].fold  # All come from one source.

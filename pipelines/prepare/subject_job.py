@@ -85,6 +85,7 @@ class SubjectJob:
             ignore=subject.ignore,
             pseudo=self.pseudo,
             licence=subject.licence,
+            participant=subject.participant,
         )
 
     @property

@@ -136,7 +136,8 @@ class StoredSubject(_Strict):
     subject's slice file. With `has_mask`, some voxels are not used in training. `image` and
     `labels` are the original files; None where there is no such file. `extra` maps numbers of the
     label map to FreeSurfer numbers; numbers in `ignore` are background. `pseudo` is the model that
-    made the labels; None if no model did.
+    made the labels; None if no model did. `participant` is the participant that the source named;
+    in participants.tsv the user may have corrected it.
     """
 
     fingerprint: str
@@ -150,6 +151,7 @@ class StoredSubject(_Strict):
     ignore: tuple[int, ...] = ()
     pseudo: Pseudo | None = None
     licence: str = ""
+    participant: str = ""
 
     @property
     def scan(self) -> str | None:
@@ -419,13 +421,18 @@ def subject_path(root: Path, subject: str) -> Path:
     return root / "subjects" / f"{subject}.h5"
 
 
-def write_participants(root: Path, subjects: Sequence[Subject]) -> list[str]:
+def write_participants(
+    root: Path,
+    subjects: Sequence[Subject],
+    known: Mapping[str, StoredSubject] | None = None,
+) -> list[str]:
     """Write participants.tsv for these subjects; keep what users have filled in.
 
-    Known values of `subjects` replace those in the table. The participant is an exception: a user
-    may have corrected it, so the table's value is kept. Cells without a known value are kept, and
-    so are additional columns, and rows of other subjects: these may only have failed this time.
-    Columns: participant_id, participant, session, family, age, sex.
+    Known values of `subjects` replace those in the table. A participant that a user has corrected
+    is kept: it is not the one that the source named before, which is in `known`, the entries of
+    store.json before this run. Cells without a known value are kept, and so are additional columns,
+    and rows of other subjects: these may only have failed this time. Columns: participant_id,
+    participant, session, family, age, sex.
 
     Returns a line for each subject whose participant in the table differs and was kept.
     """
@@ -449,7 +456,11 @@ def write_participants(root: Path, subjects: Sequence[Subject]) -> list[str]:
             "sex": subject.sex,
         }
         theirs = present.pop(subject.id, {})
-        participant = theirs.get("participant") or spreadsheet_safe(subject.participant)
+        participant = theirs.get("participant")
+        before = known.get(subject.id) if known else None
+        is_ours = before and participant == spreadsheet_safe(before.participant)
+        if not participant or is_ours:
+            participant = spreadsheet_safe(subject.participant)
         if participant != spreadsheet_safe(subject.participant):
             lines.append(
                 f"{subject.id}: of participant {participant}, as {path} has it; remove its row "

@@ -127,6 +127,22 @@ def test_a_participant_who_was_mended_in_the_table_stays_mended(
     assert line.endswith("to take second")
 
 
+def test_a_participant_who_was_mended_in_the_source_is_mended_in_the_store(
+    tmp_path: Path,
+) -> None:
+    for name in ("a", "b"):
+        freesurfer_subject(tmp_path / "in", name)
+    table = tmp_path / "in/pairs.csv"
+    files = "{0}/mri/orig.mgz,{0}/mri/aseg.mgz"
+    for first, second in (("P1", "P1"), ("P2", "P3")):
+        table.write_text(
+            "image,labels,subject,participant\n"
+            f"{files.format('a')},a,{first}\n{files.format('b')},b,{second}\n"
+        )
+        _, store = prepare("pairs", table, tmp_path / "out")
+        assert [one.participant for one in store.metadata] == [first, second]
+
+
 def test_what_a_spreadsheet_would_run_is_text_in_the_tables(tmp_path: Path) -> None:
     for name in ("s", "=cmd()"):
         freesurfer_subject(tmp_path / "in", name)
