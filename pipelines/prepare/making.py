@@ -11,8 +11,7 @@ from __future__ import annotations
 import logging
 import shutil
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -117,6 +116,7 @@ def prepare_store(
     views = _views(config, scheme)
     cut = Cut(scheme, views, config.grid, config.trust_affine, config.fill_nonfinite)
     with claimed(out, _OUTPUTS, within=["subjects"]):
+        known = _known_subjects(out, config.source)
         (out / "subjects").mkdir(exist_ok=True)
         if config.participants is not None:
             read_given(config.participants)  # refused before hours of unpacking
@@ -141,11 +141,6 @@ def prepare_store(
             if config.labels != scheme.name:
                 shutil.copyfile(config.labels, table)
 
-        known: Mapping[str, StoredSubject] = {}
-        with suppress(
-            DatasetError
-        ):  # there is no store yet, or it is of another version
-            known = Store(out).info.subjects
         todo = [
             SubjectJob(
                 subject=subject,
@@ -171,6 +166,24 @@ def prepare_store(
         return _write_store_tables(
             config.source, out, listing, outcomes, known, cut, csf, current
         )
+
+
+def _known_subjects(out: Path, source: str) -> Mapping[str, StoredSubject]:
+    """Return the entries of the present store; empty if there is none, or one of another version.
+
+    Raises DatasetError for a store of another source, whose subjects would be deleted.
+    """
+    try:
+        info = Store(out).info
+    except DatasetError:
+        return {}
+    if info.source != source:
+        raise DatasetError(
+            f"has a store of the source {info.source}",
+            where=out,
+            remedy="give another folder by --out, or delete this one",
+        )
+    return info.subjects
 
 
 def _file_state(path: Path) -> tuple[int, int] | None:
@@ -286,7 +299,7 @@ def _write_store_tables(
     that cannot be used. `known` has the subjects of the store before this run, and `current` is the
     number of those that were up to date.
     """
-    rows = _ledger_rows(listing, outcomes)
+    rows = _ledger_rows(listing, outcomes, known)
     write_ledger(out, rows)
     if not listing.subjects:
         raise DatasetError("no subject can be used", where=out / "ledger.tsv")
@@ -330,10 +343,13 @@ def _write_store_tables(
     )
 
 
-def _ledger_rows(listing: Listing, outcomes: Mapping[str, Outcome]) -> list[LedgerRow]:
+def _ledger_rows(
+    listing: Listing, outcomes: Mapping[str, Outcome], known: Iterable[str]
+) -> list[LedgerRow]:
     """Return the rows of ledger.tsv: each subject, with done, failed or skipped and the reason.
 
-    Entries of the dataset that could not be used have a row, too. Rows are in natural order.
+    Entries of the dataset that could not be used have a row, too, and so have `known` subjects that
+    the store had before and that are no longer in the dataset. Rows are in natural order.
     """
     rows = []
     notes = {subject.note for subject in listing.subjects}
@@ -352,5 +368,10 @@ def _ledger_rows(listing: Listing, outcomes: Mapping[str, Outcome]) -> list[Ledg
             status = "failed"
         row = LedgerRow(subject=exclusion.name, status=status, reason=exclusion.reason)
         rows.append(row)
+    present = {row.subject for row in rows}
+    for name in known:
+        if name not in present:
+            reason = "no longer in the source: its slices are deleted"
+            rows.append(LedgerRow(subject=name, status="skipped", reason=reason))
     ordered: list[LedgerRow] = natsorted(rows, key=lambda row: row.subject)
     return ordered

@@ -143,6 +143,31 @@ def test_a_participant_who_was_mended_in_the_source_is_mended_in_the_store(
         assert [one.participant for one in store.metadata] == [first, second]
 
 
+def test_a_subject_that_is_no_longer_in_the_source_has_a_row_in_the_ledger(
+    tmp_path: Path,
+) -> None:
+    for name in ("s1", "s2"):
+        freesurfer_subject(tmp_path / "in", name)
+    prepare("freesurfer", tmp_path / "in", tmp_path / "out")
+    (tmp_path / "in/s2").rename(tmp_path / "s2")
+    summary, store = prepare("freesurfer", tmp_path / "in", tmp_path / "out")
+    assert [(row.subject, row.status) for row in summary.rows] == [
+        ("s1", "done"),
+        ("s2", "skipped"),
+    ]
+    assert store.subjects == ("s1",)
+    summary, _ = prepare("freesurfer", tmp_path / "in", tmp_path / "out")
+    assert [row.subject for row in summary.rows] == ["s1"]
+
+
+def test_a_store_of_another_source_is_not_replaced(tmp_path: Path) -> None:
+    freesurfer_subject(tmp_path / "in", "s1")
+    _, store = prepare("freesurfer", tmp_path / "in", tmp_path / "out")
+    with refusal(DatasetError, tmp_path / "out"):
+        prepare("labelmaps", tmp_path / "in/s1/mri", tmp_path / "out")
+    store.check(store.subjects)
+
+
 def test_what_a_spreadsheet_would_run_is_text_in_the_tables(tmp_path: Path) -> None:
     for name in ("s", "=cmd()"):
         freesurfer_subject(tmp_path / "in", name)
