@@ -236,10 +236,11 @@ def _list_subjects(config: PrepareConfig) -> Listing:
     whole = [subject for subject in listing.subjects if subject.note != STRIPPED]
     if stripped and whole and not config.mixed_heads:
         # A network would learn two kinds of scans, and nobody has asked for that.
-        reason = (
-            f"only a skull-stripped image, beside {count(len(whole), 'whole head')}: "
-            "name one kind with --image, or give --mixed-heads"
-        )
+        remedy = "give --mixed-heads"
+        if "image" in SOURCES[config.source].uses:
+            remedy = "name one kind with --image, or give --mixed-heads"
+        beside = count(len(whole), "whole head")
+        reason = f"only a skull-stripped image, beside {beside}: {remedy}"
         refused = [Exclusion(subject.id, reason, broken=True) for subject in stripped]
         listing = replace(
             listing,

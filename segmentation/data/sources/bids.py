@@ -21,7 +21,7 @@ from trinat.segmentation.data.sources.base import (
     safe_name,
     without_suffix,
 )
-from trinat.segmentation.data.sources.freesurfer import find_image, find_labels
+from trinat.segmentation.data.sources.freesurfer import find_image, find_labels, note_on
 from trinat.segmentation.errors import DatasetError
 
 # Values of the entity `part`: the image shows no anatomy, unlike a magnitude image (`mag`).
@@ -95,6 +95,7 @@ def _find(root: Path, options: SourceOptions) -> Listed:
             extra=options.extra,
             ignore=options.ignore,
             fold=options.fold,
+            note=note_on(image),
         )
 
 

@@ -69,7 +69,7 @@ def _find(root: Path, options: SourceOptions) -> Listed:
             extra=options.extra,
             ignore=options.ignore,
             fold=options.fold,
-            note=STRIPPED if image.name in _STRIPPED else "",
+            note=note_on(image),
         )
 
 
@@ -80,6 +80,11 @@ def find_image(folder: Path, name: str | None = None) -> Path | None:
     """
     names = (_mgz(name),) if name else IMAGES
     return first_existing(folder / "mri", names)
+
+
+def note_on(image: Path) -> str:
+    """Return the note of a subject with this image: that it is skull-stripped, or ""."""
+    return STRIPPED if image.name in _STRIPPED else ""
 
 
 def find_labels(folder: Path, name: str | None = None) -> Path | None:

@@ -18,7 +18,7 @@ from trinat.segmentation.data.sources.base import (
     by_name,
     search,
 )
-from trinat.segmentation.data.sources.freesurfer import find_image, find_labels
+from trinat.segmentation.data.sources.freesurfer import find_image, find_labels, note_on
 
 _LICENCE = "CC BY-SA 3.0"
 
@@ -50,6 +50,7 @@ def _find(root: Path, options: SourceOptions) -> Listed:
             ignore=options.ignore,
             fold=options.fold,
             licence=_LICENCE,
+            note=note_on(image),
         )
 
 

@@ -19,7 +19,7 @@ from trinat.segmentation.data.sources.base import (
     natural_order,
     search,
 )
-from trinat.segmentation.data.sources.freesurfer import find_image, find_labels
+from trinat.segmentation.data.sources.freesurfer import find_image, find_labels, note_on
 from trinat.segmentation.errors import ConfigError, DatasetError
 from trinat.segmentation.io.files import read_text
 
@@ -153,6 +153,7 @@ def _subject_or_exclusion(folder: Path, kind: str) -> Subject | Exclusion:
         age=age,
         sex=sex,
         licence=_LICENCE,
+        note=note_on(image),
     )
 
 

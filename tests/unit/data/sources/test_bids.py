@@ -10,7 +10,7 @@ from helpers.listings import DEFAULT, ids, reasons
 from helpers.miniatures import freesurfer_subject, write_nifti
 from helpers.refusals import refusal
 
-from trinat.segmentation.data.sources.base import SourceOptions
+from trinat.segmentation.data.sources.base import STRIPPED, SourceOptions
 from trinat.segmentation.data.sources.registry import list_subjects
 from trinat.segmentation.errors import DatasetError
 
@@ -107,6 +107,14 @@ def test_bids_takes_the_image_that_was_segmented(tmp_path: Path) -> None:
     assert first.image == preprocessed
     assert second.image.name == "orig.mgz"
     assert second.labels.name == "aseg.mgz"
+
+
+def test_a_stripped_image_of_freesurfer_has_a_note(tmp_path: Path) -> None:
+    for name, image in (("sub-01", "orig.mgz"), ("sub-02", "brainmask.mgz")):
+        bids_scan(tmp_path, f"{name}_T1w.nii.gz", name, "anat")
+        freesurfer_subject(tmp_path / "derivatives/freesurfer", name, image=image)
+    subjects = list_subjects("bids", tmp_path, DEFAULT).subjects
+    assert [one.note for one in subjects] == ["", STRIPPED]
 
 
 def test_bids_with_two_pipelines_wants_to_be_told_which(tmp_path: Path) -> None:

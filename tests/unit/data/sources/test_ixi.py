@@ -8,7 +8,7 @@ import pytest
 from helpers.listings import DEFAULT, reasons
 from helpers.miniatures import freesurfer_subject, ixi_scan
 
-from trinat.segmentation.data.sources.base import SourceOptions
+from trinat.segmentation.data.sources.base import STRIPPED, SourceOptions
 from trinat.segmentation.data.sources.registry import list_subjects
 
 
@@ -30,6 +30,14 @@ def test_ixi_labels_are_found_under_any_of_the_usual_names(
         "the labels lie on FreeSurfer's grid, not the scan's"
     )
     assert reasons(listing) == {"IXI012-HH-1211": "no labels"}
+
+
+def test_a_stripped_image_of_freesurfer_has_a_note(tmp_path: Path) -> None:
+    ixi_scan(tmp_path / "ixi", "IXI002-Guys-0828")
+    freesurfer_subject(tmp_path / "fs", "IXI002", image="brainmask.mgz")
+    options = SourceOptions(subjects_dir=tmp_path / "fs")
+    (subject,) = list_subjects("ixi", tmp_path / "ixi", options).subjects
+    assert subject.note == STRIPPED
 
 
 def test_ixi_without_labels_says_how_to_make_them(tmp_path: Path) -> None:
