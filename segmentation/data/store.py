@@ -367,6 +367,7 @@ class Store:
             cells = rows.get(subject, {})
             if not cells.get("participant"):
                 problems.append(f"subject {subject} has no participant")
+            family = cells.get("family", "")
             facts: dict[str, Any] = {}
             for column, value_in in (("age", age_in), ("sex", sex_in)):
                 cell = cells.get(column, "")
@@ -380,7 +381,7 @@ class Store:
                 SubjectMetadata(
                     subject=subject,
                     participant=cells.get("participant", ""),
-                    family=cells.get("family") or None,
+                    family=None if family.lower() in MISSING else family,
                     scan=self.info.subjects[subject].scan,
                     **facts,
                 )

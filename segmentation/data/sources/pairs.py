@@ -28,8 +28,8 @@ from trinat.segmentation.labels.folding import (
     GENERATION_SURROUNDINGS,
 )
 
-_NAMES = ("subject", "participant", "session", "family")
-_TITLES = frozenset({"image", "labels", "mask", *_NAMES, "age", "sex"})
+_NAMES = ("subject", "participant", "session")
+_TITLES = frozenset({"image", "labels", "mask", *_NAMES, "family", "age", "sex"})
 # Other titles of these columns, which would be ignored.
 _OTHER_TITLES = {
     "person": "participant",
@@ -139,8 +139,8 @@ def _from_table(table: Path, options: SourceOptions) -> Listed:
     """Yield the subjects of a table with a column `image`.
 
     Optional columns are labels, mask, subject, participant, session, family, age and sex. Paths are
-    relative to the table's folder. Names may be any word, even NA or unknown. Raises DatasetError
-    for an age or a sex that cannot be parsed.
+    relative to the table's folder. Names may be any word, even NA or unknown, but these words mean
+    no family. Raises DatasetError for an age or a sex that cannot be parsed.
     """
     rows = read_rows(table, required=("image",), names=_NAMES)
     _check_titles(rows, table)

@@ -59,15 +59,19 @@ def test_a_bids_dataset_s_participants_are_those_of_the_store(tmp_path: Path) ->
     assert (one.age, one.sex, one.family) == (89, "F", "F3")
 
 
-def test_accents_in_either_unicode_form_are_of_one_participant(tmp_path: Path) -> None:
+def test_a_participant_has_accents_in_either_form_and_na_is_no_family(
+    tmp_path: Path,
+) -> None:
     for scan in ("1000", "1001"):
         malc_scan(tmp_path / "in", scan)
     _, store = prepare("malc", tmp_path / "in", tmp_path / "out")
     (store.root / "participants.tsv").write_text(
-        "participant_id\tparticipant\n1000\tJos\xe9\n1001\tJose\N{COMBINING ACUTE ACCENT}\n"
+        "participant_id\tparticipant\tfamily\n"
+        "1000\tJos\xe9\tNA\n1001\tJose\N{COMBINING ACUTE ACCENT}\tNA\n"
     )
     first, second = Store(store.root).metadata
     assert first.participant == second.participant
+    assert first.family is None
 
 
 def test_all_that_is_wrong_with_the_participants_of_a_store_is_said_at_once(

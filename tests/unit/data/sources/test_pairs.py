@@ -56,7 +56,7 @@ def test_a_table_names_pairs_participants_and_families(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text(
         "image,labels,subject,participant,family,age,sex\n"
         "a.nii.gz,al.nii.gz,s1,p1,twins,31.5,m\n"
-        "a.nii.gz,,b,,,,\n"
+        "a.nii.gz,,b,NA,NA,,\n"
         "c.nii.gz,,,,,,\n"
         ",x,,,,,\n"
     )
@@ -69,6 +69,9 @@ def test_a_table_names_pairs_participants_and_families(tmp_path: Path) -> None:
         31.5,
         "M",
     )
+    every = list_subjects("pairs", tmp_path / "t.csv", DEFAULT, keep_unlabelled=True)
+    second = every.subjects[1]
+    assert (second.participant, second.family) == ("NA", None)
     assert reasons(listing) == {
         "c": "c.nii.gz does not exist",
         "line 5": "no image named",
