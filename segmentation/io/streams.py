@@ -127,7 +127,7 @@ class ScanStream:
         Raises an IntegrityError if there are fewer bytes, or if they cannot be decompressed.
         """
         filled = 0
-        with _damage_explained(self.path):
+        with damage_explained(self.path):
             while filled < len(buffer):
                 count = self._bytes.readinto(buffer[filled : filled + _PIECE])
                 if not count:
@@ -166,7 +166,7 @@ class ScanStream:
         """
         rest = bytearray(_PIECE)
         found = 0
-        with _damage_explained(self.path):
+        with damage_explained(self.path):
             while count := self._bytes.readinto(rest):
                 found += count
                 is_padding = not zeros or not any(memoryview(rest)[:count])
@@ -236,7 +236,7 @@ def _open(path: Path) -> BinaryIO:
 
 
 @contextlib.contextmanager
-def _damage_explained(path: Path) -> Iterator[None]:
+def damage_explained(path: Path) -> Iterator[None]:
     """Convert errors of gzip, zlib and the disk in the block to an InputError about the file."""
     try:
         yield

@@ -34,7 +34,11 @@ from trinat.segmentation.io.foreign_images import (
 )
 from trinat.segmentation.io.headers import from_nifti
 from trinat.segmentation.io.orientation import TrustAffine, check_trust, place
-from trinat.segmentation.io.streams import SCAN_SUFFIXES, remedy_for_format
+from trinat.segmentation.io.streams import (
+    SCAN_SUFFIXES,
+    damage_explained,
+    remedy_for_format,
+)
 from trinat.segmentation.io.voxels import (
     for_disk,
     read_pair_of_files,
@@ -298,6 +302,8 @@ class Volume:
         ------
         FormatError
             If it is another kind of image.
+        IntegrityError
+            If its voxels are still on disk, and the file is damaged.
         GeometryError
             If its orientation is missing, impossible or contradictory.
         """
@@ -308,7 +314,8 @@ class Volume:
                 where=where,
                 remedy="give a nibabel NIfTI or MGH image",
             )
-        voxels = np.asanyarray(image.dataobj)
+        with damage_explained(Path(image.get_filename() or where)):
+            voxels = np.asanyarray(image.dataobj)
         if not isinstance(image, nib.Nifti1Pair):
             return cls.of_array(voxels, image.affine, labels=labels)
         fields = image.header

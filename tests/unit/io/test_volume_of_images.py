@@ -50,6 +50,14 @@ def test_an_affine_that_was_changed_in_place_is_taken_as_nibabel_saves_it() -> N
         Volume.of_image(image)
 
 
+def test_an_image_of_a_truncated_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "scan.nii.gz"
+    nib.save(image_of(VOXELS), path)
+    path.write_bytes(path.read_bytes()[:-100])
+    with refusal(IntegrityError, path):
+        Volume.of_image(nib.load(path))
+
+
 def test_an_image_of_a_scan_is_no_label_map() -> None:
     volume = Volume.of_image(image_of(VOXELS))
     assert volume.to_nibabel().header.get_intent()[0] == "none"
