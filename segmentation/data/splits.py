@@ -147,7 +147,7 @@ def read_exclusions(path: Path) -> tuple[str, ...]:
     DatasetError if the file is missing or not text.
     """
     try:
-        lines = read_text(path).splitlines()
+        lines = read_text(path, "utf-8-sig").splitlines()
     except (FileNotFoundError, UnicodeDecodeError):
         raise DatasetError(
             "is no list of subjects",

@@ -16,6 +16,7 @@ from trinat.segmentation.data.splits import (
     make_folds,
     make_published_split,
     make_split,
+    read_exclusions,
     read_split,
 )
 from trinat.segmentation.errors import ConfigError, DatasetError
@@ -244,6 +245,11 @@ def test_a_split_is_read_as_it_was_written(tmp_path: Path) -> None:
     split = make_split(people(10), seed=3, store="S")
     split.write(tmp_path / "split.json")
     assert read_split(tmp_path / "split.json") == split
+
+
+def test_a_list_of_subjects_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    (tmp_path / "names.txt").write_bytes(b"\xef\xbb\xbfa\r\nb # twice\r\n")
+    assert read_exclusions(tmp_path / "names.txt") == ("a", "b")
 
 
 @pytest.mark.parametrize(
