@@ -45,10 +45,10 @@ class Outcome:
 class SubjectJob:
     """Task of a worker process: the preparation of one subject.
 
-    `path` is the subject's file in the store. With `require_checksum`, scans and label maps in
-    formats without a checksum are refused. `cut` has the settings of the store: classes, views and
-    size of the grid. `pseudo` is the model that made its labels, None if no model did. `known` is
-    the subject's entry in the store before this run, None if there was none.
+    `path` is the subject's file in the store. With `require_checksum`, scans, label maps and masks
+    in formats without a checksum are refused. `cut` has the settings of the store: classes, views
+    and size of the grid. `pseudo` is the model that made its labels, None if no model did. `known`
+    is the subject's entry in the store before this run, None if there was none.
     """
 
     subject: Subject
@@ -139,7 +139,7 @@ def make_subject(job: SubjectJob) -> Outcome:
     """
     name = job.subject.id
     try:
-        for path in (job.subject.image, job.subject.labels):
+        for path in (job.subject.image, job.subject.labels, job.subject.mask):
             if path is not None and job.require_checksum and not has_checksum(path):
                 raise FormatError(NO_CHECKSUM, where=path)
         stored = job.bring_up_to_date()

@@ -238,6 +238,12 @@ def test_files_without_a_checksum_are_refused_on_request(tmp_path: Path) -> None
     assert (second.made, second.current, second.failed) == (0, 1, 1)
     assert store.subjects == ("a",)
     assert "has no checksum" in second.rows[1].reason
+    table = tmp_path / "in/pairs.csv"
+    table.write_text(
+        "image,labels,mask\nimages/a.nii.gz,labels/a.nii.gz,labels/b.nii\n"
+    )
+    third, _ = prepare("pairs", table, tmp_path / "masked", require_checksum=True)
+    assert "has no checksum" in third.rows[0].reason
 
 
 def test_a_file_that_was_changed_is_refused_and_made_again(tmp_path: Path) -> None:
