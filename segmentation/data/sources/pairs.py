@@ -49,9 +49,9 @@ _OUTSIDE = (GENERATION_SURROUNDINGS, *range(GENERATION_FIRST_OUTSIDE, 600))
 def _find(root: Path, options: SourceOptions) -> Listed:
     """Yield the subjects of a folder with images/ and labels/, or of a table.
 
-    A table is a .csv or .tsv file with a column `image`.
+    A table is a .csv, .tsv or Excel file with a column `image`.
     """
-    if root.suffix in {".csv", ".tsv"}:
+    if root.is_file():
         return _from_table(root, options)
     images = root / (options.image or "images")
     labels = root / (options.labels or "labels")

@@ -50,6 +50,12 @@ def test_a_folder_of_no_images_and_two_files_of_one_name_are_refused(
         list_subjects("pairs", tmp_path, DEFAULT)
 
 
+def test_the_case_of_the_ending_of_a_table_does_not_matter(tmp_path: Path) -> None:
+    (tmp_path / "a.nii").touch()
+    (tmp_path / "T.CSV").write_text("image\na.nii\n")
+    assert list_subjects("pairs", tmp_path / "T.CSV", DEFAULT).subjects
+
+
 def test_a_table_names_pairs_participants_and_families(tmp_path: Path) -> None:
     for name in ("a.nii.gz", "al.nii.gz", "b.nii.gz"):
         (tmp_path / name).touch()
