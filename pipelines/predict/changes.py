@@ -18,7 +18,7 @@ from trinat.pipelines.report.changes import (
     changes_page,
     retest_of,
 )
-from trinat.pipelines.study.entry import Entry
+from trinat.pipelines.study.entry import Entry, find_moved
 from trinat.pipelines.study.record import EXCLUDED_GRADES, FURTHER, TimePoint
 from trinat.segmentation.io.files import sha256_of, write_tsv, write_whole
 from trinat.segmentation.models.zoo import MODEL_FILE, shipped_models
@@ -173,7 +173,7 @@ def participants_in(entries: Iterable[Entry], results: Path) -> dict[str, list[E
     is the folder that the paths of scans are relative to.
     """
     known = {entry.case: entry for entry in entries}
-    moved = _find_moved(known.values(), results)
+    moved = find_moved(known.values(), results)
     # For each participant, the scans by joint segmentation.
     found: dict[str, dict[_Segmentation, list[Entry]]] = {}
     for entry in known.values():
@@ -205,24 +205,6 @@ def _sort_by_time(scans: Iterable[Entry]) -> list[Entry]:
     if len(known) == len(years):
         ordered.sort(key=lambda entry: known[entry.case])
     return ordered
-
-
-def _find_moved(entries: Iterable[Entry], results: Path) -> set[str]:
-    """Return the cases whose scans have been renamed or moved.
-
-    The file of such a scan is missing, and another case has a scan with the same bytes. Paths of
-    scans are relative to `results`.
-    """
-    current = set()
-    gone = {}
-    for entry in entries:
-        if entry.status != "done":
-            continue
-        if entry.scan and not (results / entry.scan).exists():
-            gone[entry.case] = entry.input_sha256
-        else:
-            current.add(entry.input_sha256)
-    return {case for case, digest in gone.items() if digest in current}
 
 
 def _is_complete(

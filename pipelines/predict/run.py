@@ -37,7 +37,7 @@ from trinat.pipelines.predict.tables import (
 )
 from trinat.pipelines.study.cases import Case, Found, Refusal, Work
 from trinat.pipelines.study.discovery import find_cases, suffix_of_results
-from trinat.pipelines.study.entry import Entry, most_doubtful
+from trinat.pipelines.study.entry import Entry, counted_entries, most_doubtful
 from trinat.pipelines.study.grouping import participants_of, with_facts
 from trinat.pipelines.study.ledger import (
     Ledger,
@@ -372,9 +372,7 @@ def _segment(
         )
     else:
         engine = request.engine(settings)
-    growing = (
-        None if request.part else _GrowingTables(recorder.ledger, settings.staging)
-    )
+    growing = None if request.part else _GrowingTables(recorder.ledger, settings)
     # Scans that are segmented together, without the scans recorded as impossible.
     together: dict[str, tuple[Case, ...]] = {}
 
@@ -404,9 +402,10 @@ class _GrowingTables:
     most a twentieth of the time, since writing the tables of 100,000 scans takes seconds.
     """
 
-    def __init__(self, ledger: Ledger, staging: Path) -> None:
+    def __init__(self, ledger: Ledger, settings: RunSettings) -> None:
         self._ledger = ledger
-        self._staging = staging
+        self._out = settings.out
+        self._staging = settings.staging
         self._due = 0.0
 
     def renew(self) -> None:
@@ -416,7 +415,7 @@ class _GrowingTables:
             return
         with stage("tables"):
             folder = _make_tables_folder(self._staging)
-            write_measures(folder, self._ledger.entries.values())
+            write_measures(folder, self._ledger.entries.values(), self._out)
             try:
                 self._ledger.move_in(folder)
             except DiskFullError:
@@ -503,9 +502,7 @@ def merge(
             for case, entry in entries.items():
                 if own.get(case) != entry:
                     ledger.add(entry)
-    counts = Counter(
-        entry.status for entry in entries.values() if not entry.is_withdrawn
-    )
+    counts = Counter(entry.status for entry in counted_entries(entries.values(), out))
     return Outcome(
         counts["done"], counts["skipped"], counts["failed"], interrupted=False
     )

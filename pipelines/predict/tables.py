@@ -9,7 +9,7 @@ import os
 import re
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from importlib.metadata import version
 from itertools import chain
 from operator import attrgetter
@@ -34,7 +34,12 @@ from trinat.pipelines.report.page import (
     render,
     short_name,
 )
-from trinat.pipelines.study.entry import Entry, most_doubtful, taught_by_models
+from trinat.pipelines.study.entry import (
+    Entry,
+    counted_entries,
+    most_doubtful,
+    taught_by_models,
+)
 from trinat.pipelines.study.naming import Product
 from trinat.pipelines.study.record import FURTHER, GRADES, ScanResult
 from trinat.segmentation.io.files import write_json, write_tsv, write_whole
@@ -78,7 +83,7 @@ For research, not for diagnosis.
 
 
 def write_tables(
-    out: Path, entries: Iterable[Entry], results: Path | None = None
+    out: Path, entries: Collection[Entry], results: Path | None = None
 ) -> None:
     """Write summary.tsv, volumes.tsv, qc.tsv and report.html to `out`, in natural order of cases.
 
@@ -86,30 +91,32 @@ def write_tables(
     lesions.tsv are written if results have these measures. `results` is the folder that has, or
     will have, the scans' own files; by default `out`.
     """
-    ordered = _in_order(entries)
     folder = out if results is None else results
+    ordered = _in_order(entries, folder)
     _write_summary(out / "summary.tsv", ordered, folder)
-    write_measures(out, ordered)
+    write_measures(out, ordered, folder)
     _write_page(out / "report.html", ordered, folder)
 
 
-def _in_order(entries: Iterable[Entry]) -> list[Entry]:
+def _in_order(entries: Collection[Entry], folder: Path) -> list[Entry]:
     """Return the ledger entries that tables show, in natural order of cases.
 
-    Entries of inputs that were refused earlier and are no longer given are not shown.
+    `folder` is the output folder.
     """
-    given = (entry for entry in entries if not entry.is_withdrawn)
-    ordered: list[Entry] = natsorted(given, key=lambda entry: entry.case)
+    counted = counted_entries(entries, folder)
+    ordered: list[Entry] = natsorted(counted, key=lambda entry: entry.case)
     return ordered
 
 
-def write_measures(out: Path, entries: Iterable[Entry]) -> None:
+def write_measures(out: Path, entries: Collection[Entry], results: Path) -> None:
     """Write volumes.tsv, qc.tsv and the tables of optional measures for all scans that are done.
 
-    `entries` are ledger entries. Optional tables are parcels.tsv, thickness.tsv, callosum.tsv and
-    lesions.tsv. Each is written if at least one scan has such measures.
+    `entries` are ledger entries, and `results` is the output folder. Optional tables are
+    parcels.tsv, thickness.tsv, callosum.tsv and lesions.tsv. Each is written if at least one scan
+    has such measures.
     """
-    measured = [entry for entry in _in_order(entries) if entry.status == "done"]
+    ordered = _in_order(entries, results)
+    measured = [entry for entry in ordered if entry.status == "done"]
     write_volumes(out / "volumes.tsv", measured)
     rows = [(entry, _quality_columns(entry.result)) for entry in measured]
     _write_rows(out / "qc.tsv", rows, _quality_columns(ScanResult()))

@@ -6,7 +6,8 @@ A worker process answers with the same class, so it has fields for the run, too.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from heapq import nsmallest
@@ -17,6 +18,7 @@ from typing import ClassVar, Literal, Protocol
 from pydantic import ConfigDict
 
 from trinat.pipelines.study.cases import Case, Work
+from trinat.pipelines.study.discovery import absolute
 from trinat.pipelines.study.naming import LEFT_OUT, Product
 from trinat.pipelines.study.record import GRADES, ScanResult
 from trinat.segmentation.data.sources.base import natural_order
@@ -219,6 +221,46 @@ def digests_of(folder: Path, names: Iterable[str]) -> dict[str, str | None]:
         if os.path.lexists(folder / name):
             digests[name] = digest_of(folder / name)
     return digests
+
+
+def find_moved(entries: Iterable[Entry], folder: Path) -> dict[str, str]:
+    """Map each case whose scan now counts under another name to the case with that name.
+
+    The two scans have the same bytes, and they are the same file, or the file of the first has
+    disappeared: it was renamed or moved, or was given to a later run with another folder. Equal
+    scans that both exist are not the same scan. `entries` are ledger entries, and `folder` is the
+    output folder, which paths of scans are relative to.
+    """
+    by_bytes: dict[str, list[Entry]] = defaultdict(list)
+    for entry in entries:
+        if entry.status == "done" and entry.scan and entry.input_sha256:
+            by_bytes[entry.input_sha256].append(entry)
+    moved = {}
+    for same in by_bytes.values():
+        if len(same) == 1:
+            continue
+        last_of_path: dict[Path, Entry] = {}
+        for entry in sorted(same, key=attrgetter("finished")):
+            last_of_path[absolute(folder.resolve() / entry.scan)] = entry
+        existing = [entry for path, entry in last_of_path.items() if path.exists()]
+        for entry in same:
+            current = last_of_path[absolute(folder.resolve() / entry.scan)]
+            if existing and current not in existing:
+                current = existing[-1]
+            if current is not entry:
+                moved[entry.case] = current.case
+    return moved
+
+
+def counted_entries(entries: Collection[Entry], folder: Path) -> list[Entry]:
+    """Return the ledger entries that tables show: each scan once, without withdrawn inputs.
+
+    `folder` is the output folder.
+    """
+    moved = find_moved(entries, folder)
+    return [
+        entry for entry in entries if not entry.is_withdrawn and entry.case not in moved
+    ]
 
 
 def taught_by_models(entries: Iterable[Entry]) -> list[str]:

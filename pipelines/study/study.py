@@ -15,7 +15,7 @@ from pathlib import Path
 
 from trinat.pipelines.jobs.process import cpu_count
 from trinat.pipelines.study.discovery import absolute, walk
-from trinat.pipelines.study.entry import Entry, digest_of
+from trinat.pipelines.study.entry import Entry, digest_of, find_moved
 from trinat.pipelines.study.files import (
     ScanFile,
     file_below,
@@ -104,6 +104,14 @@ class Study:
         """Ledger entries of all scans, over all output folders."""
         return [entry for entries in self.folders.values() for entry in entries]
 
+    @cached_property
+    def _moved(self) -> dict[Path, dict[str, str]]:
+        """Cases whose scans count under another name, with that name, for each output folder."""
+        return {
+            folder: find_moved(contents.entries.values(), folder)
+            for folder, contents in self._ledgers.items()
+        }
+
     @property
     def failed(self) -> list[Entry]:
         """Ledger entries of the scans that could not be segmented."""
@@ -154,11 +162,12 @@ class Study:
     ) -> list[ScanFile]:
         """Return label maps with the reason, in `ScanFile.unfit`, if they must not be used.
 
-        A label map is unfit if its scan has changed since, or if a later run has failed or was not
-        finished. A label map that the user has changed or added is never unfit. A corrected label
-        map is unfit if its correction was made on another scan, or if `Correction.why_unfit` finds
-        it wrong. With `lesions`, the same is checked of corrected lesions, and they replace the
-        predicted lesions in the ledger entry; the label map is unfit if they cannot be measured.
+        A label map is unfit if its scan has changed since or was segmented under another name, or
+        if a later run has failed or was not finished. A label map that the user has changed or
+        added is never unfit. A corrected label map is unfit if its correction was made on another
+        scan, or if `Correction.why_unfit` finds it wrong. With `lesions`, the same is checked of
+        corrected lesions, and they replace the predicted lesions in the ledger entry; the label map
+        is unfit if they cannot be measured.
         """
 
         def check(file: ScanFile) -> ScanFile:
@@ -207,6 +216,9 @@ class Study:
                 reason = _why_outdated(entry, name, digest, folder)
                 if reason:
                     return reason
+                counts_as = self._moved[folder].get(contents.writers[name])
+                if counts_as:
+                    return f"is an old result: its scan counts as {counts_as} now; remove it"
         correction = file.correction if file.corrects else None
         if correction is None:
             return ""

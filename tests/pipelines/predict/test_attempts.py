@@ -157,6 +157,39 @@ def test_the_result_of_a_scan_that_is_refused_now_is_told_no_more(two) -> None:
     assert [file.path for file in files if file.unfit] == [out / "a_dseg.nii.gz"]
 
 
+def test_a_renamed_scan_counts_once(two) -> None:
+    scans, out = two
+    (scans / "b.nii.gz").rename(scans / "c.nii.gz")
+    run_serially(scans, out)
+    assert _counted(out) == ["a", "c"]
+    (scans / "c.nii.gz").rename(scans / "b.nii.gz")
+    run_serially(scans, out)
+    assert _counted(out) == ["a", "b"]
+
+
+def test_a_scan_that_was_given_alone_and_with_its_folder_counts_once(
+    tmp_path: Path,
+) -> None:
+    scans, out = write_scans(tmp_path / "in", "p/T1.nii.gz"), tmp_path / "out"
+    # A scan of another participant with the same bytes is a scan of its own.
+    shutil.copytree(scans / "p", scans / "copy")
+    run_serially([str(scans / "p/T1.nii.gz")], out)
+    for part in (1, 2):
+        run_serially(scans, out, shard=Shard(part, 2))
+    assert merge(out).done == 2
+    assert _counted(out) == ["copy/T1", "p/T1"]
+
+
+def _counted(out: Path) -> list[str]:
+    """Return the cases in volumes.tsv, which are those whose label maps count, too."""
+    cases = [row["case"] for row in read_rows(out / "volumes.tsv", required=("case",))]
+    study = Study(out)
+    files = study.checked(study.label_maps())
+    fit = {file.path for file in files if not file.unfit}
+    assert fit == {out / f"{case}_dseg.nii.gz" for case in cases}
+    return cases
+
+
 def _evaluated(out: Path, truth: Path) -> Exit:
     settings = EvaluationSettings(
         truth=truth,
