@@ -142,6 +142,10 @@ def find_cases(
     for a dataset among other inputs, for a suffix without a dataset, or for an input that is the
     output folder.
     """
+    for given in map(Path, inputs):
+        if exclude and is_dir(given) and given.resolve() == exclude.resolve():
+            what = "is the output folder, too"
+            raise ConfigError(what, where=given, remedy="choose another --out")
     if not suffix.isalnum():
         raise ConfigError(
             f"--suffix {suffix}: no suffix of BIDS", remedy="give a word, such as T2w"
@@ -249,12 +253,8 @@ def _expand_folder(
 
     For a FreeSurfer subject, return the folder above it and the subject's image. Subfolders that
     cannot be read are added to `refusals`, messages about files that are left out to `remarks`.
-    InputError is raised if there is no scan, ConfigError if `folder` is the output folder,
-    `exclude`.
+    The output folder `exclude` is not searched. InputError is raised if there is no scan.
     """
-    if exclude and folder.resolve() == exclude.resolve():
-        what = "is the output folder, too"
-        raise ConfigError(what, where=folder, remedy="choose another --out")
     image = find_image(folder)
     if image:
         # In a subject of FreeSurfer, the other images are results.

@@ -330,8 +330,11 @@ def test_of_a_freesurfer_subject_only_its_image_is_a_scan(tmp_path: Path) -> Non
     ]
 
 
-def test_an_output_folder_that_is_the_input_is_told(tmp_path: Path) -> None:
-    touch(tmp_path, "x.nii")
+@pytest.mark.parametrize(
+    "scan", ["x.nii", "sub-01/anat/sub-01_T1w.nii", "s1/mri/orig.mgz"]
+)
+def test_an_output_folder_that_is_the_input_is_told(tmp_path: Path, scan: str) -> None:
+    touch(tmp_path, scan)
     with refusal(ConfigError, tmp_path, remedy="--out"):
         find_cases([tmp_path], exclude=tmp_path)
 
