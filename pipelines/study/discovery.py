@@ -258,6 +258,10 @@ def _expand_folder(
     image = find_image(folder)
     if image:
         # In a subject of FreeSurfer, the other images are results.
+        remark = _why_passed_over(folder)
+        if remark:
+            remarks.append(remark)
+            return folder.parent, []
         return folder.parent, [image]
 
     def note_closed(error: OSError) -> None:
@@ -353,12 +357,17 @@ def _name_cases(
 ) -> Iterator[Case]:
     """Yield a case for each path that is a scan; its id is its path below `root`, without ending.
 
-    Other paths are added to `refusals`.
+    The image of a FreeSurfer subject has the id that it has if its SUBJECTS_DIR is given. Other
+    paths are added to `refusals`.
     """
     seen: set[Path] = set()
     for path in paths:
         relative = path.relative_to(root)
         parts = (*relative.parts[:-1], without_suffix(path))
+        is_below_mri = len(parts) > 2 and parts[-2] == "mri"
+        if is_below_mri and find_image(path.parents[1]) == path:
+            *above, subject, _, _ = parts
+            parts = (*above, subject, subject)
         name = "/".join(safe_component(part) for part in parts)
         # Do not resolve links: in some archives equal scans of two sessions are links to one file.
         same, *_ = files_of_scan(path)
@@ -579,9 +588,9 @@ def find_subjects(root: Path) -> Found:
             files = folder.iterdir() if is_dir(folder) else (folder,)
             beside += [file.name for file in files if is_scan(file)]
             continue
-        reason = why_no_scan(folder)
-        if reason:
-            remarks.append(f"{folder.name}: not segmented, since it is {reason}")
+        remark = _why_passed_over(folder)
+        if remark:
+            remarks.append(remark)
             continue
         name = safe_component(folder.name)
         case = f"{name}/{name}"
@@ -598,6 +607,12 @@ def find_subjects(root: Path) -> Found:
             f"{some(natsorted(beside))}"
         )
     return Found.of(cases, refusals, remarks=remarks)
+
+
+def _why_passed_over(subject: Path) -> str:
+    """Return the message about a FreeSurfer subject's folder that is no scan to segment, or ""."""
+    reason = why_no_scan(subject)
+    return f"{subject.name}: not segmented, since it is {reason}" if reason else ""
 
 
 def _closed_folder(folder: object) -> Refusal:

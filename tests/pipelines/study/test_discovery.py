@@ -323,11 +323,19 @@ def test_of_a_freesurfer_subject_only_its_image_is_a_scan(tmp_path: Path) -> Non
         tmp_path,
         *(f"s{n}/mri/{name}.mgz" for n in (1, 2) for name in ("T1", "aseg", "wm")),
     )
-    assert ids(find_cases([tmp_path / "s1"])) == ["s1/mri/T1"]
-    assert ids(find_cases([tmp_path / "s1", tmp_path / "s2"])) == [
-        "s1/mri/T1",
-        "s2/mri/T1",
-    ]
+    assert ids(find_cases([tmp_path / "s1"])) == ["s1/s1"]
+    assert ids(find_cases([tmp_path / "s1", tmp_path / "s2"])) == ["s1/s1", "s2/s2"]
+
+
+def test_subjects_given_one_by_one_are_those_of_their_subjects_dir(
+    tmp_path: Path,
+) -> None:
+    folders = ("anna", "anna.long.base", "base", "fsaverage", "otto")
+    touch(tmp_path, *(f"{folder}/mri/orig.mgz" for folder in folders), "base/base-tps")
+    together = find_cases([tmp_path])
+    one_by_one = find_cases(sorted(tmp_path.iterdir()))
+    assert ids(together) == ids(one_by_one) == ["anna/anna", "otto/otto"]
+    assert together.remarks == one_by_one.remarks
 
 
 @pytest.mark.parametrize(
