@@ -17,7 +17,7 @@ from pathlib import Path
 from natsort import natsorted
 
 from trinat.pipelines.study.cases import Case, Found, Refusal
-from trinat.pipelines.study.naming import LEFT_OUT, RESULT_ENDINGS, T1W
+from trinat.pipelines.study.naming import LEDGERS, LEFT_OUT, RESULT_ENDINGS, T1W
 from trinat.segmentation.data.sources.base import safe_component, without_suffix
 from trinat.segmentation.data.sources.bids import (
     NO_MAGNITUDE,
@@ -167,9 +167,7 @@ def find_cases(
         # cannot do.
         for given in map(Path, inputs):
             if is_bids(given) or is_subjects_dir(given):
-                what = "a BIDS dataset or SUBJECTS_DIR is given alone"
-                remedy = "run once for each, with an --out of its own"
-                raise ConfigError(what, where=given, remedy=remedy)
+                raise _not_alone(given)
     refusals: list[Refusal] = []
     remarks: list[str] = []
     root, paths, named = _expand_all(inputs, exclude, refusals, remarks)
@@ -253,7 +251,8 @@ def _expand_folder(
 
     For a FreeSurfer subject, return the folder above it and the subject's image. Subfolders that
     cannot be read are added to `refusals`, messages about files that are left out to `remarks`.
-    The output folder `exclude` is not searched. InputError is raised if there is no scan.
+    The output folder `exclude` is not searched. InputError is raised if there is no scan,
+    ConfigError if a BIDS dataset or SUBJECTS_DIR is below the folder, or the folder in a dataset.
     """
     image = find_image(folder)
     if image:
@@ -272,6 +271,7 @@ def _expand_folder(
 
     # List only the header of a pair of .hdr and .img.
     every = list(walk(folder, exclude, note_closed, is_visible))
+    _refuse_layouts(folder, every)
     headers = {file.with_suffix("") for file in every if _ends_with(file, ".hdr")}
     files = [
         file
@@ -305,6 +305,48 @@ def _expand_folder(
         known = f"{', '.join(SCAN_SUFFIXES[:4])}, DICOM"
         raise InputError(f"no scan in this folder ({known})", where=folder)
     return folder, scans
+
+
+def _refuse_layouts(folder: Path, files: Iterable[Path]) -> None:
+    """Raise ConfigError for a folder with datasets in it, or in a participant of a BIDS dataset.
+
+    `files` are all files below the folder. Only the layout of a dataset says which of its files are
+    scans of participants. Output folders of trinat are no datasets, although those of BIDS datasets
+    have the layout.
+    """
+    for above in (folder, *folder.parents):
+        dataset = above.parent
+        if (
+            above.name.startswith("sub-")
+            and is_bids(dataset)
+            and not _is_output(dataset)
+        ):
+            label = above.name.removeprefix("sub-")
+            raise ConfigError(
+                f"is a part of the BIDS dataset {dataset.name}",
+                where=folder,
+                remedy=f"give the dataset, or use trinat-bids with --participant_label {label}",
+            )
+    for file in files:
+        here = file.parent
+        if file.name == "dataset_description.json" and not _is_output(here):
+            raise _not_alone(here)
+        if here.name == "mri" and find_image(here.parent):
+            raise _not_alone(here.parents[1])
+
+
+def _is_output(folder: Path) -> bool:
+    """Return True for an output folder of trinat, which has a ledger."""
+    return any(folder.glob(LEDGERS))
+
+
+def _not_alone(dataset: Path) -> ConfigError:
+    """Return the error for a dataset that is given with other scans."""
+    return ConfigError(
+        "a BIDS dataset or SUBJECTS_DIR is given alone",
+        where=dataset,
+        remedy="run once for each, with an --out of its own",
+    )
 
 
 def _read_list(path: Path) -> tuple[Path, list[Path]]:

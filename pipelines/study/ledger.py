@@ -23,7 +23,7 @@ from pydantic import TypeAdapter
 
 from trinat.pipelines.study.discovery import suffix_of_results
 from trinat.pipelines.study.entry import Entry, digests_of
-from trinat.pipelines.study.naming import FOLD
+from trinat.pipelines.study.naming import FOLD, LEDGERS
 from trinat.segmentation.errors import IntegrityError, OutputError
 from trinat.segmentation.io.files import (
     append_whole,
@@ -32,8 +32,6 @@ from trinat.segmentation.io.files import (
     sha256_of,
 )
 
-# Pattern of the ledgers of runs and shards.
-LEDGERS = "run*.jsonl"
 # Fields of an entry that exist only during the run.
 _NOT_IN_FILE = ("staged", "spent", "no_room", "of_scans")
 

@@ -232,6 +232,8 @@ def _patterns_of(product: Product) -> tuple[re.Pattern[str], ...]:
 T1W = "T1w"
 # Folder of a fold of a cross-validation, in the folder of all its models or results.
 FOLD = "fold-{}"
+# Pattern of the ledgers of runs and shards.
+LEDGERS = "run*.jsonl"
 # Folder of unfinished files and locks, in the output folder.
 WORK = ".trinat-work"
 # Tables that explain the numbers of all label maps: in a BIDS dataset, and elsewhere.

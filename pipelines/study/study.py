@@ -24,14 +24,13 @@ from trinat.pipelines.study.files import (
     name_files,
 )
 from trinat.pipelines.study.ledger import (
-    LEDGERS,
     LedgerContents,
     ledgers_in,
     read_ledgers,
     with_folds,
 )
 from trinat.pipelines.study.lesions import measure_corrected
-from trinat.pipelines.study.naming import Product
+from trinat.pipelines.study.naming import LEDGERS, Product
 from trinat.pipelines.study.pairing import partners_of
 from trinat.pipelines.study.record import ScanResult, measured_in
 from trinat.segmentation.data.sources.base import natural_order

@@ -313,6 +313,30 @@ def test_several_datasets_at_once_are_refused(tmp_path: Path) -> None:
             find_cases([tmp_path / "scans", tmp_path / dataset])
 
 
+@pytest.mark.parametrize(
+    ("given", "dataset", "file"),
+    [
+        ("in", "in/fs", "in/fs/anna/mri/orig.mgz"),
+        ("in/fs/anna/mri", "in/fs", "in/fs/anna/mri/orig.mgz"),
+        ("in", "in/bids", "in/bids/dataset_description.json"),
+        ("in/sub-01", "in/sub-01", "in/dataset_description.json"),
+        ("in/sub-01/anat", "in/sub-01/anat", "in/sub-01/anat/sub-01_T1w.nii"),
+    ],
+)
+def test_datasets_in_a_folder_and_parts_of_datasets_are_refused(
+    tmp_path: Path, given: str, dataset: str, file: str
+) -> None:
+    touch(tmp_path, file, f"{given}/x.nii")
+    with refusal(ConfigError, tmp_path / dataset):
+        find_cases([tmp_path / given])
+
+
+def test_earlier_results_of_a_bids_dataset_are_no_dataset(tmp_path: Path) -> None:
+    results = ("run.jsonl", "dataset_description.json", "sub-01/anat/sub-01_dseg.nii")
+    touch(tmp_path, "x.nii", *(f"results/{name}" for name in results))
+    assert ids(find_cases([tmp_path])) == ["x"]
+
+
 def test_a_folder_named_mri_is_no_subjects_dir(tmp_path: Path) -> None:
     touch(tmp_path, "p1/mri/T1.nii", "p2/T1.nii")
     assert ids(find_cases([tmp_path])) == ["p1/mri/T1", "p2/T1"]
