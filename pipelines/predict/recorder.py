@@ -341,10 +341,11 @@ class Recorder:
         return True
 
     def _note_current(self, case: Case) -> None:
-        # The entry of the earlier run is still valid, except for the path of a scan that was moved.
+        # The entry of the earlier run is still valid, except for the path of a scan that was moved
+        # or is read from another place now.
         known = self.ledger.entries[case.id]
-        if not (self.settings.out / known.scan).exists():
-            now = Entry.of(case, self.settings, "done")
+        now = Entry.of(case, self.settings, "done")
+        if now.scan != known.scan:
             self.ledger.add(replace(known, scan=now.scan))
         unchanged = "unchanged since an earlier run"
         self.note(Entry(case.id, "skipped", case.shown, unchanged), keep=False)

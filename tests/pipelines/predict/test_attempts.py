@@ -180,6 +180,15 @@ def test_a_scan_that_was_given_alone_and_with_its_folder_counts_once(
     assert _counted(out) == ["copy/T1", "p/T1"]
 
 
+def test_a_result_is_judged_by_the_scan_where_it_was_read_last(two) -> None:
+    scans, out = two
+    again = scans.with_name("again")
+    shutil.copytree(scans, again)
+    assert run_serially(again, out).skipped == 2
+    small_scan(9).write(scans / "a.nii.gz")
+    assert _counted(out) == ["a", "b"]
+
+
 def _counted(out: Path) -> list[str]:
     """Return the cases in volumes.tsv, which are those whose label maps count, too."""
     cases = [row["case"] for row in read_rows(out / "volumes.tsv", required=("case",))]
