@@ -512,8 +512,9 @@ def find_bids(
     `participants` and `sessions` are labels with or without their prefix (01, sub-01); if empty,
     all are taken. Folders that cannot be read, images whose names and folders name different
     participants, and requested participants without such a scan are refused. Phase images are left
-    out. InputError is raised if the whole dataset has no such scan. Results of scans other than T1w
-    get the suffix as the entity `space` of their names, as in BIDS.
+    out. InputError is raised if the whole dataset has no such scan, or no folder of any requested
+    participant. Results of scans other than T1w get the suffix as the entity `space` of their
+    names, as in BIDS.
     """
     wanted = {label.removeprefix("sub-") for label in participants}
     wanted_sessions = {label.removeprefix("ses-") for label in sessions}
@@ -557,9 +558,17 @@ def find_bids(
             facts["space"] = suffix
             stem = f"{stem}_space-{suffix}"
         cases.append(Case(f"{place.parent}/{stem}", path, str(place), facts))
+    absent = natsorted(wanted - present)
+    is_mistyped = not any(is_dir(root / f"sub-{label}") for label in wanted)
+    if absent and is_mistyped:
+        raise InputError(
+            f"no such participant: {some([f'sub-{label}' for label in absent])}",
+            where=root,
+            remedy="check --participant_label",
+        )
     refusals += [
         Refusal(f"sub-{label}", f"no such participant with a {suffix} scan")
-        for label in natsorted(wanted - present)
+        for label in absent
     ]
     if not cases and not refusals and not wanted_sessions:
         raise InputError(

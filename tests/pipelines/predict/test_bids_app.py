@@ -11,6 +11,7 @@ from typing import NoReturn
 import pytest
 from helpers.miniatures import without_orientation
 from helpers.overfitted import random_model, with_parcels
+from helpers.refusals import refusal
 from helpers.serial import run_serially, write_heads, write_scans
 
 from trinat.pipelines.cli import bids, main
@@ -19,7 +20,7 @@ from trinat.pipelines.jobs.lock import run_lock
 from trinat.pipelines.predict.run import merge
 from trinat.pipelines.study.ledger import read_entries
 from trinat.pipelines.study.naming import WORK
-from trinat.segmentation.errors import LockedError
+from trinat.segmentation.errors import InputError, LockedError
 from trinat.segmentation.models import zoo
 
 
@@ -157,12 +158,21 @@ def test_jobs_of_one_participant_each_share_an_output_folder(tmp_path: Path) -> 
 def test_a_participant_who_was_missing_once_is_told_no_more(tmp_path: Path) -> None:
     raw, out = tmp_path / "raw", tmp_path / "out"
     write_scans(raw, "sub-01/anat/sub-01_T1w.nii.gz")
+    (raw / "sub-02").mkdir()
     assert run_serially(raw, out, participants=["02"]).failed == 1
     assert run_serially(raw, out, participants=["01"]).done == 1
     assert merge(out).failed == 1
     write_scans(raw, "sub-02/anat/sub-02_T1w.nii.gz")
     assert run_serially(raw, out, participants=["02"]).done == 1
     assert merge(out).failed == 0
+
+
+def test_a_mistyped_participant_leaves_no_trace(tmp_path: Path) -> None:
+    raw, out = tmp_path / "raw", tmp_path / "out"
+    write_scans(raw, "sub-01/anat/sub-01_T1w.nii.gz")
+    with refusal(InputError, raw, remedy="--participant_label"):
+        run_serially(raw, out, participants=["1"])
+    assert not out.exists()
 
 
 @pytest.mark.parametrize("command", [bids.main, main])
