@@ -198,6 +198,7 @@ def _with_facts(request: PredictRequest, found: Found) -> tuple[Case, ...]:
     participants table of the request or else of the BIDS dataset; ConfigError if there is neither.
     """
     table = request.participants_table
+    is_given = table is not None
     if table is None:
         if found.bids_root is None:
             raise ConfigError(
@@ -205,7 +206,9 @@ def _with_facts(request: PredictRequest, found: Found) -> tuple[Case, ...]:
                 remedy="give --participants",
             )
         table = found.bids_root / "participants.tsv"
-    return tuple(with_facts(found.cases, table, strict=request.strict))
+    return tuple(
+        with_facts(found.cases, table, strict=request.strict, is_given=is_given)
+    )
 
 
 def _inputs_of_part(

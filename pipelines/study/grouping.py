@@ -111,12 +111,13 @@ def with_facts(
     table: Path,
     *,
     strict: bool = False,
+    is_given: bool = True,
 ) -> list[Case]:
     """Return the cases, each with age, sex and other facts about its participant from a table.
 
     `table` is a participants table. Cells that are not understood are logged; with `strict` they
-    raise a DatasetError. DatasetError is also raised if no scan has a row in the table, ConfigError
-    if the table does not exist.
+    raise a DatasetError. ConfigError is raised if the table does not exist. DatasetError is raised
+    if the user has named the table (`is_given`), and no scan has a row in it.
     """
     if not table.is_file():
         raise ConfigError(
@@ -129,7 +130,7 @@ def with_facts(
         (scan.name, identity.participant)
         for scan, identity in zip(named, identify(named), strict=True)
     ]
-    matched = match_participants(table, names, strict=strict)
+    matched = match_participants(table, names, strict=strict, is_given=is_given)
     return [
         replace(case, facts=matched.of(*name))
         for case, name in zip(cases, names, strict=True)

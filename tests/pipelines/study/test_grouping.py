@@ -10,6 +10,7 @@ from helpers.refusals import refusal
 from trinat.pipelines.study.cases import Case, Participant
 from trinat.pipelines.study.discovery import find_cases
 from trinat.pipelines.study.grouping import participants_of, with_facts
+from trinat.pipelines.study.participants import Facts
 from trinat.segmentation.errors import ConfigError, DatasetError
 
 
@@ -325,6 +326,14 @@ def test_nobody_has_the_facts_of_a_participant_of_the_same_name_elsewhere(
     path = table(tmp_path, "participant_id\tage\tsex\nsub-01\t25\tF\nC\t30\tF\n")
     told = with_facts(cases("A/sub-01_T1w", "B/sub-01_T1w", "C"), path)
     assert [case.facts.age if case.facts else None for case in told] == [None, None, 30]
+
+
+def test_only_a_table_that_was_given_needs_a_row_of_a_scan(tmp_path: Path) -> None:
+    path = table(tmp_path, "participant_id\tage\tsex\nsub-01\t25\tF\n")
+    given = cases("sub-02_T1w")
+    assert [case.facts for case in with_facts(given, path, is_given=False)] == [Facts()]
+    with refusal(DatasetError, path):
+        with_facts(given, path)
 
 
 def test_a_table_in_another_folder_names_scans_as_they_were_given(
