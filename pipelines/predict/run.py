@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import shutil
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -25,6 +25,7 @@ from trinat.pipelines.predict.recorder import Outcome, Recorder
 from trinat.pipelines.predict.settings import (
     CHANGES,
     TABLES,
+    CaseNames,
     PredictRequest,
     RunSettings,
     Shard,
@@ -48,8 +49,11 @@ from trinat.pipelines.study.naming import (
     LABEL_TABLES,
     T1W,
     WORK,
+    Product,
 )
 from trinat.pipelines.study.record import EXCLUDED_GRADES
+from trinat.segmentation.data.sources.base import without_suffix
+from trinat.segmentation.data.sources.bids import entities
 from trinat.segmentation.errors import (
     ConfigError,
     DiskFullError,
@@ -126,7 +130,7 @@ def predict(request: PredictRequest, callbacks: Listener | None = None) -> Outco
     if request.output.reference is not None:
         found = replace(found, cases=_with_facts(request, found))
     if request.output.fmriprep:
-        _check_for_fmriprep(request.suffix, found)
+        _check_for_fmriprep(request, found)
     units, refusals = _inputs_of_part(request, found)
     cases = [case for unit in units for case in unit.scans]
     given = len(cases) + len(refusals)
@@ -168,21 +172,28 @@ def _refused_here(request: PredictRequest) -> Callable[[str], bool]:
     return lambda name: not wanted or name.split("/")[0] in wanted
 
 
-def _check_for_fmriprep(suffix: str, found: Found) -> None:
+def _check_for_fmriprep(request: PredictRequest, found: Found) -> None:
     """Raise ConfigError if fMRIPrep cannot use the results.
 
-    It needs T1w scans of a BIDS dataset. Participants with several scans are logged, because
-    fMRIPrep takes the results of one.
+    It needs T1w scans of a BIDS dataset. Participants with several scans, of this run or with
+    results in the output folder, are logged, because fMRIPrep takes the results of one.
     """
-    if found.bids_root is None or suffix != T1W:
+    if found.bids_root is None or request.suffix != T1W:
         raise ConfigError(
             "--for fmriprep: the scans are no T1w scans of a BIDS dataset",
             remedy="give a BIDS dataset, or use --tissues",
         )
-    scans = Counter(f"sub-{case.entities['sub']}" for case in found.cases)
-    several = [
-        participant for participant in natsorted(scans) if scans[participant] > 1
-    ]
+    masks: dict[str, set[Path]] = defaultdict(set)
+    for case in found.cases:
+        names = CaseNames(request.out, case.id, case.entities, bids=True)
+        participant = f"sub-{case.entities['sub']}"
+        masks[participant].add(names.path(Product.FMRIPREP_MASK))
+    for participant, paths in masks.items():
+        for mask in (request.out / participant).rglob("*_desc-brain_mask.nii.gz"):
+            # Other brain masks have the entity `space`.
+            if "space" not in entities(without_suffix(mask)):
+                paths.add(mask)
+    several = [name for name in natsorted(masks) if len(masks[name]) > 1]
     if several:
         _log.warning(
             "fMRIPrep takes the results of one T1w scan a participant: %s have several "

@@ -236,6 +236,19 @@ def test_participants_with_more_scans_than_fmriprep_takes_are_named(
     assert "one T1w scan a participant: sub-02 have several" in remark
 
 
+def test_results_of_another_session_are_scans_that_fmriprep_takes(
+    tmp_path: Path, logged: pytest.LogCaptureFixture
+) -> None:
+    names = [f"sub-01/ses-{n}/anat/sub-01_ses-{n}_T1w.nii.gz" for n in (1, 2)]
+    raw, out = write_scans(tmp_path / "raw", *names), tmp_path / "out"
+    output = replace(QUICK, brain_mask=True, fmriprep=True)
+    run_serially(raw, out, sessions=["1"], output=output)
+    run_serially(raw, out, sessions=["1"], output=output)
+    assert not logged.messages
+    run_serially(raw, out, sessions=["2"], participants=["01"], output=output)
+    assert len(logged.messages) == 1
+
+
 def test_bids_in_gives_bids_out_that_the_validator_takes(tmp_path: Path) -> None:
     raw = write_scans(
         tmp_path / "raw",
