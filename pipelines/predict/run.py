@@ -233,7 +233,11 @@ def _inputs_of_part(
     given: Sequence[Work] = found.cases
     if request.output.longitudinal:
         participants = participants_of(
-            found.cases, found.bids_root, request.sessions_table, strict=request.strict
+            found.cases,
+            found.bids_root,
+            request.sessions_table,
+            strict=request.strict,
+            refusals=found.refusals,
         )
         given = [participant.unit for participant in participants]
     shard = request.shard

@@ -9,12 +9,12 @@ import logging
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
 from pathlib import Path
 
-from trinat.pipelines.study.cases import Case, Participant
+from trinat.pipelines.study.cases import Case, Participant, Refusal
 from trinat.pipelines.study.participants_check import match_participants, report_table
 from trinat.segmentation.data.identity import clash_among, identify
 from trinat.segmentation.errors import ConfigError, some
@@ -70,6 +70,7 @@ def participants_of(
     table: Path | None,
     *,
     strict: bool = False,
+    refusals: Collection[Refusal] = (),
 ) -> list[Participant]:
     """Group cases by participant; return the participants in the order of their first scans.
 
@@ -77,11 +78,12 @@ def participants_of(
     the column group, and one column of times: date, years or days. Without a table they are
     assigned by the BIDS dataset in `bids_root`, or else by name: OAS1_0001_MR1 and OAS1_0001_MR2
     are two scans of OAS1_0001. Any other scan belongs to a participant of its own. Anything in a
-    table that is not understood is logged; with `strict` it raises a DatasetError.
+    table that is not understood is logged; with `strict` it raises a DatasetError. Rows of scans
+    that were refused (`refusals`) are skipped.
     """
     known: dict[str, _ScanRow] = {}
     if table is not None:
-        known = _from_table(cases, table, strict=strict)
+        known = _from_table(cases, table, refusals, strict=strict)
     elif bids_root is not None:
         known = _from_bids(cases, bids_root, strict=strict)
     scans: dict[str, list[Case]] = defaultdict(list)
@@ -258,6 +260,7 @@ def _times_in(
 def _from_table(
     cases: Sequence[Case],
     path: Path,
+    refusals: Collection[Refusal],
     *,
     strict: bool,
 ) -> dict[str, _ScanRow]:
@@ -278,11 +281,14 @@ def _from_table(
         )
     times = _Times.of(titles, path)
     by_name = _names_of(cases, path.absolute().parent)
+    refused = {name for refusal in refusals for name in (refusal.shown, refusal.case)}
     known: dict[str, _ScanRow] = {}
     for row in table.rows:
         line = row.number
         cells = dict(zip(titles, row.cells, strict=True))
         case_id = by_name.get(cells["scan"])
+        if case_id is None and cells["scan"] in refused:
+            continue
         if case_id is None:
             what = f"line {line}: {cells['scan']!r} is no scan of this run"
             remedy = "write it as the path that is given, or as in summary.tsv"

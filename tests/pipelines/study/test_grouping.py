@@ -237,6 +237,16 @@ def test_times_that_could_be_other_times_are_refused(
         years(tmp_path, *times)
 
 
+def test_a_missing_scan_takes_no_other_out_of_the_table(tmp_path: Path) -> None:
+    (tmp_path / "a.nii").touch()
+    (tmp_path / "list.txt").write_text("a.nii\nb.nii\n")
+    found = find_cases([tmp_path / "list.txt"])
+    for name in ("b", "b.nii"):
+        path = table(tmp_path, f"scan\tparticipant\na\tp\n{name}\tp\n")
+        groups = participants_of(found.cases, None, path, refusals=found.refusals)
+        assert scans(groups) == {"p": ["a"]}
+
+
 def test_two_columns_of_times_are_refused(tmp_path: Path) -> None:
     path = table(tmp_path, "scan\tparticipant\tdate\tdays\na\tp\t2020-01-01\t0\n")
     with refusal(ConfigError, path):
