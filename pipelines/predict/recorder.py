@@ -214,9 +214,10 @@ class Recorder:
             if now is None or now == before.input_sha256:
                 return
         elif before is not None:
-            # Files made from the same label map with other settings are still valid.
+            # Files made from the same scan and label map with other settings are still valid.
             labels_before = names.labels_in(before.outputs)
-            if labels_before == names.labels_in(entry.outputs):
+            is_same_scan = before.input_sha256 == entry.input_sha256
+            if is_same_scan and labels_before == names.labels_in(entry.outputs):
                 return
         for name in sorted(older - entry.outputs.keys()):
             self.ledger.remove(name)

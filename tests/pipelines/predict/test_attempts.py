@@ -119,6 +119,16 @@ def test_what_an_older_scan_had_besides_is_deleted(two) -> None:
     assert not (out / "a_aseg.stats").exists()
 
 
+def test_what_an_older_scan_with_an_equal_label_map_had_besides_is_deleted(two) -> None:
+    scans, out = two
+    entry = held(out)["a"]
+    with Ledger(out / "run.jsonl", {"a": entry}) as ledger:
+        ledger.add(replace(entry, input_sha256="of an older scan", settings="older"))
+    assert run_serially([str(scans / "a.nii.gz")], out).done == 1
+    assert (out / "a_dseg.nii.gz").exists()
+    assert not (out / "a_aseg.stats").exists()
+
+
 def test_what_other_settings_had_besides_the_same_label_map_stays(two) -> None:
     scans, out = two
     run_serially(scans, out, output=replace(QUICK, entropy=True))
