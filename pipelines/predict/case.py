@@ -24,6 +24,7 @@ from trinat.pipelines.predict.case_files import (
 from trinat.pipelines.predict.case_in_progress import (
     CaseInProgress,
     ParticipantInProgress,
+    failed_entry,
     read,
 )
 from trinat.pipelines.predict.settings import RunSettings
@@ -114,7 +115,7 @@ class CaseWorker:
                     with timed(one.clock), stage("conform"):
                         one.to_align = image_to_align(one.volume)
                 except Exception as error:
-                    scan.failed.append(self._failed(one.case, error))
+                    scan.failed.append(failed_entry(one.case, self.settings, error))
                 else:
                     kept.append(one)
             scan.scans = kept
@@ -269,7 +270,7 @@ class CaseWorker:
             if 2 * len(heads[0].scans) > len(participant.scans):
                 head = heads[0]
             for case, reason in _find_mismatches(participant.scans, heads, head):
-                participant.failed.append(Entry.failed(case, self.settings, reason))
+                participant.failed.append(Entry.refused(case, self.settings, reason))
             kept = () if head is None else head.scans
             participant.scans = [participant.scans[number] for number in kept]
         try:

@@ -13,7 +13,7 @@ from trinat.pipelines.study.cases import Case, Participant, Work
 from trinat.pipelines.study.entry import Entry
 from trinat.pipelines.study.files import refuse_changed
 from trinat.pipelines.study.record import TimePoint
-from trinat.segmentation.errors import reason_of
+from trinat.segmentation.errors import InputError, reason_of
 from trinat.segmentation.io.streams import SCAN_SUFFIXES
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.models.zoo import is_for_any_contrast
@@ -84,9 +84,16 @@ def read(case: Work, settings: RunSettings) -> CaseInProgress | ParticipantInPro
         try:
             reading.scans.append(_read_scan(scan, settings))
         except Exception as error:
-            reason = reason_of(error, where=False)
-            reading.failed.append(Entry.failed(scan, settings, reason))
+            reading.failed.append(failed_entry(scan, settings, error))
     return reading
+
+
+def failed_entry(scan: Case, settings: RunSettings, error: Exception) -> Entry:
+    """Return the ledger entry of a participant's scan that cannot be read or resampled."""
+    reason = reason_of(error, where=False)
+    if isinstance(error, InputError):
+        return Entry.refused(scan, settings, reason)
+    return Entry.failed(scan, settings, reason)
 
 
 def _read_scan(case: Case, settings: RunSettings) -> CaseInProgress:

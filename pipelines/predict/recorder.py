@@ -295,24 +295,26 @@ class Recorder:
         The scans are segmented together: if one is new, changed or missing, all are segmented
         again. None means that there is nothing to segment.
         """
-        impossible: dict[str, Entry] = {}
+        impossible = set()
         for case in participant.scans:
             reason = self._why_impossible(case)
             if reason:
-                impossible[case.id] = Entry.failed(case, self.settings, reason)
-        if not impossible and self._note_if_current(participant):
+                impossible.add(case.id)
+                self.note(Entry.failed(case, self.settings, reason))
+        possible = participant.only(lambda case: case.id not in impossible)
+        if possible is None or self._note_if_current(possible):
             return None
-        for entry in impossible.values():
-            self.note(entry)
-        return participant.only(lambda case: case.id not in impossible)
+        return possible
 
     def _note_if_current(self, participant: Participant) -> bool:
         """Return True if the results of a participant's scans are up to date, and record that.
 
         They are if they come from exactly these scans, participant, group and times. A scan whose
-        outputs would replace files of the user is recorded as failed; the other scans are not
-        segmented again because of it. If False is returned, nothing is recorded.
+        outputs would replace files of the user is recorded as failed, and so is a scan that was
+        refused earlier; the other scans are not segmented again because of it. If False is
+        returned, nothing is recorded.
         """
+        failed_again: dict[str, Entry] = {}
         obstructed_scans = {}
         known: dict[str, TimePoint | None] = {}
         for case in participant.scans:
@@ -321,14 +323,27 @@ class Recorder:
                 obstructed_scans[case.id] = obstructed
                 continue
             entry = self.ledger.entries.get(case.id)
+            if entry is not None and entry.is_still_refused(case, self.settings):
+                failed_again[case.id] = entry
+                continue
             if entry is None or not entry.is_current(case, self.settings):
                 return False
             known[case.id] = entry.result.longitudinal
-        digests = {case.id: digest_of(*case.files) for case in participant.scans}
+        digests = {
+            case.id: digest_of(*case.files)
+            for case in participant.scans
+            if case.id not in failed_again
+        }
+        if not digests:
+            # Without a result, nothing says that all scans were refused together.
+            return False
         for case, year in zip(participant.scans, participant.years, strict=True):
-            if case.id in obstructed_scans:
+            if case.id not in known:
                 continue
             noted = known[case.id]
+            if noted is None and len(digests) == 1:
+                # The only scan that was not refused is segmented by itself.
+                continue
             if noted is None or noted.scans != digests:
                 return False
             whose = (noted.participant, noted.group, noted.year)
@@ -337,6 +352,8 @@ class Recorder:
         for case in participant.scans:
             if case.id in obstructed_scans:
                 self.note(obstructed_scans[case.id])
+            elif case.id in failed_again:
+                self.note(failed_again[case.id], keep=False)
             else:
                 self._note_current(case)
         return True

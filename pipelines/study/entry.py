@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from heapq import nsmallest
 from operator import attrgetter
@@ -54,6 +54,8 @@ class Entry:
 
     - `case` is the id of the case, and `reason` explains a status other than "done".
     - `scan` is the input's path; `input_sha256` is the hash of the bytes that were segmented.
+    - `refused_sha256` is the hash of bytes that cannot be segmented with the participant's other
+      scans, however often this is tried.
     - `model` is the hash of the model. It is empty if the input was refused before any model was
       loaded.
     - `settings` is a hash of all settings that the result depends on.
@@ -78,6 +80,7 @@ class Entry:
     input: str = ""
     reason: str = ""
     input_sha256: str = ""
+    refused_sha256: str = ""
     scan: str = ""
     model: str = ""
     settings: str = ""
@@ -113,6 +116,12 @@ class Entry:
     def failed(cls, case: Work, run: Run, reason: str) -> Entry:
         """Return the entry of a case that has failed, with the reason."""
         return cls.of(case, run, "failed", reason)
+
+    @classmethod
+    def refused(cls, case: Case, run: Run, reason: str) -> Entry:
+        """Return the entry of a participant's scan that fails because of its own content."""
+        digest = digest_of(*case.files) or ""
+        return replace(cls.failed(case, run, reason), refused_sha256=digest)
 
     @property
     def grade(self) -> str:
@@ -171,6 +180,14 @@ class Entry:
         if not self.is_written(run.out):
             return False
         return digest_of(*case.files) == self.input_sha256
+
+    def is_still_refused(self, case: Case, run: Run) -> bool:
+        """Return True if the case has failed because of its content, and would fail again."""
+        if self.status != "failed" or not self.refused_sha256:
+            return False
+        if self.model != run.model_sha256 or self.settings != run.digest(case):
+            return False
+        return digest_of(*case.files) == self.refused_sha256
 
     def output(self, folder: Path, product: Product) -> Path | None:
         """Return the path of one kind of output file in `folder`; None if the entry lists none.

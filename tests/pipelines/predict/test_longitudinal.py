@@ -65,6 +65,27 @@ def test_a_broken_time_point_does_not_take_the_others(study) -> None:
 
 @pytest.mark.slow
 @pytest.mark.important
+def test_a_broken_time_point_does_not_make_the_others_again(study) -> None:
+    scans, out = study
+    outcome = run_serially(scans, out, output=TOGETHER, excluded=())
+    assert (outcome.done, outcome.skipped, outcome.failed) == (0, 3, 1)
+
+
+def test_a_scan_beside_a_broken_one_is_made_again_if_that_has_changed(
+    tmp_path: Path,
+) -> None:
+    scans, out = write_scans(tmp_path / "in", "P0_MR1.nii.gz"), tmp_path / "out"
+    broken = scans / "P0_MR2.nii.gz"
+    broken.write_bytes(b"no scan")
+    for done, skipped in ((1, 0), (0, 1)):
+        outcome = run_serially(scans, out, output=TOGETHER)
+        assert (outcome.done, outcome.skipped, outcome.failed) == (done, skipped, 1)
+    broken.write_bytes(b"no scan either")
+    assert run_serially(scans, out, output=TOGETHER).done == 1
+
+
+@pytest.mark.slow
+@pytest.mark.important
 def test_a_single_scan_is_segmented_by_itself_and_says_so(study) -> None:
     result = entries(study[1])["P1_MR1"].result
     assert result.longitudinal is None
