@@ -268,7 +268,8 @@ def _with_age_sex_family(
     """
     names = [(subject.id, subject.participant) for subject in found]
     is_given = table == config.participants
-    matched = match_participants(table, names, strict=config.strict, is_given=is_given)
+    scans = dict.fromkeys(names, ())
+    matched = match_participants(table, scans, strict=config.strict, is_given=is_given)
     # A scan without a row gets the facts of another scan of the participant.
     row_of = {participant: row for (_, participant), row in matched.rows.items()}
     subjects = []

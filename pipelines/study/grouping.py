@@ -132,7 +132,8 @@ def with_facts(
         (scan.name, identity.participant)
         for scan, identity in zip(named, identify(named), strict=True)
     ]
-    matched = match_participants(table, names, strict=strict, is_given=is_given)
+    folders = {name: scan.folders for name, scan in zip(names, named, strict=True)}
+    matched = match_participants(table, folders, strict=strict, is_given=is_given)
     return [
         replace(case, facts=matched.of(*name))
         for case, name in zip(cases, names, strict=True)
@@ -153,7 +154,7 @@ def _from_bids(
     doubts: list[str] = []
     table = root / "participants.tsv"
     participants = {case.id: f"sub-{case.entities['sub']}" for case in cases}
-    names = [(case.stem, participants[case.id]) for case in cases]
+    names = {(case.stem, participants[case.id]): () for case in cases}
     matched = match_participants(table, names, strict=strict, is_given=False)
     known: dict[str, _ScanRow] = {}
     for case in cases:

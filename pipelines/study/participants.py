@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from trinat.segmentation.errors import some
@@ -92,21 +92,22 @@ class ParticipantsTable:
     doubts: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
 
-    def match(self, scans: Iterable[Named]) -> Matched:
+    def match(self, scans: Mapping[Named, Sequence[str]]) -> Matched:
         """Match scans to the rows of the table, by the names of scans and of their participants.
+
+        `scans` has the names of the folders around each scan, outermost first.
 
         A row belongs to the scan or participant with the name of the row, or with a name that
         begins with it: row IXI002 to scan IXI002-Guys-0828-T1. The longest row name wins. Upper
         case, `sub-` and leading zeros (1, 01, SUB-01) are ignored if only one row and one
-        participant match then.
+        participant match then. A row may also have the name of a folder that holds one participant.
         """
-        every = list(dict.fromkeys(scans))
         rows: dict[Named, str] = {}
-        for names in every:
+        for names in scans:
             exact = [name for name in _names_of(*names) if name in self.facts]
             if exact:
                 rows[names] = exact[0]
-        doubts = self._match_loosely(every, rows)
+        doubts = self._match_loosely(scans, rows)
         # Participants that share a row may be the same participant under several names.
         participants_of: dict[str, dict[str, None]] = defaultdict(dict)
         for (_, participant), row in rows.items():
@@ -117,7 +118,7 @@ class ParticipantsTable:
                 doubts.append(
                     f"{row} in the table is the row of {len(sharing)} participants: {named}"
                 )
-        participants = dict.fromkeys(participant for _, participant in every)
+        participants = dict.fromkeys(participant for _, participant in scans)
         present = {participant for _, participant in rows}
         absent: tuple[str, ...] = ()
         if self.facts:
@@ -129,12 +130,12 @@ class ParticipantsTable:
         return Matched(self, rows, len(participants), absent, (*self.doubts, *doubts))
 
     def _match_loosely(
-        self, scans: Iterable[Named], rows: dict[Named, str]
+        self, scans: Mapping[Named, Sequence[str]], rows: dict[Named, str]
     ) -> list[str]:
         """Match the remaining scans by names without case, `sub-` and leading zeros.
 
-        The matches are added to `rows`, which maps scans to names of rows. Returns a message for
-        each ambiguous name.
+        The names are those of the scan, its participant and its folders. The matches are added to
+        `rows`, which maps scans to names of rows. Returns a message for each ambiguous name.
         """
         taken = set(rows.values())
         free: dict[str, list[str]] = defaultdict(list)
@@ -145,11 +146,12 @@ class ParticipantsTable:
             lambda: defaultdict(list)
         )
         doubts: dict[str, None] = {}
+        folders_of = _own_folders(scans)
         for names in scans:
             if names in rows:
                 continue
             found: list[str] = []
-            for name in _names_of(*names, with_folder=False):
+            for name in (*_names_of(*names, with_folder=False), *folders_of[names]):
                 found = found or free.get(_normalised(name), [])
             if len(found) > 1:
                 could_be = some(found, between=" or ", last=" or ")
@@ -170,20 +172,36 @@ def _names_of(scan: str, participant: str, *, with_folder: bool = True) -> list[
     """Return the names under which a participants table may list a scan, the longest first.
 
     They are beginnings of the name of the scan, `scan`, and of its participant: IXI002-Guys and
-    IXI002. If `participant` has a folder (A/sub-01), names are A/sub-01 and A_sub-01. Without
-    `with_folder` they are sub-01, or the name of the folder alone.
+    IXI002. If `participant` has a folder (A/sub-01), names are A/sub-01 and A_sub-01; without
+    `with_folder` the name is sub-01.
     """
     folder, _, participant_alone = participant.rpartition("/")
     names: dict[str, None] = {}
     for text in (scan.rpartition("/")[2], participant_alone):
         ends = [found.start() for found in re.finditer(r"[-_.]|$", text)]
         names.update(dict.fromkeys(text[:end] for end in reversed(ends) if end))
-    if not with_folder:
-        # The folder of T1 in anna/T1 may be the participant's.
-        return [*names, *([folder] if folder else [])]
-    if not folder:
+    if not folder or not with_folder:
         return list(names)
     return [f"{folder}{mark}{name}" for name in names for mark in "/_"]
+
+
+def _own_folders(scans: Mapping[Named, Sequence[str]]) -> dict[Named, list[str]]:
+    """Return the names of the folders around each scan that hold only its participant.
+
+    `scans` has all folders around each scan, outermost first; the result is innermost first.
+    """
+    participants_in: dict[tuple[str, ...], set[str]] = defaultdict(set)
+    for (_, participant), folders in scans.items():
+        for depth in range(1, len(folders) + 1):
+            participants_in[tuple(folders[:depth])].add(participant)
+    own: dict[Named, list[str]] = {}
+    for names, folders in scans.items():
+        own[names] = [
+            folders[depth - 1]
+            for depth in range(len(folders), 0, -1)
+            if len(participants_in[tuple(folders[:depth])]) == 1
+        ]
+    return own
 
 
 def _normalised(name: str) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from trinat.pipelines.study.files import segmented_together
@@ -112,7 +112,7 @@ def refuse_merged_participants(
 
 def match_participants(
     table: Path,
-    names: Iterable[Named],
+    scans: Mapping[Named, Sequence[str]],
     *,
     strict: bool = False,
     is_given: bool = True,
@@ -120,14 +120,15 @@ def match_participants(
 ) -> Matched:
     """Match scans to the rows of a table, and log how the table was read.
 
-    `names` are pairs of a scan's name and its participant's name. `is_given` is True if the user
+    `scans` has the folders around each scan, by the scan's name and its participant's name, as for
+    `ParticipantsTable.match`. `is_given` is True if the user
     has named the table: it must exist (ConfigError) and have a row of at least one scan
     (DatasetError). A table of a dataset may lack both. `together` are the participants whose scans
     were segmented together. With `strict`, DatasetError is raised for anything that is not
     understood.
     """
     participants_table = read_given(table) if is_given else read_participants(table)
-    matched = participants_table.match(names)
+    matched = participants_table.match(scans)
     if is_given:
         _refuse_strangers(table, matched)
     refuse_merged_participants(table, matched, together)
@@ -160,7 +161,7 @@ def describe_table(
     else:
         files = Study(results).label_maps()
         matched = participants_table.match(
-            (file.name, file.participant) for file in files
+            {(file.name, file.participant): file.folders for file in files}
         )
         _refuse_strangers(table, matched)
         refuse_merged_participants(table, matched, segmented_together(files))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trinat.pipelines.study.participants import Facts, ParticipantsTable
+from trinat.pipelines.study.participants import Facts, Named, ParticipantsTable
 
 
 def table_of(ages: dict[str, float]) -> ParticipantsTable:
@@ -15,7 +15,7 @@ def table_of(ages: dict[str, float]) -> ParticipantsTable:
 def matches(rows: list[str], scans: list[str]) -> dict[str, str]:
     """Return the row of each scan, whose participant has the scan's name."""
     participants_table = table_of(dict.fromkeys(rows, 61))
-    found = participants_table.match([(scan, scan) for scan in scans])
+    found = participants_table.match({(scan, scan): () for scan in scans})
     return {scan: row for (scan, _), row in found.rows.items()}
 
 
@@ -39,7 +39,7 @@ def test_no_participant_gets_the_row_of_another() -> None:
 def test_what_has_no_row_is_named() -> None:
     participants_table = table_of({"1": 61, "01": 62, "sub-2": 63})
     matched = participants_table.match(
-        [("sub-1", "sub-1"), ("sub-2", "sub-2"), ("x", "x")]
+        {("sub-1", "sub-1"): (), ("sub-2", "sub-2"): (), ("x", "x"): ()}
     )
     assert matched.remarks == (
         "sub-1 could be 1 or 01 in the table",
@@ -49,29 +49,47 @@ def test_what_has_no_row_is_named() -> None:
 
 def test_a_row_that_several_participants_have_is_named() -> None:
     participants_table = table_of({"anna": 61})
-    matched = participants_table.match([("anna-1", "anna-1"), ("anna-2", "anna-2")])
+    matched = participants_table.match(
+        {("anna-1", "anna-1"): (), ("anna-2", "anna-2"): ()}
+    )
     assert matched.doubts == (
         "anna in the table is the row of 2 participants: anna-1, anna-2",
     )
-    of_one = participants_table.match([("anna_V1", "anna"), ("anna_V2", "anna")])
+    of_one = participants_table.match(
+        {("anna_V1", "anna"): (), ("anna_V2", "anna"): ()}
+    )
     assert of_one.doubts == ()
 
 
 def test_participants_of_two_sites_have_rows_with_their_folders() -> None:
     participants_table = table_of({"A/sub-01": 1, "B_sub-01": 2})
     first, second = ("sub-01", "A/sub-01"), ("sub-01", "B/sub-01")
-    matched = participants_table.match([first, second])
+    scans = {first: ("A",), second: ("B",)}
+    matched = participants_table.match(scans)
     assert (matched.of(*first).age, matched.of(*second).age) == (1, 2)
     # A row without a folder could be of either.
-    assert table_of({"sub-01": 1}).match([first, second]).rows == {}
+    assert table_of({"sub-01": 1}).match(scans).rows == {}
 
 
-def test_a_row_may_have_the_name_of_a_folder_that_holds_one_participant() -> None:
-    participants_table = table_of({"anna": 1, "ben": 2})
-    for names in (("T1", "T1"), ("anna_T1", "ben_T1")):
-        scans = list(zip(names, ("anna/T1", "ben/T1"), strict=True))
-        assert [participants_table.match(scans).of(*scan).age for scan in scans] == [
-            1,
-            2,
-        ]
-    assert table_of({"A": 1}).match([("p1", "A/p1"), ("p2", "A/p2")]).rows == {}
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (("T1", "anna/T1"), ("T1", "ben/T1")),
+        (("anna_T1", "anna/T1"), ("ben_T1", "ben/T1")),
+        (("T1", "T1"), ("MPRAGE", "MPRAGE")),
+    ],
+)
+@pytest.mark.parametrize("group", [(), ("controls",)])
+def test_a_row_may_have_the_name_of_a_folder_that_holds_one_participant(
+    first: Named, second: Named, group: tuple[str, ...]
+) -> None:
+    scans = {first: (*group, "anna"), second: (*group, "ben")}
+    rows = table_of({"anna": 1, "ben": 2}).match(scans).rows
+    assert rows == {first: "anna", second: "ben"}
+
+
+def test_a_folder_of_two_participants_is_neither_of_them() -> None:
+    first, second = ("p1", "A/p1"), ("p2", "A/p2")
+    scans = {first: ("A",), second: ("A",)}
+    assert table_of({"A": 1}).match(scans).rows == {}
+    assert table_of({"A": 1, "p1": 2}).match(scans).rows == {first: "p1"}

@@ -126,7 +126,7 @@ def test_a_participant_with_rows_of_two_participants_is_refused(
     path.write_text("participant_id\tage\tsex\n" + rows)
     names = [row.split("\t")[0] for row in rows.splitlines()]
     with pytest.raises(DatasetError) as refused:
-        match_participants(path, [(name, "a") for name in names])
+        match_participants(path, {(name, "a"): () for name in names})
     assert refused.value.where == str(path)
 
 
@@ -135,12 +135,12 @@ def test_scans_that_were_segmented_together_may_have_rows_of_any_names(
 ) -> None:
     path = tmp_path / "people.tsv"
     path.write_text("participant_id\tage\tsex\nx\t60\tF\ny\t62\tF\nz\t40\tM\n")
-    names = [("x", "anna"), ("y", "anna")]
-    matched = match_participants(path, names, together=["anna"])
-    assert [matched.of(*name).age for name in names] == [60, 62]
+    scans = {("x", "anna"): (), ("y", "anna"): ()}
+    matched = match_participants(path, scans, together=["anna"])
+    assert [matched.of(*name).age for name in scans] == [60, 62]
     # They are of one sex.
     with pytest.raises(DatasetError):
-        match_participants(path, [*names, ("z", "anna")], together=["anna"])
+        match_participants(path, scans | {("z", "anna"): ()}, together=["anna"])
 
 
 def test_rows_of_two_sessions_are_of_one_participant(tmp_path: Path) -> None:
@@ -148,5 +148,5 @@ def test_rows_of_two_sessions_are_of_one_participant(tmp_path: Path) -> None:
     path.write_text(
         "participant_id\tage\tsex\nOAS2_0001_MR1\t80\tM\nOAS2_0001_MR2\t82\tM\n"
     )
-    names = [(f"OAS2_0001_MR{n}", "OAS2_0001") for n in (1, 2)]
-    assert len(match_participants(path, names).rows) == 2
+    scans = {(f"OAS2_0001_MR{n}", "OAS2_0001"): () for n in (1, 2)}
+    assert len(match_participants(path, scans).rows) == 2

@@ -34,7 +34,7 @@ def test_the_table_of_ixi(tmp_path: Path) -> None:
     people = read_participants(tmp_path / "IXI.csv")
     assert people.facts == OF_IXI
     scans = [("IXI002-Guys-0828-T1", "IXI002"), ("IXI0020-Guys-0828-T1", "IXI0020")]
-    matched = people.match(scans)
+    matched = people.match(dict.fromkeys(scans, ()))
     assert matched.of(*scans[0]) == Facts(35.8, "F")
     assert matched.of(*scans[1]) == Facts()
     (doubt,) = people.doubts
@@ -51,7 +51,7 @@ def test_the_table_of_oasis(tmp_path: Path) -> None:
         "OAS1_0002_MR1": Facts(55, "M"),
     }
     scan = ("OAS1_0002_MR1_mpr-1_anon", "OAS1_0002")
-    assert people.match([scan]).of(*scan).age == 55
+    assert people.match({scan: ()}).of(*scan).age == 55
 
 
 def test_the_table_of_bids(tmp_path: Path) -> None:
