@@ -489,14 +489,21 @@ def _rows_between_tabs(text: str) -> list[tuple[int, list[str]]]:
 def _rows_of_sheet(path: Path) -> list[tuple[int, list[str]]]:
     """Return (row number, cells as text) for each row of the first sheet of an Excel file.
 
-    Raises a DatasetError if the file is no Excel table, or if a package is missing.
+    Raises a DatasetError if the file is no Excel table, if cells below the titles are merged, or if
+    a package is missing.
     """
     import pandas as pd
 
     content = io.BytesIO(read_bytes(path))
     package = _EXCEL[path.suffix.lower()]
     try:
-        table = pd.read_excel(content, dtype=str, na_filter=False, header=None)
+        # openpyxl knows merged cells only if it reads the whole file.
+        options = {"read_only": False} if package == "openpyxl" else {}
+        workbook = pd.ExcelFile(content, engine_kwargs=options)
+        table = pd.read_excel(workbook, dtype=str, na_filter=False, header=None)
+        merged = []
+        if options:
+            merged = list(workbook.book.worksheets[0].merged_cells.ranges)
     except ImportError:
         remedy = (
             f"pip install {package} (from a clone: scripts/install excel), or save the "
@@ -512,6 +519,15 @@ def _rows_of_sheet(path: Path) -> list[tuple[int, list[str]]]:
     lines = []
     for number, record in enumerate(table.itertuples(index=False), start=1):
         lines.append((number, [str(cell) for cell in record]))
+    first = next((number for number, cells in lines if any(cells)), 0)
+    # Only the first of merged cells has their value.
+    for cells in merged:
+        if cells.max_row > first:
+            raise DatasetError(
+                f"the cells {cells.coord} are merged",
+                where=path,
+                remedy="unmerge them, and fill in each cell",
+            )
     return lines
 
 

@@ -242,6 +242,23 @@ def test_an_excel_table_has_its_columns(tmp_path: Path) -> None:
         read_rows(tmp_path / "t.xlsx", required=("id", "sex"))
 
 
+@pytest.mark.parametrize(("merged", "is_refused"), [("B2:B3", True), ("A1:B1", False)])
+def test_merged_cells_below_the_titles_of_an_excel_table_are_refused(
+    merged: str, is_refused: bool, tmp_path: Path
+) -> None:
+    openpyxl = pytest.importorskip("openpyxl")
+    book = openpyxl.Workbook()
+    for row in (("id", "group"), ("a", "control"), ("b", "patient")):
+        book.active.append(row)
+    book.active.merge_cells(merged)
+    book.save(tmp_path / "t.xlsx")
+    refusal = contextlib.nullcontext()
+    if is_refused:
+        refusal = pytest.raises(DatasetError, match=merged)
+    with refusal:
+        read_rows(tmp_path / "t.xlsx", required=("id",))
+
+
 def test_what_was_being_written_is_removed_and_what_a_link_leads_to_stays(
     tmp_path: Path,
 ) -> None:
