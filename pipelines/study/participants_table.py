@@ -20,7 +20,7 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from trinat.pipelines.study.participants import Facts, ParticipantsTable
-from trinat.segmentation.errors import DatasetError, summarise
+from trinat.segmentation.errors import DatasetError, some, summarise
 from trinat.segmentation.io.cells import (
     MISSING,
     NO_NAME,
@@ -292,11 +292,12 @@ class _Reader:
         if _BIDS_KEY in keys:
             keys = [_BIDS_KEY]
         if not keys:
+            titles = [repr(title.text) for title in self._titles if title.text]
             raise DatasetError(
-                "has no column 'participant_id'",
+                f"has no column 'participant_id'; its first row has {some(titles)}",
                 where=self._path,
-                remedy="rename the column with the names (Subject ID, PTID, ID and IXI_ID "
-                "are read, too)",
+                remedy="put the titles in the first row (in Excel, of the first sheet), and "
+                "rename the column with the names (Subject ID, PTID, ID and IXI_ID are read, too)",
             )
         if len(keys) > 1:
             named = [self._titles[places[key][0]].text for key in keys]

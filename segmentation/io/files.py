@@ -37,6 +37,8 @@ from trinat.segmentation.timing import stage
 
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 # The package that pandas needs to read files with each suffix.
+# First line of a table of text that has titles: it is not empty, and not Excel's line `sep=;`.
+_HEADER = re.compile(r"^(?!sep=|[\s,;]*$).+", re.MULTILINE | re.IGNORECASE)
 _EXCEL = {".xls": "xlrd", ".xlsx": "openpyxl"}
 _NOT_WRITABLE = "choose a folder that you may write to"
 _NO_FOLDER = "create the folder first"
@@ -353,7 +355,8 @@ def read_table(path: Path) -> Table:
     """Read a .csv, .tsv or Excel table with a header; each row has one cell per column.
 
     The separator is the tab if the header has one, else comma or semicolon. Between tabs, quotes
-    are ordinary characters, as in BIDS. Empty rows, and empty cells beyond the header, are dropped.
+    are ordinary characters, as in BIDS. Empty rows, empty cells beyond the header, and Excel's line
+    `sep=;` above it are dropped.
     Raises a DatasetError if the file is no table or a row has too few or too many cells.
     """
     table = _read_uneven_rows(path)
@@ -414,16 +417,22 @@ def _raise_for_problems(problems: Sequence[str], path: Path) -> None:
         raise DatasetError(
             summarise(problems),
             where=path,
-            remedy="complete the rows, close quotes, and put cells with a separator in quotes",
+            remedy="put the titles in the first row, complete the other rows, close quotes, and "
+            "put cells with a separator in quotes",
         )
 
 
 def _read_uneven_rows(path: Path) -> Table:
-    """Read a table whose rows may have more or fewer cells than the header."""
+    """Read a table whose rows may have more or fewer cells than the header.
+
+    The header is the first row that is neither empty nor Excel's line `sep=;`.
+    """
     read = _rows_of_sheet if path.suffix.lower() in _EXCEL else _rows_of_text
-    rows = []
+    rows: list[TableRow] = []
     for number, line in read(path):
-        rows.append(TableRow(number, tuple(cell.strip() for cell in line)))
+        row = TableRow(number, tuple(cell.strip() for cell in line))
+        if rows or "".join(row.cells).lower() not in ("", "sep="):
+            rows.append(row)
     if not rows:
         return Table((), ())
     return Table(rows[0].cells, tuple(rows[1:]))
@@ -438,7 +447,8 @@ def _rows_of_text(path: Path) -> list[tuple[int, list[str]]]:
         text = read_bytes(path).decode("utf-8-sig")
         if "\0" in text:
             raise csv.Error("it has NUL bytes")
-        header = text.partition("\n")[0]
+        found = _HEADER.search(text)
+        header = "" if found is None else found[0]
         if "\t" in header:
             return _rows_between_tabs(text)
         # The csv module rather than pandas, which fills short rows without a warning.

@@ -22,6 +22,7 @@ from trinat.segmentation.errors import (
     OutputError,
 )
 from trinat.segmentation.io.files import (
+    TableRow,
     append_whole,
     atomic_path,
     atomic_text,
@@ -30,6 +31,7 @@ from trinat.segmentation.io.files import (
     open_to_append,
     read_bytes,
     read_rows,
+    read_table,
     read_text,
     remove_leftovers,
     sha256_of,
@@ -311,6 +313,26 @@ def test_rows_of_a_table_are_read_with_what_is_not_known_empty(
     assert read_rows(path, required=("id",)) == expected
     with pytest.raises(DatasetError, match="no column 'sex'"):
         read_rows(path, required=("id", "sex"))
+
+
+@pytest.mark.parametrize("above", ["\n", "|\n|\n", "sep=|\n", "sep=|\r\n"])
+@pytest.mark.parametrize("mark", [",", ";", "\t"])
+def test_empty_rows_and_the_separator_above_the_titles_are_left_out(
+    above: str, mark: str, tmp_path: Path
+) -> None:
+    text = f"{above}id|age\na|31\n"
+    (tmp_path / "t.csv").write_text(text.replace("|", mark))
+    table = read_table(tmp_path / "t.csv")
+    assert table.titles == ("id", "age")
+    assert table.rows == (TableRow(above.count("\n") + 2, ("a", "31")),)
+
+
+def test_an_empty_row_above_the_titles_of_an_excel_table_is_left_out(
+    tmp_path: Path,
+) -> None:
+    pytest.importorskip("openpyxl")
+    pd.DataFrame({"id": ["a"]}).to_excel(tmp_path / "t.xlsx", index=False, startrow=1)
+    assert read_rows(tmp_path / "t.xlsx", required=("id",)) == [{"id": "a"}]
 
 
 def test_an_empty_table_lacks_its_columns(tmp_path: Path) -> None:
