@@ -212,7 +212,7 @@ def _expand_all(
                 root, scans = path.parent, [path]
                 named.add(path)
         except InputError as error:
-            refusals.append(Refusal(text, error.what))
+            refusals.append(Refusal(text, reason_of(error, where=False)))
         else:
             roots.append(root)
             paths += scans
@@ -354,8 +354,13 @@ def _read_list(path: Path) -> tuple[Path, list[Path]]:
 
     Paths are relative to the text file. Empty lines and lines that start with # are skipped.
     """
+    text = read_text(path, "utf-8-sig", "surrogateescape")
+    if "\0" in text:  # as in UTF-16, which PowerShell writes
+        raise InputError(
+            "not a list in UTF-8", where=path, remedy="save it as text in UTF-8"
+        )
     scans = []
-    for line in read_text(path, "utf-8-sig", "surrogateescape").splitlines():
+    for line in text.splitlines():
         name = line.strip()
         if name and not line.startswith("#"):
             scans.append(absolute(path.parent / name))

@@ -82,6 +82,12 @@ def test_a_list_is_relative_to_itself_and_missing_files_are_told(
     assert refused(found) == {"c.nii": "no such file"}
 
 
+def test_a_list_in_utf_16_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "list.txt"
+    path.write_text("a.nii\n", "utf-16")
+    assert list(refused(find_cases([path]))) == [str(path)]
+
+
 def test_a_scan_in_a_list_may_be_called_like_a_result(tmp_path: Path) -> None:
     touch(tmp_path, "a_mask.nii", "b.nii")
     (tmp_path / "list.txt").write_text("a_mask.nii\nb.nii\n")
