@@ -165,7 +165,13 @@ def train(
     >>> int(run.metrics.step.max())
     2
     """
-    whole = read_recipe(os.fspath(recipe), as_overrides(settings or {}))
+    if settings is None:
+        settings = {}
+    if not isinstance(settings, Mapping):
+        raise TypeError(
+            f"settings are a {type(settings).__name__}: give a dictionary of keys and values"
+        )
+    whole = read_recipe(os.fspath(recipe), as_overrides(settings))
     if store is not None:
         whole = adapt_to_store(whole, Path(store))
     folder = Path("runs") / whole.name if out is None else Path(out)

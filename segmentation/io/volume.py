@@ -81,7 +81,8 @@ class Volume:
     Raises
     ------
     GeometryError
-        If an axis has no voxels, or the affine is singular or not finite.
+        If the array is not 3D or has no voxels along an axis, if the affine is not 4×4, singular or
+        not finite, or if a code is below 1.
     """
 
     data: NDArray[Any]
@@ -100,8 +101,11 @@ class Volume:
         return np.array(self.data, dtype, copy=copy)
 
     def __post_init__(self) -> None:
+        if not isinstance(self.data, np.ndarray):
+            kind = type(self.data).__name__
+            raise TypeError(f"the voxels are a {kind}: give an array of NumPy, 3D")
         if self.data.ndim != 3 or np.shape(self.affine) != (4, 4):
-            raise ValueError(
+            raise GeometryError(
                 f"not 3D: data {self.data.shape}, affine {np.shape(self.affine)}"
             )
         if 0 in self.data.shape:
@@ -113,7 +117,7 @@ class Volume:
                 remedy="give the matrix from voxel indices to RAS mm",
             )
         if min(self.codes) < 1:
-            raise ValueError(
+            raise GeometryError(
                 f"codes {self.codes} would write a file without orientation"
             )
         object.__setattr__(self, "affine", self.grid.affine)

@@ -366,7 +366,7 @@ def evaluate(
         Label scheme: name of a shipped one, or a TSV file. "lesions" compares masks of lesions.
     resample : bool
         Resample the prediction to the truth's grid if they differ; otherwise that is an error.
-    not_predicted : list of str
+    not_predicted : str or list of str
         Structures of the label scheme that the model does not predict. Known from a Result, unknown
         for a file.
     csf : str, optional
@@ -455,6 +455,8 @@ def _made_of(
     A Result has it in its attributes. For arrays and files, only the arguments `not_predicted` and
     `csf` are known.
     """
+    if isinstance(not_predicted, str):
+        not_predicted = [not_predicted]
     return Made(
         named=tuple(not_predicted),
         source=getattr(given, "scheme", None),

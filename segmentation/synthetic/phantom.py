@@ -106,7 +106,7 @@ def phantom(
     Raises
     ------
     ConfigError
-        If the voxel size, the orientation or the angle is not allowed.
+        If the seed, the voxel size, the orientation or the angle is not allowed.
 
     Examples
     --------
@@ -115,7 +115,10 @@ def phantom(
     True
     """
     _check_grid(spacing_mm, orientation, oblique_deg)
-    rng = np.random.default_rng(seed)
+    try:
+        rng = np.random.default_rng(seed)
+    except ValueError:
+        raise ConfigError(f"seed {seed} is negative") from None
     anatomy = anatomy or load_anatomy(int(np.clip(min(spacing_mm), 1, 3)))
     if csf == "intracranial":
         anatomy = _with_all_fluid(anatomy)

@@ -87,6 +87,12 @@ def test_a_view_that_does_not_exist_is_refused(tmp_path: Path) -> None:
         trinat.train(write_recipe(tmp_path), tmp_path / "run", view="frontal")
 
 
+def test_settings_are_a_mapping(tmp_path: Path) -> None:
+    settings = ["optimiser.rate=0.1"]
+    with pytest.raises(TypeError):
+        trinat.train(write_recipe(tmp_path), tmp_path / "run", settings=settings)  # type: ignore[arg-type]
+
+
 def test_a_setting_may_be_a_path(tmp_path: Path) -> None:
     settings = {"start": tmp_path / "gone"}
     with pytest.raises(ModelError, match="gone"):

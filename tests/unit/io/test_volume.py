@@ -204,12 +204,14 @@ def test_mgh_without_orientation_takes_freesurfer_s_default_only_if_told(
 
 
 def test_a_volume_is_three_dimensional_with_an_affine_and_codes() -> None:
-    with pytest.raises(ValueError, match="not 3D"):
+    with pytest.raises(GeometryError, match="not 3D"):
         Volume(VOXELS[0], np.eye(4))
-    with pytest.raises(ValueError, match="not 3D"):
+    with pytest.raises(GeometryError, match="not 3D"):
         Volume(VOXELS, np.eye(3))
-    with pytest.raises(ValueError, match="without orientation"):
+    with pytest.raises(GeometryError, match="without orientation"):
         Volume(VOXELS, np.eye(4), codes=(0, 1))
+    with pytest.raises(TypeError):
+        Volume([[[1]]], np.eye(4))  # type: ignore[arg-type]
 
 
 def test_a_volume_s_affine_is_its_own() -> None:

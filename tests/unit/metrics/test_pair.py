@@ -355,7 +355,7 @@ def test_a_result_counts_where_any_part_of_a_structure_is_predicted() -> None:
     assert table.note["CSF"] == ""
     own = evaluate(truth, result)
     assert own.note["CSF"] == "not predicted by this model"
-    told = evaluate(truth, result.labels, not_predicted=["CSF"])
+    told = evaluate(truth, result.labels, not_predicted="CSF")
     assert told.note["CSF"] == "not predicted by this model"
 
 

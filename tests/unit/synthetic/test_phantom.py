@@ -158,6 +158,7 @@ def test_the_head_stays_where_it_is_when_the_grid_turns() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"seed": -1}, "seed"),
         ({"spacing_mm": (1.0, 1.0)}, "spacing"),
         ({"spacing_mm": (1.0, 1.0, 0.29)}, "spacing"),
         ({"spacing_mm": (1.0, 1.0, 10.1)}, "spacing"),
@@ -170,11 +171,11 @@ def test_the_head_stays_where_it_is_when_the_grid_turns() -> None:
         ({"oblique_deg": 46.0}, "oblique angle"),
     ],
 )
-def test_an_impossible_geometry_is_refused(
+def test_an_impossible_setting_is_refused(
     options: dict[str, object], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        phantom(0, **options)  # type: ignore[arg-type]
+        phantom(**options)  # type: ignore[arg-type]
 
 
 # --- the truth ---
