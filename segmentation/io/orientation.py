@@ -119,7 +119,12 @@ def _place_without_form(
     elif trust == "header":
         affine = header.bare
     else:
-        raise GeometryError("no orientation in its header", where=where, remedy=_TRUST)
+        raise GeometryError(
+            "no orientation in its header",
+            where=where,
+            remedy="convert it from DICOM again, or give --trust-affine header, which takes its "
+            "axes as LAS (MGH: LIA)",
+        )
     return _check_form(header, Form(1, affine), "voxel size", where)
 
 
