@@ -62,6 +62,7 @@ from trinat.segmentation.errors import (
     EvaluationError,
     InputError,
 )
+from trinat.segmentation.io.cells import composed
 from trinat.segmentation.io.streams import SCAN_SUFFIXES, is_archive, remedy_for_format
 from trinat.segmentation.labels.folding import FoldingTable
 from trinat.segmentation.labels.scheme import MapKind
@@ -614,9 +615,10 @@ def two_maps_of_a_scan(files: Iterable[ScanFile]) -> str:
 def _identify_by_name(path: Path) -> ScanFile:
     """Return a file with the subject, session and BIDS entities in its name.
 
-    If the name is not in BIDS' style, all of it is the subject.
+    If the name is not in BIDS' style, all of it is the subject. The names are in Unicode's composed
+    form, so that they can be compared.
     """
-    name = without_suffix(path)
+    name = composed(without_suffix(path))
     facts: dict[str, str] = {}
     if name.startswith("sub-"):
         facts = entities(name)

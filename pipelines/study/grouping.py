@@ -21,6 +21,7 @@ from trinat.segmentation.errors import ConfigError, some
 from trinat.segmentation.io.cells import (
     MISSING,
     NO_NAME,
+    composed,
     may_be_thousands,
     number_in,
     one_spelling,
@@ -282,13 +283,16 @@ def _from_table(
         )
     times = _Times.of(titles, path)
     by_name = _names_of(cases, path.absolute().parent)
-    refused = {name for refusal in refusals for name in (refusal.shown, refusal.case)}
+    refused = {
+        composed(name) for refusal in refusals for name in (refusal.shown, refusal.case)
+    }
     known: dict[str, _ScanRow] = {}
     for row in table.rows:
         line = row.number
         cells = dict(zip(titles, row.cells, strict=True))
-        case_id = by_name.get(cells["scan"])
-        if case_id is None and cells["scan"] in refused:
+        scan = composed(cells["scan"])
+        case_id = by_name.get(scan)
+        if case_id is None and scan in refused:
             continue
         if case_id is None:
             what = f"line {line}: {cells['scan']!r} is no scan of this run"
@@ -343,7 +347,8 @@ def _from_table(
 def _names_of(cases: Sequence[Case], folder: Path) -> dict[str, str]:
     """Return a mapping of all names by which a table may refer to a scan to the id of its case.
 
-    `folder` is the folder of the table. A name that fits several scans is omitted.
+    `folder` is the folder of the table. A name that fits several scans is omitted. All names are in
+    Unicode's composed form.
     """
     names: dict[str, str | None] = {}
     for case in cases:
@@ -351,12 +356,12 @@ def _names_of(cases: Sequence[Case], folder: Path) -> dict[str, str]:
         own.add(os.path.relpath(case.path))
         if case.path.is_relative_to(folder):
             own.add(str(case.path.relative_to(folder)))
-        for name in own:
+        for name in set(map(composed, own)):
             names[name] = None if name in names else case.id
     # Full names take precedence: they are unique even if they equal another scan's file name.
     for case in cases:
-        names[case.id] = case.id
-        names[case.shown] = case.id
+        names[composed(case.id)] = case.id
+        names[composed(case.shown)] = case.id
     return {name: case_id for name, case_id in names.items() if case_id is not None}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,14 @@ def test_a_table_says_participant_date_and_group(tmp_path: Path) -> None:
     first, second = participant.years
     assert second - first == pytest.approx(366 / 365.25)
     assert participant.group == "patients"
+
+
+def test_a_table_may_have_names_in_another_form_of_unicode(tmp_path: Path) -> None:
+    path = table(tmp_path, "scan,participant\nÅse_1.nii.gz,p\nÅse_2,p\n")
+    given = cases(*(unicodedata.normalize("NFD", f"Åse_{n}") for n in (1, 2)))
+    assert scans(participants_of(given, None, path)) == {
+        "p": [case.id for case in given]
+    }
 
 
 def test_an_age_is_a_time_too(tmp_path: Path) -> None:

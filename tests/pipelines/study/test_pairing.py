@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,11 @@ def test_label_maps_in_subfolders_pair_with_predictions_of_the_same_folder(
         ("p1_labels", "p1_labels"),
         ("p2_labels", "p2_labels"),
     ]
+
+
+def test_names_in_both_forms_of_unicode_are_one(tmp_path: Path) -> None:
+    names = [unicodedata.normalize(form, "Åse.nii.gz") for form in ("NFC", "NFD")]
+    assert len(pairing(tmp_path, names[:1], names[1:]).pairs) == 1
 
 
 def test_a_participants_scans_have_names_of_their_own(tmp_path: Path) -> None:
