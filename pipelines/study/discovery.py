@@ -252,7 +252,8 @@ def _expand_folder(
     For a FreeSurfer subject, return the folder above it and the subject's image. Subfolders that
     cannot be read are added to `refusals`, messages about files that are left out to `remarks`.
     The output folder `exclude` is not searched. InputError is raised if there is no scan,
-    ConfigError if a BIDS dataset or SUBJECTS_DIR is below the folder, or the folder in a dataset.
+    ConfigError if a BIDS dataset or SUBJECTS_DIR is below the folder, or if it is a part of a BIDS
+    dataset with other images than T1w scans.
     """
     image = find_image(folder)
     if image:
@@ -307,25 +308,29 @@ def _expand_folder(
     return folder, scans
 
 
-def _refuse_layouts(folder: Path, files: Iterable[Path]) -> None:
-    """Raise ConfigError for a folder with datasets in it, or in a participant of a BIDS dataset.
+def _refuse_layouts(folder: Path, files: Sequence[Path]) -> None:
+    """Raise ConfigError for a folder with datasets in it, or a mixed part of a BIDS dataset.
 
     `files` are all files below the folder. Only the layout of a dataset says which of its files are
-    scans of participants. Output folders of trinat are no datasets, although those of BIDS datasets
-    have the layout.
+    scans of participants. In a participant's folder of a BIDS dataset, all images must be T1w
+    scans. Output folders of trinat are no datasets, although those of BIDS datasets have the
+    layout.
     """
+    others = [
+        file
+        for file in files
+        if _ends_with(file, ".nii", ".nii.gz") and not stem_ends(file, "_t1w")
+    ]
     for above in (folder, *folder.parents):
         dataset = above.parent
-        if (
-            above.name.startswith("sub-")
-            and is_bids(dataset)
-            and not _is_output(dataset)
-        ):
+        is_participant = above.name.startswith("sub-") and is_bids(dataset)
+        if is_participant and others and not _is_output(dataset):
             label = above.name.removeprefix("sub-")
             raise ConfigError(
-                f"is a part of the BIDS dataset {dataset.name}",
+                f"is a part of the BIDS dataset {dataset.name}, and not all of its images are T1w "
+                f"scans: {others[0].name}",
                 where=folder,
-                remedy=f"give the dataset, or use trinat-bids with --participant_label {label}",
+                remedy=f"give the scan, or use trinat-bids with --participant_label {label}",
             )
     for file in files:
         here = file.parent

@@ -298,7 +298,7 @@ def _compare_rows(
     if happens(chance, 0.5):
         # As `predict --participants` asks, which sees scans.
         named = {scan.path: (Path(scan.path).name, scan.participant) for scan in scans}
-    matched = participants_table.match(named.values())
+    matched = participants_table.match(dict.fromkeys(named.values(), ()))
     refuse_merged_participants(table, matched)
     for scan in scans:
         found = matched.of(*named[scan.path]).age

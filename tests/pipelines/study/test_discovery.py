@@ -337,6 +337,14 @@ def test_datasets_in_a_folder_and_parts_of_datasets_are_refused(
         find_cases([tmp_path / given])
 
 
+def test_a_part_of_a_bids_dataset_with_t1w_scans_only_is_segmented(
+    tmp_path: Path,
+) -> None:
+    scans = ("sub-01/anat/sub-01_T1w.nii", "sub-01/anat/sub-01_T1w.json")
+    touch(tmp_path, "dataset_description.json", *scans)
+    assert ids(find_cases([tmp_path / "sub-01"])) == ["anat/sub-01_T1w"]
+
+
 def test_earlier_results_of_a_bids_dataset_are_no_dataset(tmp_path: Path) -> None:
     results = ("run.jsonl", "dataset_description.json", "sub-01/anat/sub-01_dseg.nii")
     touch(tmp_path, "x.nii", *(f"results/{name}" for name in results))
