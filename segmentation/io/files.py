@@ -37,8 +37,6 @@ from trinat.segmentation.timing import stage
 
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 # The package that pandas needs to read files with each suffix.
-# First line of a table of text that has titles: it is not empty, and not Excel's line `sep=;`.
-_HEADER = re.compile(r"^(?!sep=|[\s,;]*$).+", re.MULTILINE | re.IGNORECASE)
 _EXCEL = {".xls": "xlrd", ".xlsx": "openpyxl"}
 _NOT_WRITABLE = "choose a folder that you may write to"
 _NO_FOLDER = "create the folder first"
@@ -356,8 +354,8 @@ def read_table(path: Path) -> Table:
 
     The separator is the tab if the header has one, else comma or semicolon. Between tabs, quotes
     are ordinary characters, as in BIDS. Empty rows, empty cells beyond the header, and Excel's line
-    `sep=;` above it are dropped.
-    Raises a DatasetError if the file is no table or a row has too few or too many cells.
+    `sep=;` above it are dropped. Raises a DatasetError if the file is no table or a row has too few
+    or too many cells.
     """
     table = _read_uneven_rows(path)
     width = len(table.titles)
@@ -431,11 +429,16 @@ def _read_uneven_rows(path: Path) -> Table:
     rows: list[TableRow] = []
     for number, line in read(path):
         row = TableRow(number, tuple(cell.strip() for cell in line))
-        if rows or "".join(row.cells).lower() not in ("", "sep="):
+        if rows or _may_be_header("".join(row.cells)):
             rows.append(row)
     if not rows:
         return Table((), ())
     return Table(rows[0].cells, tuple(rows[1:]))
+
+
+def _may_be_header(line: str) -> bool:
+    """Return False for the text of a row that is empty, or Excel's line `sep=;`."""
+    return bool(line.strip(" \t\r,;")) and not line.lower().startswith("sep=")
 
 
 def _rows_of_text(path: Path) -> list[tuple[int, list[str]]]:
@@ -447,8 +450,7 @@ def _rows_of_text(path: Path) -> list[tuple[int, list[str]]]:
         text = read_bytes(path).decode("utf-8-sig")
         if "\0" in text:
             raise csv.Error("it has NUL bytes")
-        found = _HEADER.search(text)
-        header = "" if found is None else found[0]
+        header = next(filter(_may_be_header, text.split("\n")), "")
         if "\t" in header:
             return _rows_between_tabs(text)
         # The csv module rather than pandas, which fills short rows without a warning.
@@ -507,13 +509,14 @@ def _rows_of_sheet(path: Path) -> list[tuple[int, list[str]]]:
     content = io.BytesIO(read_bytes(path))
     package = _EXCEL[path.suffix.lower()]
     try:
-        # openpyxl knows merged cells only if it reads the whole file.
-        options = {"read_only": False} if package == "openpyxl" else {}
-        workbook = pd.ExcelFile(content, engine_kwargs=options)
-        table = pd.read_excel(workbook, dtype=str, na_filter=False, header=None)
         merged = []
-        if options:
+        if package == "openpyxl":
+            # openpyxl reports merged cells only if it reads the whole file.
+            workbook = pd.ExcelFile(content, engine_kwargs={"read_only": False})
             merged = list(workbook.book.worksheets[0].merged_cells.ranges)
+        else:
+            workbook = pd.ExcelFile(content)
+        table = pd.read_excel(workbook, dtype=str, na_filter=False, header=None)
     except ImportError:
         remedy = (
             f"pip install {package} (from a clone: scripts/install excel), or save the "
@@ -529,12 +532,12 @@ def _rows_of_sheet(path: Path) -> list[tuple[int, list[str]]]:
     lines = []
     for number, record in enumerate(table.itertuples(index=False), start=1):
         lines.append((number, [str(cell) for cell in record]))
-    first = next((number for number, cells in lines if any(cells)), 0)
+    header = next((number for number, cells in lines if any(cells)), 0)
     # Only the first of merged cells has their value.
-    for cells in merged:
-        if cells.max_row > first:
+    for area in merged:
+        if area.max_row > header:
             raise DatasetError(
-                f"the cells {cells.coord} are merged",
+                f"the cells {area.coord} are merged",
                 where=path,
                 remedy="unmerge them, and fill in each cell",
             )
