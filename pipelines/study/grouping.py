@@ -217,19 +217,17 @@ def _in_several_groups(rows: Iterable[_ScanRow]) -> dict[str, list[str]]:
 
 
 def _too_far_apart(rows: Iterable[_ScanRow]) -> dict[str, float]:
-    """Return the years between first and last scan of each participant with more than 60."""
+    """Return the years from first to last scan of each participant for whom they exceed 60."""
     years: dict[str, list[float]] = defaultdict(list)
     for row in rows:
         if row.year is not None:
             years[row.participant].append(row.year)
-    apart = {
-        participant: max(times) - min(times) for participant, times in years.items()
-    }
-    return {
-        participant: years_apart
-        for participant, years_apart in apart.items()
-        if years_apart > _LONGEST_YEARS
-    }
+    too_far = {}
+    for participant, times in years.items():
+        apart = max(times) - min(times)
+        if apart > _LONGEST_YEARS:
+            too_far[participant] = apart
+    return too_far
 
 
 def _times_in(
@@ -283,9 +281,8 @@ def _from_table(
         )
     times = _Times.of(titles, path)
     by_name = _names_of(cases, path.absolute().parent)
-    refused = {
-        composed(name) for refusal in refusals for name in (refusal.shown, refusal.case)
-    }
+    refused = {composed(refusal.shown) for refusal in refusals}
+    refused |= {composed(refusal.case) for refusal in refusals if refusal.case}
     known: dict[str, _ScanRow] = {}
     for row in table.rows:
         line = row.number

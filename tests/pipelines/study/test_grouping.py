@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from helpers.refusals import refusal
 
-from trinat.pipelines.study.cases import Case, Participant
+from trinat.pipelines.study.cases import Case, Participant, Refusal
 from trinat.pipelines.study.discovery import find_cases
 from trinat.pipelines.study.grouping import participants_of, with_facts
 from trinat.pipelines.study.participants import Facts
@@ -254,6 +254,12 @@ def test_a_missing_scan_takes_no_other_out_of_the_table(tmp_path: Path) -> None:
         path = table(tmp_path, f"scan\tparticipant\na\tp\n{name}\tp\n")
         groups = participants_of(found.cases, None, path, refusals=found.refusals)
         assert scans(groups) == {"p": ["a"]}
+
+
+def test_a_row_without_a_scan_is_no_row_of_a_refused_input(tmp_path: Path) -> None:
+    path = table(tmp_path, "scan\tparticipant\na\tp\n\tp\n")
+    with refusal(ConfigError, path):
+        participants_of(cases("a"), None, path, refusals=[Refusal("b", "no scan")])
 
 
 def test_two_columns_of_times_are_refused(tmp_path: Path) -> None:
