@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trinat.pipelines.learn.settings import NextSettings
-from trinat.pipelines.study.discovery import absolute
 from trinat.pipelines.study.files import ScanFile, find_files
 from trinat.pipelines.study.next_scans import Next, next_of
 from trinat.pipelines.study.pairing import Pair
 from trinat.pipelines.study.study import Study
 from trinat.segmentation.errors import EvaluationError
+from trinat.segmentation.io.files import absolute
 
 _CORRECT = "correct one with `trinat view`, or give --labels"
 

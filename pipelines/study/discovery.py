@@ -29,7 +29,7 @@ from trinat.segmentation.data.sources.bids import (
 from trinat.segmentation.data.sources.freesurfer import find_image, why_no_scan
 from trinat.segmentation.errors import ConfigError, InputError, reason_of, some
 from trinat.segmentation.io.dicom.series import find_series, is_dicom
-from trinat.segmentation.io.files import files_of_scan, read_text
+from trinat.segmentation.io.files import absolute, files_of_scan, read_text
 from trinat.segmentation.io.streams import SCAN_SUFFIXES, remedy_for_format
 
 _LISTS = (".txt", ".list")
@@ -84,11 +84,6 @@ def stem_ends(path: Path, *endings: str) -> bool:
     Case is ignored; `endings` are in lower case.
     """
     return without_suffix(path).lower().endswith(endings)
-
-
-def absolute(path: str | Path) -> Path:
-    """Return the path as absolute, without `..`; links are kept."""
-    return Path(os.path.abspath(path))  # noqa: PTH100 - resolve() would follow links
 
 
 def _fail(error: OSError) -> None:
@@ -569,8 +564,7 @@ def find_bids(
             stem = f"{stem}_space-{suffix}"
         cases.append(Case(f"{place.parent}/{stem}", path, str(place), facts))
     absent = natsorted(wanted - present)
-    is_mistyped = not any(is_dir(root / f"sub-{label}") for label in wanted)
-    if absent and is_mistyped:
+    if absent and not any(is_dir(root / f"sub-{label}") for label in wanted):
         raise InputError(
             f"no such participant: {some([f'sub-{label}' for label in absent])}",
             where=root,

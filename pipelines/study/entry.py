@@ -18,12 +18,11 @@ from typing import ClassVar, Literal, Protocol
 from pydantic import ConfigDict
 
 from trinat.pipelines.study.cases import Case, Work
-from trinat.pipelines.study.discovery import absolute
 from trinat.pipelines.study.naming import LEFT_OUT, Product
 from trinat.pipelines.study.record import GRADES, ScanResult
 from trinat.segmentation.data.sources.base import natural_order
 from trinat.segmentation.errors import InputError
-from trinat.segmentation.io.files import sha256_of
+from trinat.segmentation.io.files import absolute, sha256_of
 from trinat.segmentation.timing import Spent
 
 Status = Literal["done", "failed", "skipped", "writing"]

@@ -29,7 +29,7 @@ from trinat.pipelines.study.corrections import (
     result_of,
     structures_beside,
 )
-from trinat.pipelines.study.discovery import absolute, is_result, stem_ends, walk
+from trinat.pipelines.study.discovery import is_result, stem_ends, walk
 from trinat.pipelines.study.entry import Entry
 from trinat.pipelines.study.naming import LAYERS, RESULT_ENDINGS, Product
 from trinat.pipelines.study.participants import Facts
@@ -63,6 +63,7 @@ from trinat.segmentation.errors import (
     InputError,
 )
 from trinat.segmentation.io.cells import composed
+from trinat.segmentation.io.files import absolute
 from trinat.segmentation.io.streams import SCAN_SUFFIXES, is_archive, remedy_for_format
 from trinat.segmentation.labels.folding import FoldingTable
 from trinat.segmentation.labels.scheme import MapKind

@@ -14,7 +14,7 @@ from functools import cache, cached_property
 from pathlib import Path
 
 from trinat.pipelines.jobs.process import cpu_count
-from trinat.pipelines.study.discovery import absolute, walk
+from trinat.pipelines.study.discovery import walk
 from trinat.pipelines.study.entry import Entry, digest_of, find_moved
 from trinat.pipelines.study.files import (
     ScanFile,
@@ -40,7 +40,7 @@ from trinat.segmentation.errors import (
     TrinatError,
     reason_of,
 )
-from trinat.segmentation.io.files import sha256_of
+from trinat.segmentation.io.files import absolute, sha256_of
 from trinat.segmentation.labels import Csf
 from trinat.segmentation.labels.scheme import LabelScheme, MapKind
 

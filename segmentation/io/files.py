@@ -98,6 +98,11 @@ def read_text(path: str | Path, encoding: str = "utf-8", errors: str = "strict")
         return file.read()
 
 
+def absolute(path: str | Path) -> Path:
+    """Return the path as absolute, without `..`; links are kept."""
+    return Path(os.path.abspath(path))  # noqa: PTH100 - resolve() would follow links
+
+
 def files_of_scan(path: Path) -> tuple[Path, ...]:
     """Return the files of a scan, which need not exist: the file itself, or header and image.
 

@@ -21,7 +21,7 @@ from trinat.segmentation.data.sources.base import (
 )
 from trinat.segmentation.errors import DatasetError
 from trinat.segmentation.io.cells import age_in, composed, sex_in
-from trinat.segmentation.io.files import read_rows
+from trinat.segmentation.io.files import absolute, read_rows
 from trinat.segmentation.labels.folding import (
     GENERATION_FIRST_OUTSIDE,
     GENERATION_FOLDED,
@@ -183,8 +183,7 @@ def _named(rows: Sequence[Mapping[str, str]], folder: Path) -> list[Named]:
 
     `folder` is that of the table.
     """
-    # resolve() would follow links.
-    images = [Path(os.path.abspath(folder / row["image"])) for row in rows]  # noqa: PTH100
+    images = [absolute(folder / row["image"]) for row in rows]
     root = os.path.commonpath([image.parent for image in images] or [folder])
     return [
         Named(
