@@ -270,7 +270,7 @@ class CaseWorker:
             if 2 * len(heads[0].scans) > len(participant.scans):
                 head = heads[0]
             for case, reason in _find_mismatches(participant.scans, heads, head):
-                participant.failed.append(Entry.refused(case, self.settings, reason))
+                participant.failed.append(Entry.unusable(case, self.settings, reason))
             kept = () if head is None else head.scans
             participant.scans = [participant.scans[number] for number in kept]
         try:

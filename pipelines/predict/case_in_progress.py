@@ -89,10 +89,13 @@ def read(case: Work, settings: RunSettings) -> CaseInProgress | ParticipantInPro
 
 
 def failed_entry(scan: Case, settings: RunSettings, error: Exception) -> Entry:
-    """Return the ledger entry of a participant's scan that cannot be read or resampled."""
+    """Return the ledger entry of a participant's scan that cannot be read or resampled.
+
+    An InputError means that the scan itself is the reason, so it would fail again.
+    """
     reason = reason_of(error, where=False)
     if isinstance(error, InputError):
-        return Entry.refused(scan, settings, reason)
+        return Entry.unusable(scan, settings, reason)
     return Entry.failed(scan, settings, reason)
 
 

@@ -310,9 +310,9 @@ class Recorder:
         """Return True if the results of a participant's scans are up to date, and record that.
 
         They are if they come from exactly these scans, participant, group and times. A scan whose
-        outputs would replace files of the user is recorded as failed, and so is a scan that was
-        refused earlier; the other scans are not segmented again because of it. If False is
-        returned, nothing is recorded.
+        outputs would replace files of the user is recorded as failed, and so is a scan that is
+        still unusable; the other scans are not segmented again because of it. If False is returned,
+        nothing is recorded.
         """
         failed_again: dict[str, Entry] = {}
         obstructed_scans = {}
@@ -323,7 +323,7 @@ class Recorder:
                 obstructed_scans[case.id] = obstructed
                 continue
             entry = self.ledger.entries.get(case.id)
-            if entry is not None and entry.is_still_refused(case, self.settings):
+            if entry is not None and entry.is_still_unusable(case, self.settings):
                 failed_again[case.id] = entry
                 continue
             if entry is None or not entry.is_current(case, self.settings):
@@ -335,14 +335,14 @@ class Recorder:
             if case.id not in failed_again
         }
         if not digests:
-            # Without a result, nothing says that all scans were refused together.
+            # Without a result, nothing says that all scans were tried together.
             return False
         for case, year in zip(participant.scans, participant.years, strict=True):
             if case.id not in known:
                 continue
             noted = known[case.id]
             if noted is None and len(digests) == 1:
-                # The only scan that was not refused is segmented by itself.
+                # The only usable scan is segmented by itself.
                 continue
             if noted is None or noted.scans != digests:
                 return False
@@ -359,8 +359,8 @@ class Recorder:
         return True
 
     def _note_current(self, case: Case) -> None:
-        # The entry of the earlier run is still valid, except for the path of a scan that was moved
-        # or is read from another place now.
+        # The entry of the earlier run is still valid, except for the path if the scan is read from
+        # another place now.
         known = self.ledger.entries[case.id]
         now = Entry.of(case, self.settings, "done")
         if now.scan != known.scan:

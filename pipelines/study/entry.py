@@ -53,8 +53,8 @@ class Entry:
 
     - `case` is the id of the case, and `reason` explains a status other than "done".
     - `scan` is the input's path; `input_sha256` is the hash of the bytes that were segmented.
-    - `refused_sha256` is the hash of bytes that cannot be segmented with the participant's other
-      scans, however often this is tried.
+    - `unusable_sha256` is the hash of a scan that cannot be segmented with the participant's other
+      scans, because it is damaged or shows another head.
     - `model` is the hash of the model. It is empty if the input was refused before any model was
       loaded.
     - `settings` is a hash of all settings that the result depends on.
@@ -79,7 +79,7 @@ class Entry:
     input: str = ""
     reason: str = ""
     input_sha256: str = ""
-    refused_sha256: str = ""
+    unusable_sha256: str = ""
     scan: str = ""
     model: str = ""
     settings: str = ""
@@ -117,10 +117,10 @@ class Entry:
         return cls.of(case, run, "failed", reason)
 
     @classmethod
-    def refused(cls, case: Case, run: Run, reason: str) -> Entry:
-        """Return the entry of a participant's scan that fails because of its own content."""
+    def unusable(cls, case: Case, run: Run, reason: str) -> Entry:
+        """Return the entry of a participant's scan that has failed because of its content."""
         digest = digest_of(*case.files) or ""
-        return replace(cls.failed(case, run, reason), refused_sha256=digest)
+        return replace(cls.failed(case, run, reason), unusable_sha256=digest)
 
     @property
     def grade(self) -> str:
@@ -171,22 +171,22 @@ class Entry:
         It is if the case was segmented from the same input with the same model and settings, and if
         its outputs are still as they were written.
         """
-        if self.status != "done" or self.model != run.model_sha256:
-            return False
-        if self.settings != run.digest(case):
+        if self.status != "done" or not self._has_settings(case, run):
             return False
         # Check the scan last: it is not read if anything else has changed.
         if not self.is_written(run.out):
             return False
         return digest_of(*case.files) == self.input_sha256
 
-    def is_still_refused(self, case: Case, run: Run) -> bool:
+    def is_still_unusable(self, case: Case, run: Run) -> bool:
         """Return True if the case has failed because of its content, and would fail again."""
-        if self.status != "failed" or not self.refused_sha256:
+        if not self.unusable_sha256 or not self._has_settings(case, run):
             return False
-        if self.model != run.model_sha256 or self.settings != run.digest(case):
-            return False
-        return digest_of(*case.files) == self.refused_sha256
+        return digest_of(*case.files) == self.unusable_sha256
+
+    def _has_settings(self, case: Case, run: Run) -> bool:
+        """Return True if the case was recorded with the model and settings of a run."""
+        return self.model == run.model_sha256 and self.settings == run.digest(case)
 
     def output(self, folder: Path, product: Product) -> Path | None:
         """Return the path of one kind of output file in `folder`; None if the entry lists none.
@@ -240,13 +240,14 @@ def digests_of(folder: Path, names: Iterable[str]) -> dict[str, str | None]:
 
 
 def find_moved(entries: Iterable[Entry], folder: Path) -> dict[str, str]:
-    """Map each case whose scan now counts under another name to the case with that name.
+    """Map each case whose scan counts under the name of another case to that other case.
 
-    The two scans have the same bytes, and they are the same file, or the file of the first has
-    disappeared: it was renamed or moved, or was given to a later run with another folder. Equal
-    scans that both exist are not the same scan. `entries` are ledger entries, and `folder` is the
-    output folder, which paths of scans are relative to.
+    The two scans have the same bytes. Either they are one file, which a later run was given with
+    another folder, or the file of the first was renamed or moved. Two equal files that both exist
+    are two scans. `entries` are ledger entries. Their paths of scans are relative to `folder`, the
+    output folder.
     """
+    root = folder.resolve()
     by_bytes: dict[str, list[Entry]] = defaultdict(list)
     for entry in entries:
         if entry.status == "done" and entry.scan and entry.input_sha256:
@@ -255,12 +256,12 @@ def find_moved(entries: Iterable[Entry], folder: Path) -> dict[str, str]:
     for same in by_bytes.values():
         if len(same) == 1:
             continue
-        last_of_path: dict[Path, Entry] = {}
-        for entry in sorted(same, key=attrgetter("finished")):
-            last_of_path[absolute(folder.resolve() / entry.scan)] = entry
-        existing = [entry for path, entry in last_of_path.items() if path.exists()]
+        same.sort(key=attrgetter("finished"))
+        path_of = {entry.case: absolute(root / entry.scan) for entry in same}
+        last_at = {path_of[entry.case]: entry for entry in same}
+        existing = [entry for entry in same if path_of[entry.case].exists()]
         for entry in same:
-            current = last_of_path[absolute(folder.resolve() / entry.scan)]
+            current = last_at[path_of[entry.case]]
             if existing and current not in existing:
                 current = existing[-1]
             if current is not entry:
