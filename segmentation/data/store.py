@@ -423,17 +423,15 @@ def subject_path(root: Path, subject: str) -> Path:
 
 
 def write_participants(
-    root: Path,
-    subjects: Sequence[Subject],
-    known: Mapping[str, StoredSubject] | None = None,
+    root: Path, subjects: Sequence[Subject], known: Mapping[str, StoredSubject]
 ) -> list[str]:
     """Write participants.tsv for these subjects; keep what users have filled in.
 
-    Known values of `subjects` replace those in the table. A participant that a user has corrected
-    is kept: it is not the one that the source named before, which is in `known`, the entries of
-    store.json before this run. Cells without a known value are kept, and so are additional columns,
-    and rows of other subjects: these may only have failed this time. Columns: participant_id,
-    participant, session, family, age, sex.
+    Known values of `subjects` replace those in the table, except for a participant that a user has
+    corrected: it differs from the one that the source named before, which is in `known`, the
+    entries of store.json before this run. Cells without a known value are kept, and so are
+    additional columns, and rows of other subjects: these may only have failed this time. Columns:
+    participant_id, participant, session, family, age, sex.
 
     Returns a line for each subject whose participant in the table differs and was kept.
     """
@@ -457,12 +455,12 @@ def write_participants(
             "sex": subject.sex,
         }
         theirs = present.pop(subject.id, {})
-        participant = theirs.get("participant")
-        before = known.get(subject.id) if known else None
-        is_ours = before and participant == spreadsheet_safe(before.participant)
-        if not participant or is_ours:
-            participant = spreadsheet_safe(subject.participant)
-        if participant != spreadsheet_safe(subject.participant):
+        named = spreadsheet_safe(subject.participant)
+        participant = theirs.get("participant") or named
+        before = known.get(subject.id)
+        if before is not None and participant == spreadsheet_safe(before.participant):
+            participant = named
+        if participant != named:
             lines.append(
                 f"{subject.id}: of participant {participant}, as {path} has it; remove its row "
                 f"there to take {subject.participant}"

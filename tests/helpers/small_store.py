@@ -45,7 +45,7 @@ def small_store(root: Path, shapes: Mapping[str, tuple[int, int, int]]) -> Path:
             fingerprint=name,
         )
     stored = {name: stored_subject(root, name, fingerprint=name) for name in shapes}
-    write_participants(root, [Subject(name, name, None, None) for name in shapes])
+    write_participants(root, [Subject(name, name, None, None) for name in shapes], {})
     StoreInfo(
         source="pairs", scheme=scheme_table(TISSUE4), views=VIEWS, subjects=stored
     ).write(root)
@@ -94,7 +94,7 @@ def partly_labelled(
         views=(View.AXIAL,),
         fingerprint="a",
     )
-    write_participants(root, [Subject("a", "a", None, None)])
+    write_participants(root, [Subject("a", "a", None, None)], {})
     StoreInfo(
         source="pairs",
         scheme=scheme_table(scheme),

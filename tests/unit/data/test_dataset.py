@@ -68,7 +68,7 @@ def make_store(
             has_image=missing.get(name) != "image",
             has_labels=missing.get(name) != "labels",
         )
-    write_participants(root, [Subject(name, name, None, None) for name in names])
+    write_participants(root, [Subject(name, name, None, None) for name in names], {})
     views = (View.AXIAL, View.SAGITTAL)
     StoreInfo(
         source="pairs", scheme=scheme_table(TISSUE4), views=views, subjects=stored

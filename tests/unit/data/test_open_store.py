@@ -49,7 +49,7 @@ def root(tmp_path: Path) -> Path:
             fingerprint=name,
         )
         stored[name] = stored_subject(tmp_path, name, has_labels=name == "a")
-    write_participants(tmp_path, [Subject(name, name, None, None) for name in "ab"])
+    write_participants(tmp_path, [Subject(name, name, None, None) for name in "ab"], {})
     StoreInfo(
         source="pairs", scheme=scheme_table(scheme), views=VIEWS, subjects=stored
     ).write(tmp_path)

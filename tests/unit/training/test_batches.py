@@ -83,7 +83,7 @@ def config(tmp_path: Path) -> StoreConfig:
             fingerprint=name,
         )
     stored = {name: stored_subject(root, name, fingerprint=name) for name in "ab"}
-    write_participants(root, [Subject(name, name, None, None) for name in "ab"])
+    write_participants(root, [Subject(name, name, None, None) for name in "ab"], {})
     table = scheme_table(TISSUE4)
     StoreInfo(source="pairs", scheme=table, views=(View.AXIAL,), subjects=stored).write(
         root
