@@ -327,6 +327,11 @@ def test_empty_rows_and_the_separator_above_the_titles_are_left_out(
     assert table.rows == (TableRow(above.count("\n") + 2, ("a", "31")),)
 
 
+def test_the_separator_above_a_single_title_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("sep=;\nid\na\n")
+    assert read_table(tmp_path / "t.csv").titles == ("id",)
+
+
 def test_an_empty_row_above_the_titles_of_an_excel_table_is_left_out(
     tmp_path: Path,
 ) -> None:
