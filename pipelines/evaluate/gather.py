@@ -193,13 +193,9 @@ def _with_joint_participants(pairings: Mapping[str, Pairing]) -> dict[str, Pairi
 
     renamed = {}
     for model, pairing in pairings.items():
-        renamed[model] = replace(
-            pairing,
-            pairs=tuple(
-                replace(pair, truth=named(pair.truth)) for pair in pairing.pairs
-            ),
-            truths_alone=tuple(named(truth) for truth in pairing.truths_alone),
-        )
+        pairs = tuple(replace(pair, truth=named(pair.truth)) for pair in pairing.pairs)
+        alone = tuple(map(named, pairing.truths_alone))
+        renamed[model] = replace(pairing, pairs=pairs, truths_alone=alone)
     return renamed
 
 

@@ -93,7 +93,7 @@ def train_on(
     config["grid"] = model.info.preprocessing.shape
     config["fold"] = settings.numbering
     config["trust_affine"] = settings.trust_affine
-    # As the run did, if a scan that it segmented has such voxels.
+    # A scan with such voxels has results only because the run filled them.
     config["fill_nonfinite"] = True
     checked = check(PrepareConfig, config, model.folder)
     summary = prepare_store(checked, store)

@@ -189,10 +189,11 @@ def _check_for_fmriprep(request: PredictRequest, found: Found) -> None:
         participant = f"sub-{case.entities['sub']}"
         masks[participant].add(names.path(Product.FMRIPREP_MASK))
     for participant, paths in masks.items():
-        for mask in (request.out / participant).rglob("*_desc-brain_mask.nii.gz"):
-            # Other brain masks have the entity `space`.
-            if "space" not in entities(without_suffix(mask)):
-                paths.add(mask)
+        present = (request.out / participant).rglob("*_desc-brain_mask.nii.gz")
+        # Other brain masks have the entity `space`.
+        paths.update(
+            mask for mask in present if "space" not in entities(without_suffix(mask))
+        )
     several = [name for name in natsorted(masks) if len(masks[name]) > 1]
     if several:
         _log.warning(

@@ -135,8 +135,8 @@ def _slices_with_brain(
     """Return `count` slices with much brain, evenly from one end of the brain to the other.
 
     They are images (N, C, H, W) and classes (N, H, W), which are background where a mask leaves
-    voxels out. DatasetError, which names the store `root`,
-    if the subject has no labelled voxel.
+    voxels out. Raises DatasetError, which names the store `root`, if the subject has no labelled
+    voxel.
     """
     foreground = dataset.class_counts[:, 1:].sum(axis=1)
     useful = np.flatnonzero(foreground > foreground.max() / 4)

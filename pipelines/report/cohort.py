@@ -72,7 +72,7 @@ class Scan:
     - `grade` is the quality grade of the whole scan, and `structure_grades` has those of single
       structures.
     - `intracranial_mm3` is None if it is unknown. `heads_mm3` has the intracranial volumes by
-      source; norms take the one of their own source.
+      source; norms use the volume from their own source.
     - `left_out` is the reason to leave the scan out of all statistics, "" if it is included.
     - `structures_left_out` maps structures that are left out of an included scan to the reasons;
       `volumes_mm3` does not contain these structures.

@@ -95,7 +95,7 @@ class ParticipantsTable:
     def match(self, scans: Mapping[Named, Sequence[str]]) -> Matched:
         """Match scans to the rows of the table, by the names of scans and of their participants.
 
-        `scans` has the names of the folders around each scan, outermost first.
+        `scans` maps the names of each scan to the folders around it, outermost first.
 
         A row belongs to the scan or participant with the name of the row, or with a name that
         begins with it: row IXI002 to scan IXI002-Guys-0828-T1. The longest row name wins. Upper

@@ -88,8 +88,8 @@ def refuse_merged_participants(
 
     `table` is the path of the table, for the message. `matched` has the row of each scan. Rows of
     several sessions of a participant (OAS2_0001_MR1, OAS2_0001_MR2) are rows of one participant,
-    unless they differ in sex. So are all rows of a participant in `together`, whose scans were
-    segmented together: the run knew that they are of one participant.
+    unless they differ in sex. The same holds for all rows of a participant in `together`, whose
+    scans were segmented together: the run knew that they are of one participant.
     """
     rows_of: dict[str, dict[str, None]] = defaultdict(dict)
     for (_, participant), row in matched.rows.items():
@@ -121,11 +121,10 @@ def match_participants(
     """Match scans to the rows of a table, and log how the table was read.
 
     `scans` has the folders around each scan, by the scan's name and its participant's name, as for
-    `ParticipantsTable.match`. `is_given` is True if the user
-    has named the table: it must exist (ConfigError) and have a row of at least one scan
-    (DatasetError). A table of a dataset may lack both. `together` are the participants whose scans
-    were segmented together. With `strict`, DatasetError is raised for anything that is not
-    understood.
+    `ParticipantsTable.match`. `is_given` is True if the user has named the table: it must exist
+    (ConfigError) and have a row of at least one scan (DatasetError). A table of a dataset may lack
+    both. `together` are the participants whose scans were segmented together. With `strict`,
+    DatasetError is raised for anything that is not understood.
     """
     participants_table = read_given(table) if is_given else read_participants(table)
     matched = participants_table.match(scans)

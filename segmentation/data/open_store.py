@@ -105,7 +105,7 @@ class OpenedStore:
         -------
         SliceDataset
             An item is the image (C, H, W) float32 and the labels (H, W) uint8, which are 255 where
-            a mask leaves voxels out. Of slices without a structure, every eighth is an item.
+            a mask leaves voxels out. Only every eighth slice without a structure is an item.
 
         Raises
         ------

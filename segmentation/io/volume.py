@@ -103,7 +103,7 @@ class Volume:
     def __post_init__(self) -> None:
         if not isinstance(self.data, np.ndarray):
             kind = type(self.data).__name__
-            raise TypeError(f"the voxels are a {kind}: give an array of NumPy, 3D")
+            raise TypeError(f"the voxels are a {kind}: give a 3D NumPy array")
         if self.data.ndim != 3 or np.shape(self.affine) != (4, 4):
             raise GeometryError(
                 f"not 3D: data {self.data.shape}, affine {np.shape(self.affine)}"
@@ -323,11 +323,11 @@ class Volume:
         if not isinstance(image, nib.Nifti1Pair):
             return cls.of_array(voxels, image.affine, labels=labels)
         fields = image.header
-        has_affine = image.affine is not None
-        # An affine that was changed in place is not in the header, which nibabel updates in saving.
-        if has_affine and not np.allclose(image.affine, fields.get_best_affine()):
+        to_ras = image.affine
+        # nibabel copies an affine that was changed in place to the header only when it saves it.
+        if to_ras is not None and not np.allclose(to_ras, fields.get_best_affine()):
             fields = fields.copy()
-            _set_affine(fields, image.affine)
+            _set_affine(fields, to_ras)
         # nibabel has scaled the voxels already, so the header must not scale them again.
         header = replace(from_nifti(fields, where), slope=1.0, inter=0.0)
         affine, codes, notes = place(header, None, None, where)

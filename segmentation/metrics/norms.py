@@ -203,9 +203,9 @@ class Norms:
     ) -> NormPosition:
         """Return the position of a volume in the norms for a participant.
 
-        `sex` is "F" or "M", `age` is in years; None means not known. `heads_mm3` are the
-        intracranial volumes by source; the one of the norms' own source is used. Raises NormError,
-        with the reason, if no norm applies or if the volume is 0.
+        `sex` is "F" or "M", `age` is in years; None means not known. `heads_mm3` has the
+        intracranial volumes by source; the volume from the source of the norms is used. Raises
+        NormError, with the reason, if no norm applies or if the volume is 0.
         """
         if age is None or not sex:
             raise NormError("age and sex are not known")

@@ -13,8 +13,8 @@ from trinat.segmentation.grid import Box, Grid, Shape, moved, to_box, to_shape
 
 # Positions that differ by less, in voxels, are equal: affines in files are rounded to float32.
 _SAME_VOXELS = 0.01
-# A step of up to this many source voxels needs no averaging beyond linear interpolation. It is not
-# the step of a usual voxel size: that of 0.8 mm is 1.25, more or less the rounding of its header.
+# A step of up to this many source voxels needs no averaging beyond linear interpolation. The limit
+# is above 1.25, the step in voxels of 0.8 mm, whose headers round it up or down.
 _STEP_OF_ONE_POINT = 1.26
 # Number of random target voxels from which a mean over all of them is estimated.
 _SAMPLE_VOXELS = 10_000

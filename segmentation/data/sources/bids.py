@@ -74,10 +74,9 @@ def _find(root: Path, options: SourceOptions) -> Listed:
             continue
         pairs: set[tuple[Path, Path]] = set()
         for pipeline in pipelines:
-            for pair in _image_label_pairs(path, own, pipeline):
-                is_predicted = _desc(pair[1]) == _PREDICTED
-                if options.labels is not None or not is_predicted:
-                    pairs.add(pair)
+            pairs.update(_image_label_pairs(path, own, pipeline))
+        if options.labels is None:
+            pairs = {pair for pair in pairs if _desc(pair[1]) != _PREDICTED}
         if len(pairs) > 1:
             names = ", ".join(sorted(labels.name for _, labels in pairs))
             yield Exclusion(name, f"several label maps: {names}", broken=True)
