@@ -434,7 +434,8 @@ class _GrowingTables:
             return
         with stage("tables"):
             folder = _make_tables_folder(self._staging)
-            write_measures(folder, self._ledger.entries.values(), self._out)
+            entries = self._ledger.entries.values()
+            write_measures(folder, counted_entries(entries, self._out))
             try:
                 self._ledger.move_in(folder)
             except DiskFullError:

@@ -18,8 +18,6 @@ from statistics import quantiles
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from natsort import natsorted
-
 from trinat.pipelines.common.text import count
 from trinat.pipelines.predict.settings import BIDSIGNORE, slices_of
 from trinat.pipelines.report.case_view import CaseView
@@ -92,31 +90,20 @@ def write_tables(
     will have, the scans' own files; by default `out`.
     """
     folder = out if results is None else results
-    ordered = _in_order(entries, folder)
-    _write_summary(out / "summary.tsv", ordered, folder)
-    write_measures(out, ordered, folder)
-    _write_page(out / "report.html", ordered, folder)
-
-
-def _in_order(entries: Collection[Entry], folder: Path) -> list[Entry]:
-    """Return the ledger entries that tables show, in natural order of cases.
-
-    `folder` is the output folder.
-    """
     counted = counted_entries(entries, folder)
-    ordered: list[Entry] = natsorted(counted, key=lambda entry: entry.case)
-    return ordered
+    _write_summary(out / "summary.tsv", counted, folder)
+    write_measures(out, counted)
+    _write_page(out / "report.html", counted, folder)
 
 
-def write_measures(out: Path, entries: Collection[Entry], results: Path) -> None:
+def write_measures(out: Path, counted: Iterable[Entry]) -> None:
     """Write volumes.tsv, qc.tsv and the tables of optional measures for all scans that are done.
 
-    `entries` are ledger entries, and `results` is the output folder. Optional tables are
-    parcels.tsv, thickness.tsv, callosum.tsv and lesions.tsv. Each is written if at least one scan
-    has such measures.
+    `counted` are the ledger entries of `counted_entries`, whose order the tables keep. Optional
+    tables are parcels.tsv, thickness.tsv, callosum.tsv and lesions.tsv. Each is written if at least
+    one scan has such measures.
     """
-    ordered = _in_order(entries, results)
-    measured = [entry for entry in ordered if entry.status == "done"]
+    measured = [entry for entry in counted if entry.status == "done"]
     write_volumes(out / "volumes.tsv", measured)
     rows = [(entry, _quality_columns(entry.result)) for entry in measured]
     _write_rows(out / "qc.tsv", rows, _quality_columns(ScanResult()))

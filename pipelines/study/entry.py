@@ -270,14 +270,15 @@ def find_moved(entries: Iterable[Entry], folder: Path) -> dict[str, str]:
 
 
 def counted_entries(entries: Collection[Entry], folder: Path) -> list[Entry]:
-    """Return the ledger entries that tables show: each scan once, without withdrawn inputs.
+    """Return the ledger entries that tables show, in natural order of cases.
 
-    `folder` is the output folder.
+    Each scan counts once, and withdrawn inputs do not count. `folder` is the output folder.
     """
     moved = find_moved(entries, folder)
-    return [
+    counted = [
         entry for entry in entries if not entry.is_withdrawn and entry.case not in moved
     ]
+    return sorted(counted, key=lambda entry: natural_order(entry.case))
 
 
 def taught_by_models(entries: Iterable[Entry]) -> list[str]:
