@@ -238,7 +238,7 @@ def _list_subjects(config: PrepareConfig) -> Listing:
         # A network would learn two kinds of scans, and nobody has asked for that.
         remedy = "give --mixed-heads"
         if "image" in SOURCES[config.source].uses:
-            remedy = "name one kind with --image, or give --mixed-heads"
+            remedy = f"name one kind with --image, or {remedy}"
         beside = count(len(whole), "whole head")
         reason = f"only a skull-stripped image, beside {beside}: {remedy}"
         refused = [Exclusion(subject.id, reason, broken=True) for subject in stripped]

@@ -24,8 +24,8 @@ def read_image(
 ) -> Volume:
     """Read the image that a label map was made from, as `trinat predict` read it.
 
-    NaN and infinite voxels become 0. If the header does not decide on an affine, the label map
-    does: the image gets the affine with which `trinat predict --trust-affine` wrote it. `axes` and
+    NaN and infinite voxels become 0. If the header does not decide on an affine, the image gets the
+    one of its affines with which `trinat predict --trust-affine` wrote the label map. `axes` and
     `trust_affine` are those of `Volume.read`. Raises GeometryError if no affine of the header is
     that of the label map.
     """

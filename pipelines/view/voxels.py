@@ -249,9 +249,9 @@ def _read_ras(path: Path, *, labels: bool = False) -> Volume:
 
 
 def _read_whole(path: Path, labels: Path | None, _: int) -> Volume:
-    """Read a scan on RAS axes with its own values; the last argument is only a cache key.
+    """Read a scan, with the label map `labels`, on RAS axes with its own values.
 
-    `labels` is its label map.
+    The last argument is only a cache key.
     """
     return reoriented(read_image(path, labels), "RAS")
 
