@@ -343,7 +343,7 @@ def _is_output(folder: Path) -> bool:
 def _not_alone(dataset: Path) -> ConfigError:
     """Return the error for a dataset that is given with other scans."""
     return ConfigError(
-        "a BIDS dataset or SUBJECTS_DIR is given alone",
+        "a BIDS dataset or SUBJECTS_DIR must be the only input",
         where=dataset,
         remedy="run once for each, with an --out of its own",
     )

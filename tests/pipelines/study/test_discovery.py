@@ -315,7 +315,7 @@ def test_several_datasets_at_once_are_refused(tmp_path: Path) -> None:
     )
     touch(tmp_path, "scans/x.nii")
     for dataset in ("bids", "fs"):
-        with pytest.raises(ConfigError, match=f"{dataset}: .* is given alone"):
+        with pytest.raises(ConfigError, match=f"{dataset}: .* only input"):
             find_cases([tmp_path / "scans", tmp_path / dataset])
 
 

@@ -79,7 +79,7 @@ def test_options_that_a_source_does_not_use_are_refused(
 @pytest.mark.parametrize(
     ("source", "options"),
     [
-        ("pairs", SourceOptions(labels="manaul")),
+        ("pairs", SourceOptions(labels="other")),
         ("freesurfer", SourceOptions(labels="aseg.presurf")),
         ("ixi", SourceOptions(subjects_dir=Path("nowhere"))),
     ],
