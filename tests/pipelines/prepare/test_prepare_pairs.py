@@ -59,32 +59,35 @@ def test_a_bids_dataset_s_participants_are_those_of_the_store(tmp_path: Path) ->
     assert (one.age, one.sex, one.family) == (89, "F", "F3")
 
 
-def test_a_participant_has_accents_in_either_form_and_na_is_no_family(
-    tmp_path: Path,
-) -> None:
+@pytest.fixture
+def two(tmp_path: Path) -> Store:
+    """Return a store of the subjects 1000 and 1001."""
     for scan in ("1000", "1001"):
         malc_scan(tmp_path / "in", scan)
     _, store = prepare("malc", tmp_path / "in", tmp_path / "out")
-    (store.root / "participants.tsv").write_text(
+    return store
+
+
+def test_a_participant_has_accents_in_either_form_and_na_is_no_family(
+    two: Store,
+) -> None:
+    (two.root / "participants.tsv").write_text(
         "participant_id\tparticipant\tfamily\n"
         "1000\tJos\xe9\tNA\n1001\tJose\N{COMBINING ACUTE ACCENT}\tNA\n"
     )
-    first, second = Store(store.root).metadata
+    first, second = Store(two.root).metadata
     assert first.participant == second.participant
     assert first.family is None
 
 
 def test_all_that_is_wrong_with_the_participants_of_a_store_is_said_at_once(
-    tmp_path: Path,
+    two: Store,
 ) -> None:
-    for scan in ("1000", "1001"):
-        malc_scan(tmp_path / "in", scan)
-    _, store = prepare("malc", tmp_path / "in", tmp_path / "out")
-    (store.root / "participants.tsv").write_text(
+    (two.root / "participants.tsv").write_text(
         "participant_id\tparticipant\tage\tsex\n1000\tA\t999\tF\n1001\tB\t61\tz\n"
     )
     with pytest.raises(DatasetError) as caught:
-        _ = Store(store.root).metadata
+        _ = Store(two.root).metadata
     assert "subject 1000, age: '999'" in str(caught.value)
     assert "subject 1001, sex: 'z'" in str(caught.value)
 
