@@ -72,6 +72,10 @@ class _State:
     # The map was empty once. The few voxels painted since do not tell left from right.
     was_empty: bool = False
     is_swapped: bool = False  # left and right are exchanged
+    # SHA-256 of the map that was saved last together with its mask; the mask belongs to it again if
+    # another program writes the same bytes.
+    saved_sha256: str = ""
+    saved_mask: NDArray[Any] | None = None
     done: list[str] = field(default_factory=list)
 
     @property
@@ -185,6 +189,8 @@ def _note_saving(state: _State, painted: Volume, differs: Numbers) -> None:
     state.data = painted.data
     # What was changed in a result that was replaced since stays changed.
     state.changed = found.changed() if earlier is not None else differs
+    state.saved_sha256 = sha256_of(corrected_path(state.result))
+    state.saved_mask = state.changed
     state.corrected_scan = state.scan_number
     state.is_hash_known = True
     state.instead = None
@@ -217,6 +223,7 @@ def _save_killed(state: _State, attempt: Try) -> None:
         _note_saving(state, painted, differs)
         return
     state.instead = (painted.data, differs)
+    state.saved_sha256 = ""
     state.may_be_refused = True
 
 
@@ -231,6 +238,8 @@ def _save_elsewhere(state: _State, attempt: Try) -> None:
         # The map has its old axes, and still belongs to its mask.
         return
     state.changed = None
+    if sha256_of(path) == state.saved_sha256:
+        state.changed = state.saved_mask
     if state.instead is not None:
         # Which of the two it was is not known here.
         state.may_be_refused = True
@@ -265,6 +274,7 @@ def _replace_result(state: _State, attempt: Try) -> None:
 def _forget(state: _State, attempt: Try) -> None:
     """Delete the mask, the JSON or both: the map is that of another program then."""
     which = attempt.chance.choice(("mask", "json", "both"))
+    state.saved_sha256 = ""
     if which in ("mask", "both"):
         mask_path(state.result).unlink(missing_ok=True)
     if which in ("json", "both"):
