@@ -311,19 +311,18 @@ def _refuse_layouts(folder: Path, files: Sequence[Path]) -> None:
     scans. Output folders of trinat are no datasets, although those of BIDS datasets have the
     layout.
     """
-    others = [
-        file
-        for file in files
-        if _ends_with(file, ".nii", ".nii.gz") and not stem_ends(file, "_t1w")
-    ]
     for above in (folder, *folder.parents):
         dataset = above.parent
         is_participant = above.name.startswith("sub-") and is_bids(dataset)
-        if is_participant and others and not _is_output(dataset):
+        if not is_participant or _is_output(dataset):
+            continue
+        images = (file for file in files if _ends_with(file, ".nii", ".nii.gz"))
+        other = next((file for file in images if not stem_ends(file, "_t1w")), None)
+        if other is not None:
             label = above.name.removeprefix("sub-")
             raise ConfigError(
                 f"is a part of the BIDS dataset {dataset.name}, and not all of its images are T1w "
-                f"scans: {others[0].name}",
+                f"scans: {other.name}",
                 where=folder,
                 remedy=f"give the scan, or use trinat-bids with --participant_label {label}",
             )
