@@ -179,13 +179,6 @@ def bundle(
             help="Folder of label maps to make the model's anatomical prior from."
         ),
     ] = None,
-    ensemble: Annotated[
-        bool,
-        typer.Option(
-            "--ensemble",
-            help="Average sources of the same view (an ensemble).",
-        ),
-    ] = False,
     overwrite: OverwriteModel = False,
 ) -> None:
     """Combine views that were trained separately into one model.
@@ -202,7 +195,6 @@ def bundle(
         default_weights=default_weights,
         licence=licence,
         label_maps=prior,
-        ensemble=ensemble,
         overwrite=overwrite,
     )
     print_licences([str(out)])

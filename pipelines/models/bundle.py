@@ -13,8 +13,6 @@ from trinat.segmentation.errors import ConfigError, ModelError
 from trinat.segmentation.inference.prior import build_template, default_prior
 from trinat.segmentation.labels import Csf
 from trinat.segmentation.labels.label import CSF_GROUP
-from trinat.segmentation.models.architectures import Ensemble, EnsembleConfig
-from trinat.segmentation.models.base import Network
 from trinat.segmentation.models.checkpoint import (
     Model,
     load_model,
@@ -33,9 +31,6 @@ from trinat.segmentation.models.zoo import MODEL_FILE
 from trinat.segmentation.space.views import View
 from trinat.segmentation.synthetic.heads import load_heads
 
-# For each view, the models that have a network for it.
-Members = Mapping[View, Sequence[Model]]
-
 
 def bundle(
     given: Sequence[Path],
@@ -45,7 +40,6 @@ def bundle(
     default_weights: bool = False,
     licence: str = "",
     label_maps: Path | None = None,
-    ensemble: bool = False,
     overwrite: bool = False,
 ) -> ModelInfo:
     """Combine the views of several runs or model folders into one model, and write it to `out`.
@@ -53,7 +47,6 @@ def bundle(
     - `given` are the runs or model folders. The label scheme (numbers and names of structures), the
       contrast and other common properties of the new model are those of the first.
     - `name` is the model's name; by default that of the folder `out`.
-    - With `ensemble`, networks of several sources for the same view become members of one ensemble.
     - Views are weighted as in the sources, or with `default_weights` as in a new model.
     - `licence` is the licence of the weights of sources that state none.
     - `label_maps` is a folder of label maps to make an anatomical prior from; by default the model
@@ -65,7 +58,7 @@ def bundle(
     check_out(out, overwrite)
     sources = [load_model(find_source(place)) for place in given]
     first = sources[0]
-    members = _members_by_view(sources, ensemble)
+    by_view = _sources_by_view(sources)
     # All sources must have the same label scheme and working grid; networks may differ by view.
     expected = _common_facts(first)
     for source in sources[1:]:
@@ -80,7 +73,7 @@ def bundle(
     if not default_weights:
         fusion = _common_fusion(sources)
     # Raises if all weights are 0, before anything is written.
-    normalised_weights(fusion.weights, list(members), first.folder)
+    normalised_weights(fusion.weights, list(by_view), first.folder)
 
     template = first.template
     prior = first.info.prior
@@ -91,7 +84,7 @@ def bundle(
         template = build_template(heads, first.scheme, learn_fluid=learn_fluid)
         prior = default_prior(first.scheme)
 
-    content = _join_content(sources, members, fusion, licence)
+    content = _join_content(sources, by_view, fusion, licence)
     content["prior"] = prior
     if label_maps is not None:
         # Metrics were measured without this prior.
@@ -103,7 +96,7 @@ def bundle(
         content["name"] = name
         description = check(Description, content, "--name")
 
-    networks = {view: _join_network(of_view, view) for view, of_view in members.items()}
+    networks = {view: source.networks[view] for view, source in by_view.items()}
     # Use half precision only if all sources are stored in it, so that no weight is rounded.
     precision: Precision = "float32"
     if all(source.info.precision == "float16" for source in sources):
@@ -121,25 +114,25 @@ def bundle(
     )
 
 
-def _members_by_view(sources: Sequence[Model], ensemble: bool) -> Members:
-    """Return, for each view, the source models that have a network for it.
+def _sources_by_view(sources: Sequence[Model]) -> dict[View, Model]:
+    """Return, for each view, the source model that has a network for it.
 
     Views are in the order of `View`; views without any network are omitted. Raises ModelError if
-    two models have a network for the same view, unless their networks are to become one `ensemble`.
+    two models have a network for the same view.
     """
-    members: dict[View, list[Model]] = {}
+    by_view = {}
     for view in View:
         found = [source for source in sources if view in source.networks]
         if not found:
             continue
-        if len(found) > 1 and not ensemble:
+        if len(found) > 1:
             raise ModelError(
                 f"has the {view.value} network, and so has {found[0].folder}",
                 where=found[1].folder,
-                remedy="give one source for each view, or add --ensemble",
+                remedy="give one source for each view",
             )
-        members[view] = found
-    return members
+        by_view[view] = found[0]
+    return by_view
 
 
 def _common_facts(model: Model) -> dict[str, Any]:
@@ -181,26 +174,26 @@ def _common_fusion(sources: Sequence[Model]) -> Fusion:
 
 def _join_content(
     sources: Sequence[Model],
-    members: Members,
+    by_view: Mapping[View, Model],
     fusion: Fusion,
     licence: str,
 ) -> dict[str, Any]:
     """Return the fields of the new model's `Description`, except its name and its prior.
 
     `sources` are the models to combine; the label scheme and other common properties are those of
-    the first. `members` has, for each view, the models with a network for it. `fusion` has the
+    the first. `by_view` has, for each view, the model with a network for it. `fusion` has the
     weights and the kind of mean by which the views are combined. `licence` is the licence of the
     weights of sources that state none.
     """
     first = sources[0]
-    origins = {view: _join_origin(found, view) for view, found in members.items()}
+    origins = {view: _origin_of(source, view) for view, source in by_view.items()}
     # The grid is the same in all sources, but each view keeps the slicing of its own source.
     slices = {}
-    for view, found in members.items():
-        preprocessing = found[0].info.preprocessing
+    for view, source in by_view.items():
+        preprocessing = source.info.preprocessing
         if view in preprocessing.slices:
             slices[view] = preprocessing.slices[view]
-    first_view = next(iter(members.values()))[0]
+    first_view = next(iter(by_view.values()))
     preprocessing = first_view.info.preprocessing.model_copy(update={"slices": slices})
     # Structures that one of the sources does not predict cannot be fused.
     missing: set[str] = set()
@@ -256,67 +249,22 @@ def _predicts_csf(source: Model) -> bool:
     return not fluids <= set(source.info.not_predicted)
 
 
-def _join_network(sources: Sequence[Model], view: View) -> Network:
-    """Return the network of a view: that of a single source, or an ensemble of several.
-
-    Raises ModelError if the networks differ in configuration, or the sources in licence.
-    """
-    networks = [source.networks[view] for source in sources]
-    if len(networks) == 1:
-        return networks[0]
-    first = sources[0]
-    for source, network in zip(sources, networks, strict=True):
-        same_config = network.config == networks[0].config
-        same_licence = source.info.training.licence == first.info.training.licence
-        if not (same_config and same_licence):
-            raise ModelError(
-                f"has another {view.value} network or licence than {first.folder}",
-                where=source.folder,
-                remedy="join members of one recipe",
-            )
-    config = EnsembleConfig.of(networks[0].config, len(networks))
-    return Ensemble(config, networks)
-
-
-def _join_origin(sources: Sequence[Model], view: View) -> Origin:
+def _origin_of(source: Model, view: View) -> Origin:
     """Return where the weights of one view come from: model, training data, licence and versions.
 
-    `sources` are the models whose networks for this view are used. For a single model, these are
-    the notes in its model.yaml. For several (an ensemble), they are the notes of the first model in
-    `sources`, with the training data of all, and without metrics, because none was measured
-    together with the others.
+    It is the origin that a bundle has for this view, or made from the model.yaml of the view.
     """
-    origins = []
-    for source in sources:
-        # The origin in a bundle's entry for this view, or in the model of the view itself.
-        origin = source.info.origins.get(view)
-        if origin is None:
-            model_file = source.folder / MODEL_FILE
-            origin = Origin(
-                name=source.info.name,
-                model_sha256=hashlib.sha256(model_file.read_bytes()).hexdigest(),
-                training=source.info.training,
-                not_predicted=source.info.not_predicted,
-                metrics=source.info.metrics,
-                versions=source.info.versions,
-            )
-        origins.append(origin)
-    if len(origins) == 1:
-        return origins[0]
-    notes = [origin.training for origin in origins]
-    training = notes[0].model_copy(
-        update={
-            "data": _join_texts([note.data for note in notes]),
-            "pseudo_labels": _join_texts([note.pseudo_labels for note in notes]),
-        }
+    if view in source.info.origins:
+        return source.info.origins[view]
+    model_file = source.folder / MODEL_FILE
+    return Origin(
+        name=source.info.name,
+        model_sha256=hashlib.sha256(model_file.read_bytes()).hexdigest(),
+        training=source.info.training,
+        not_predicted=source.info.not_predicted,
+        metrics=source.info.metrics,
+        versions=source.info.versions,
     )
-    return origins[0].model_copy(update={"training": training, "metrics": {}})
-
-
-def _join_texts(texts: Sequence[str]) -> str:
-    """Join the different texts with "; ", in their order and without empty ones."""
-    different = dict.fromkeys(text for text in texts if text)
-    return "; ".join(different)
 
 
 def _join_training(origins: Mapping[View, Origin], licence: str) -> Training:

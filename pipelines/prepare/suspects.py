@@ -46,7 +46,7 @@ PAGE = "suspects.html"
 LIMIT = 8.0
 _FEWEST_SUBJECTS = 5
 # With fewer subjects, a predefined spread has more than a third of the weight against the spread of
-# the subjects (docs/notes/toolbox.md), so scores are less certain.
+# the subjects (docs/notes/suspects.md), so scores are less certain.
 _SURE_SUBJECTS = 10
 _MOST_PICTURES = 12
 
@@ -271,7 +271,7 @@ def _page(
             "a lower --every looks at more slices."
         )
     return render(
-        "toolbox.html",
+        "suspects.html",
         title="Suspects",
         lead=f"Labels of {len(ranked)} subjects against the model {model.name}.",
         cards=[

@@ -65,7 +65,7 @@ from trinat.segmentation.errors import (
 )
 from trinat.segmentation.io.files import read_bytes, remove_leftovers, write_whole
 from trinat.segmentation.labels.scheme import load_scheme
-from trinat.segmentation.models.architectures import PUBLISHED, EnsembleConfig
+from trinat.segmentation.models.architectures import PUBLISHED
 from trinat.segmentation.models.checkpoint import read_info
 from trinat.segmentation.models.hardware import choose_device, count_gpus
 from trinat.segmentation.models.zoo import find_model
@@ -107,12 +107,6 @@ def read_recipe(name_or_path: str, settings: Sequence[str] = ()) -> Recipe:
         chosen = list(architectures.values())
     # Networks that differ only in their number of classes are of one kind.
     classes = {"classes": PUBLISHED.classes}
-    if any(isinstance(config, EnsembleConfig) for config in chosen):
-        raise ConfigError(
-            "is an ensemble, which cannot be trained further",
-            where=start,
-            remedy="start from one of its members",
-        )
     shapes = {config.model_copy(update=classes) for config in chosen}
     if len(shapes) > 1:
         remedy = "name the `network` to train in the recipe"

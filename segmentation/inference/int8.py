@@ -90,9 +90,9 @@ class Int8Runtime:
         self._request.infer()
         return found[:, :rows, :columns]
 
-    def vary(self, sample: int | None) -> None:
-        """Raise DeviceError unless `sample` is None: a quantised network has no dropout."""
-        if sample is not None:
+    def set_dropout(self, is_on: bool) -> None:
+        """Raise DeviceError if dropout is to be on: a quantised network has none."""
+        if is_on:
             raise DeviceError(
                 "int8 networks have no dropout to draw samples with",
                 remedy="use another precision",

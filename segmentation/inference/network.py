@@ -233,15 +233,10 @@ class DeviceNetworks:
         self.device = device
         self.of_view = self._build(device)
 
-    def vary(self, sample: int | None) -> None:
-        """Choose the variant of all networks that predicts next; None means the usual networks.
-
-        Several predictions of one scan, numbered by `sample`, show how uncertain a network is. An
-        ensemble uses one of its members for each, in turn; other networks use dropout as in
-        training.
-        """
+    def set_dropout(self, is_on: bool) -> None:
+        """Turn dropout in all networks on, as in training, or off."""
         for network in self.of_view.values():
-            network.runtime.vary(sample)
+            network.runtime.set_dropout(is_on)
 
     def with_less_memory(self, work: Callable[[], _T]) -> _T:
         """Return the result of `work`, which uses the GPU, even if memory is short.

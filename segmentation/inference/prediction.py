@@ -99,7 +99,7 @@ class Prediction:
     agreement : array (K,) or None
         Mean Dice of each class between views; None with one view.
     uncertainty : Uncertainty or None
-        Variation of several predictions, with dropout or by an ensemble; None if none were made.
+        Variation of several predictions with dropout; None if none were made.
     not_predicted : tuple of str
         Structures of the scheme that the model does not predict: they have no volume.
     csf : str
@@ -367,7 +367,7 @@ class Prediction:
         """Entropy in nats in the scan's own space.
 
         It is computed from the fused probabilities or, if several predictions were made with
-        dropout or by an ensemble, from their mean.
+        dropout, from their mean.
         """
         if self.uncertainty is not None:
             return self._to_scan_space(self.uncertainty.entropy)

@@ -211,8 +211,8 @@ class Predictor:
         """Segment a scan; the result is restored to the scan's own space.
 
         With `mirror`, predictions are averaged with those for the mirrored scan. `samples` is the
-        number of additional predictions from which the uncertainty is computed: with dropout, or by
-        the members of an ensemble in turn. `seed` makes dropout reproducible.
+        number of additional predictions, with dropout, from which the uncertainty is computed.
+        `seed` makes dropout reproducible.
         """
         conformed = self.prepare(volume)
         return self.infer(conformed, mirror=mirror, samples=samples, seed=seed)
@@ -718,8 +718,7 @@ class Predictor:
     ) -> Uncertainty:
         """Predict a region of an image `count` times and return the variation of the predictions.
 
-        Each prediction is made with dropout, or by one member of an ensemble; `seed` makes dropout
-        reproducible.
+        Each prediction is made with dropout; `seed` makes it reproducible.
         """
         samples: Samples | None = None
         # Dropout uses torch's global generator, so set it here and restore it afterwards.
@@ -727,15 +726,15 @@ class Predictor:
         with torch.random.fork_rng(devices):
             torch.manual_seed(seed)
             try:
-                for sample in range(count):
-                    self._networks.vary(sample)
+                self._networks.set_dropout(True)
+                for _ in range(count):
                     fusion, _maps = self.fuse(image, region, plan=plan)
                     self.weigh(fusion.fused, plan)
                     if samples is None:
                         samples = Samples(fusion.scheme)
                     samples.add(fusion.fused)
             finally:
-                self._networks.vary(None)
+                self._networks.set_dropout(False)
         assert samples is not None
         return samples.summarise()
 

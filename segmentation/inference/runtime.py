@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from trinat.segmentation.errors import ConfigError, DeviceError
-from trinat.segmentation.models.architectures import Ensemble
 from trinat.segmentation.models.base import Network
 from trinat.segmentation.models.hardware import bfloat16_hardware
 
@@ -60,12 +59,10 @@ class Runtime(Protocol):
         The result is not changed by later calls.
         """
 
-    def vary(self, sample: int | None) -> None:
-        """Choose the variant of the network that predicts next; None means the network itself.
+    def set_dropout(self, is_on: bool) -> None:
+        """Turn dropout on, as in training, or off.
 
-        Several predictions of one scan, numbered by `sample`, show how uncertain a network is. An
-        ensemble uses one of its members for each, in turn; other networks use dropout as in
-        training.
+        Several predictions of one scan with dropout show how uncertain a network is.
         """
 
     def release(self) -> None:
@@ -112,22 +109,14 @@ class TorchRuntime:
             logits = logits.sub_(logits.amax(-1, keepdim=True)).exp_()
             return logits.div_(logits.sum(-1, keepdim=True))
 
-    def vary(self, sample: int | None) -> None:
-        """Choose the variant of the network that predicts next; None means the network itself.
+    def set_dropout(self, is_on: bool) -> None:
+        """Turn dropout on, as in training, or off.
 
-        Several predictions of one scan, numbered by `sample`, show how uncertain a network is. An
-        ensemble uses one of its members for each, in turn; other networks use dropout as in
-        training.
+        Several predictions of one scan with dropout show how uncertain a network is.
         """
-        if isinstance(self.network, Ensemble):
-            if sample is None:
-                self.network.only = None
-            else:
-                self.network.only = sample % len(self.network.networks)
-            return
         for module in self.network.modules():
             if isinstance(module, nn.Dropout2d):
-                module.train(sample is not None)
+                module.train(is_on)
 
     def release(self) -> None:
         """Do nothing: all networks of torch share one memory."""

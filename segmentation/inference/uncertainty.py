@@ -1,7 +1,6 @@
 """Uncertainty of networks: disagreement of views, and variation over samples (arXiv 1811.09800).
 
-Samples are predictions of the same scan with dropout as in training, or by one member of an
-ensemble each.
+Samples are predictions of the same scan with dropout as in training.
 """
 
 from __future__ import annotations

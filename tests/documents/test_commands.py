@@ -56,18 +56,12 @@ REPLACED = (
     (r"^trinat train (fast|quicknat-paper|quicknat)\b", "trinat train miniature"),
     # A few steps only; test_way.py tests how good a network is after more.
     (
-        r"^trinat train miniature --(?!set seed)",
+        r"^trinat train miniature --",
         "trinat train miniature --set stages.0.schedule.steps=8 "
         "--set stages.1.schedule.steps=8 --",
     ),
     # The command at the top of the same page trains all views.
     (r"(--out runs/(gpus|cores))\b", r"\1 --view coronal"),
-    # One view and two steps; the averaged networks are trained elsewhere.
-    (
-        r"^trinat train miniature --set seed",
-        "trinat train miniature --set 'stages=[{name: coronal, views: [coronal], "
-        "schedule: {steps: 2}}]' --set 'views=[coronal]' --set seed",
-    ),
     # A grid of a 30th of the usual voxels, because every slice is validated.
     (r"^trinat prepare\b", "trinat prepare --config grid.yaml"),
     # Takes minutes per scan.

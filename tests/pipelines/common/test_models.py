@@ -37,7 +37,7 @@ def test_each_licence_is_printed_once_on_stderr(
         "suspects none --model MODEL",
     ],
 )
-def test_commands_of_the_toolbox_tell_it_too(
+def test_commands_that_use_models_tell_it_too(
     words: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

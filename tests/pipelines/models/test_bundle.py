@@ -287,7 +287,7 @@ def test_what_cannot_live_together_is_refused(
 
 def test_two_sources_for_one_view_are_refused(tmp_path: Path) -> None:
     sources = [model(tmp_path / "one", C, A), model(tmp_path / "two", A)]
-    with refusal(ModelError, tmp_path / "two", remedy="--ensemble"):
+    with refusal(ModelError, tmp_path / "two"):
         bundle(sources, tmp_path / "out")
 
 
@@ -334,18 +334,3 @@ def test_a_name_that_is_none_is_refused_in_one_line(
     ) as caught:
         bundle(three, tmp_path / "out", name="../x")
     assert "\n" not in str(caught.value)
-
-
-def test_sources_of_one_view_become_members_where_that_is_asked_for(
-    tmp_path: Path,
-) -> None:
-    sources = [model(tmp_path / name, C) for name in ("first", "second")]
-    words = ["bundle", *map(str, sources), "--ensemble", "--out", str(tmp_path / "out")]
-    done = CliRunner().invoke(app, words, standalone_mode=False)
-    assert done.exception is None
-    read, slices = load_model(tmp_path / "out").networks[C], torch.rand(1, 1, 8, 8)
-    members = [load_model(source).networks[C](slices).softmax(1) for source in sources]
-    torch.testing.assert_close(read(slices).softmax(1), (members[0] + members[1]) / 2)
-    wider = model(tmp_path / "wider", C, filters=8)
-    with refusal(ModelError, wider):
-        bundle([sources[0], wider], tmp_path / "not", ensemble=True)

@@ -27,10 +27,7 @@ from trinat.segmentation.errors import (
     TrainingError,
     TrinatError,
 )
-from trinat.segmentation.models.architectures import EnsembleConfig, build
-from trinat.segmentation.models.checkpoint import load_model, read_info, save_model
-from trinat.segmentation.models.model_info import Description
-from trinat.segmentation.models.quicknat import QuickNatConfig
+from trinat.segmentation.models.checkpoint import load_model, read_info
 from trinat.segmentation.space.views import View
 
 pytestmark = pytest.mark.usefixtures("one_thread", "without_pages")
@@ -108,14 +105,6 @@ def test_who_starts_from_a_model_and_names_no_network_gets_the_models() -> None:
 def test_a_start_that_is_no_model_is_refused_before_any_scan_is_read() -> None:
     with refusal(ModelError, "nothing"):
         read_recipe("finetune", ["start=nothing"])
-
-
-def test_an_ensemble_is_not_trained_further(tmp_path: Path) -> None:
-    member = QuickNatConfig(classes=4, filters=4, kernel=3, depth=2)
-    networks = {View.AXIAL: build(EnsembleConfig.of(member, 2))}
-    save_model(tmp_path / "m", Description(name="m", labels="tissue4"), networks)
-    with refusal(ConfigError, tmp_path / "m"):
-        read_recipe("finetune", [f"start={tmp_path / 'm'}"])
 
 
 def test_a_view_that_no_stage_trains_is_refused(tmp_path: Path) -> None:

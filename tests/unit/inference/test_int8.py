@@ -77,9 +77,9 @@ def test_a_result_stays_as_it_is_when_the_next_is_computed(
 
 
 def test_there_are_no_samples(runtime: Int8Runtime) -> None:
-    runtime.vary(None)
+    runtime.set_dropout(False)
     with pytest.raises(DeviceError):
-        runtime.vary(0)
+        runtime.set_dropout(True)
 
 
 def test_classes_that_are_not_predicted_never_win(model: Model) -> None:
