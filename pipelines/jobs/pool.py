@@ -16,7 +16,6 @@ import traceback
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext, suppress
 from dataclasses import KW_ONLY, dataclass, field
 from multiprocessing.connection import Connection, wait
@@ -540,22 +539,6 @@ def pickle_error(error: Exception) -> bytes:
         as_text.__notes__ = error.__notes__
         content = pickle.dumps(as_text)
     return content
-
-
-def worker_pool(processes: int, module: str) -> ProcessPoolExecutor:
-    """Return an executor with worker processes that have imported `module`.
-
-    The functions that are executed should be defined in this module. `processes` is the number of
-    processes. They end with this one. If one dies, all calls fail. Torch has one thread in each.
-    """
-    context = _forked_from_clean(module)
-    return ProcessPoolExecutor(processes, context, _start_worker)
-
-
-def _start_worker() -> None:
-    """Prepare a process of `worker_pool`: it ends with its parent and uses one thread."""
-    follow_parent()
-    prepare_process(1)
 
 
 def _forked_from_clean(module: str) -> ForkServerContext:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import torch
 
-from trinat.pipelines.jobs.pool import worker_pool
 from trinat.pipelines.jobs.process import cpu_count
 from trinat.segmentation.errors import ConfigError
 from trinat.segmentation.labels.scheme import LabelScheme
@@ -77,13 +75,7 @@ def open_data(
             if readers is None:
                 sharing = max(1, min(processes, count_gpus()))
                 readers = usual_readers(device, cpu_count() // sharing)
-            pool = None
-            if data.store.augmentation.transforms and readers:
-                pool = worker_pool(readers, "trinat.segmentation.training.batches")
-                opened.callback(pool.shutdown, cancel_futures=True)
-            real, scans = _open_store(
-                recipe, stage, data.store, views, scheme, readers, pool
-            )
+            real, scans = _open_store(recipe, stage, data.store, views, scheme, readers)
             opened.callback(real.close)
             source = real
             if data.synthetic is not None:
@@ -151,12 +143,10 @@ def _open_store(
     views: tuple[View, ...],
     scheme: LabelScheme,
     readers: int,
-    pool: ProcessPoolExecutor | None,
 ) -> tuple[StoreSource, ScansOf]:
     """Open the training slices of a store; also return a function for a view's validation scans.
 
-    `readers` is the number of threads that read ahead. The processes of `pool` run the transforms
-    of TorchIO and MONAI; None if there are no such transforms, or no readers.
+    `readers` is the number of threads that read ahead.
     """
     source = StoreSource(
         config,
@@ -166,7 +156,6 @@ def _open_store(
         recipe.seed,
         scheme,
         readers,
-        pool,
     )
 
     def scans(view: View) -> Iterator[ValidationScan]:

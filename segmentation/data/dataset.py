@@ -73,9 +73,6 @@ class StoredSlice(NamedTuple):
         return np.where(self.counted, self.labels, np.uint8(IGNORE))
 
 
-StoredChange = Callable[[StoredSlice], StoredSlice]
-
-
 class SubjectFiles:
     """Cache of open files of subjects, indexed by the subject's number in `files`.
 
@@ -129,28 +126,15 @@ class SliceReaders:
         if workers:
             self._threads = ThreadPoolExecutor(workers, "reader")
 
-    def order(
-        self,
-        places: Sequence[SlabLocation],
-        changes: Sequence[StoredChange] | None = None,
-    ) -> list[Callable[[], StoredSlice]]:
+    def order(self, places: Sequence[SlabLocation]) -> list[Callable[[], StoredSlice]]:
         """Schedule the slices at `places` for reading; return one function per slice that gets it.
 
         The function waits until its slice has been read. Without workers, it reads the slice
-        itself. With `changes`, one for each place, a slice is changed as soon as it is read.
+        itself.
         """
-        reads: list[Callable[[], StoredSlice]]
-        if changes is None:
-            reads = [partial(self.files.read, place) for place in places]
-        else:
-            pairs = zip(places, changes, strict=True)
-            reads = [partial(self._read_changed, *pair) for pair in pairs]
         if self._threads is None:
-            return reads
-        return [self._threads.submit(read).result for read in reads]
-
-    def _read_changed(self, place: SlabLocation, change: StoredChange) -> StoredSlice:
-        return change(self.files.read(place))
+            return [partial(self.files.read, place) for place in places]
+        return [self._threads.submit(self.files.read, place).result for place in places]
 
     def close(self) -> None:
         """Shut down the reader threads and cancel pending reads."""

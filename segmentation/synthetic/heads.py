@@ -33,7 +33,6 @@ from trinat.segmentation.labels.folding import (
 from trinat.segmentation.labels.scheme import load_scheme
 from trinat.segmentation.space.views import reoriented
 from trinat.segmentation.synthetic.anatomy import Anatomy, load_anatomy
-from trinat.segmentation.synthetic.redrawing import is_outside_brain, redraw
 
 # Errors that NumPy and zipfile raise for a damaged file of heads.
 _DAMAGE = (
@@ -56,10 +55,7 @@ Variant = Literal[
     "large-thalamus",
     "small-caudate",
     "small-accumbens",
-    "redrawn",
 ]
-# A fixed seed, so that heads are redrawn in the same way in each run.
-_SEED_OF_REDRAWING = 7
 
 
 class Growth(NamedTuple):
@@ -72,7 +68,7 @@ class Growth(NamedTuple):
     neighbours: tuple[int, ...]
 
 
-# Growths of each variant except `redrawn`: left side first, then right.
+# Growths of each variant: left side first, then right.
 _VARIANTS: dict[Variant, tuple[Growth, ...]] = {
     "thin-cortex": (Growth(_FLUID, _CORTEX),),
     "large-pallidum": (Growth(13, (12, 2)), Growth(52, (51, 41))),
@@ -242,20 +238,14 @@ def with_variants(maps: HeadMaps, copies: Sequence[Sequence[Variant]]) -> HeadMa
 
     A variant is a change of all heads, such as "thin-cortex". `copies` has the variants of each
     copy: `[["thin-cortex"]]` gives M unchanged heads and M with a thin cortex, `[["thin-cortex",
-    "redrawn"]]` applies both changes to one copy. The tables stay the same. Each head of each
-    `redrawn` copy is redrawn differently.
+    "large-pallidum"]]` applies both changes to one copy. The tables stay the same.
     """
-    rng = np.random.default_rng(_SEED_OF_REDRAWING)
     labels = [maps.labels]
     for variants in copies:
         changed = maps.labels.copy()
         for variant in variants:
-            if variant == "redrawn":
-                for head in changed:
-                    redraw(head, maps.numbers, rng)
-            else:
-                for growth in _VARIANTS[variant]:
-                    _grow(changed, maps, growth)
+            for growth in _VARIANTS[variant]:
+                _grow(changed, maps, growth)
         labels.append(changed)
     return replace(maps, labels=np.concatenate(labels))
 
@@ -267,7 +257,9 @@ def _grow(changed: NDArray[np.uint8], maps: HeadMaps, growth: Growth) -> None:
     """
     if growth.structure == _FLUID:
         # Fluid grows from everything outside of the brain.
-        grown = is_outside_brain(maps.numbers)[maps.labels]
+        is_air_or_fluid = np.isin(maps.numbers, (0, _FLUID))
+        is_skull_or_scalp = maps.numbers >= GENERATION_FIRST_OUTSIDE
+        grown = (is_air_or_fluid | is_skull_or_scalp)[maps.labels]
     else:
         grown = _voxels_of(maps, [growth.structure])
     cross = ndimage.generate_binary_structure(3, 1)[None]

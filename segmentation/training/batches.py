@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import BrokenExecutor, Executor
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -27,7 +25,7 @@ from trinat.segmentation.data.slices import quantise
 from trinat.segmentation.data.splits import read_split
 from trinat.segmentation.data.store import Store
 from trinat.segmentation.data.transforms import SliceTransforms
-from trinat.segmentation.errors import DatasetError, TrainingError
+from trinat.segmentation.errors import DatasetError
 from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.models.hardware import widest_float
 from trinat.segmentation.space.views import View
@@ -239,10 +237,10 @@ class MixedSource(BatchSource):
 class StoreSource(BatchSource):
     """Source of augmented slices from the training part of a store.
 
-    Slices with rare structures are drawn more often. Readers return whole slices as stored, or
-    after the transforms of TorchIO and MONAI, whose random numbers are computed from the number of
-    the slice. Cropping and all other augmentation are done here, with the generator of the batch.
-    Therefore the result does not depend on the number of readers, bit for bit.
+    Slices with rare structures are drawn more often. Readers return whole slices as stored. The
+    transforms of TorchIO and MONAI change them first, with random numbers that are computed from
+    the number of the slice. Cropping and all other augmentation follow, with the generator of the
+    batch. Therefore the result does not depend on the number of readers, bit for bit.
     """
 
     def __init__(
@@ -254,16 +252,13 @@ class StoreSource(BatchSource):
         seed: int,
         scheme: LabelScheme,
         workers: int = 0,
-        processes: Executor | None = None,
     ) -> None:
         """Open the slices of `views`.
 
         Slices are cropped to `size` (rows, columns). `channels`, an odd number, is the number of
         neighbouring slices in an image, its middle slice included. `seed` determines the order of
-        the slices in each epoch. `workers` is the number of threads that read ahead. `processes`
-        run the transforms of TorchIO and MONAI. If there are such transforms and no `processes`,
-        nothing is read ahead. Raises DatasetError if the store has labels of another scheme than
-        `scheme`.
+        the slices in each epoch. `workers` is the number of threads that read ahead. Raises
+        DatasetError if the store has labels of another scheme than `scheme`.
         """
         self.size = size
         self.seed = seed
@@ -279,15 +274,10 @@ class StoreSource(BatchSource):
         self.fingerprint = f"{opened.fingerprint} {split.model_dump_json()}"
         self.datasets: dict[View, SliceDataset] = {}
         self.augmenters: dict[View, Augmenter] = {}
-        self._transforms: _StoredTransforms | None = None
-        if store.augmentation.transforms:
-            transforms = SliceTransforms(store.augmentation.transforms)
-            self._transforms = _StoredTransforms(transforms, seed, processes)
-        if self._transforms is not None and processes is None:
-            # In a thread, the transforms would use torch's global random numbers at the same time
-            # as training.
-            workers = 0
-            self.may_draw_in_thread = False
+        self._transforms = SliceTransforms(store.augmentation.transforms)
+        # In a thread, the transforms would use torch's global random numbers at the same time as
+        # training.
+        self.may_draw_in_thread = not self._transforms
         on_batches = store.augmentation.model_copy(update={"transforms": ()})
         for view in views:
             self.datasets[view] = open_slices(
@@ -311,11 +301,7 @@ class StoreSource(BatchSource):
         """Have the readers read these slices ahead; repeating an announcement has no effect."""
         if (view, first, count) not in self._expected:
             places = self._slab_locations(view, first, count)
-            changes = None
-            if self._transforms is not None:
-                numbers = range(first, first + count)
-                changes = [self._transforms.change(view, number) for number in numbers]
-            self._expected[view, first, count] = self._readers.order(places, changes)
+            self._expected[view, first, count] = self._readers.order(places)
 
     def draw(
         self,
@@ -337,7 +323,10 @@ class StoreSource(BatchSource):
             generator = seeded("cpu", seed, list(View).index(view), first)
         self.expect(view, first, count)
         reads = self._expected.pop((view, first, count))
-        slices = [read() for read in reads]
+        slices = [
+            self._transformed(view, number, read())
+            for number, read in enumerate(reads, first)
+        ]
         images, labels = cut(slices, self.size, generator, device)
         images, labels = self.augmenters[view](images, labels, generator)
         places = self._slab_locations(view, first, count)
@@ -353,6 +342,24 @@ class StoreSource(BatchSource):
     def slices(self, view: View) -> int:
         """Return the number of training slices of a view."""
         return len(self.datasets[view])
+
+    def _transformed(self, view: View, number: int, stored: StoredSlice) -> StoredSlice:
+        """Return a stored slice after the transforms of TorchIO and MONAI, quantised again.
+
+        `number` counts the slices of the view from the start of the stage; the random numbers are
+        computed from it, so that they are the same in each run. A slice that no transform changes
+        stays identical bit for bit.
+        """
+        if not self._transforms:
+            return stored
+        parts = (self.seed, list(View).index(view), number)
+        seed = int(np.random.SeedSequence(parts).generate_state(1)[0])
+        image = torch.from_numpy(stored.image.values())
+        labels = torch.from_numpy(stored.targets)
+        changed, classes = self._transforms(image, labels, seed)
+        if changed is image:
+            return stored
+        return StoredSlice(quantise(changed.contiguous().numpy()), classes.numpy())
 
     def _slab_locations(self, view: View, first: int, count: int) -> list[SlabLocation]:
         """Return the locations in the files of slices first..first+count-1 of a view."""
@@ -498,69 +505,3 @@ def _window(labelled: NDArray[np.bool_], want: int, share: float) -> slice:
     last = max(from_low, up_to_high)
     start = first + int(share * (last + 1 - first))
     return slice(start, start + want)
-
-
-class _StoredTransforms:
-    """Transforms of TorchIO and MONAI for stored slices.
-
-    The random numbers of a slice are computed from its number, so that they are the same in each
-    run.
-    """
-
-    def __init__(
-        self,
-        transforms: SliceTransforms,
-        seed: int,
-        processes: Executor | None,
-    ) -> None:
-        """Set up the transforms with the run's `seed`.
-
-        `processes` run the transforms; without them, the readers do.
-        """
-        self.transforms = transforms
-        self.seed = seed
-        self.processes = processes
-
-    def change(self, view: View, number: int) -> Callable[[StoredSlice], StoredSlice]:
-        """Return a function that transforms slice `number` of a view.
-
-        Slices of a view are numbered from the start of the stage. The random numbers are computed
-        from `number`.
-        """
-        parts = (self.seed, list(View).index(view), number)
-        seed = int(np.random.SeedSequence(parts).generate_state(1)[0])
-        if self.processes is None:
-            return partial(transformed, self.transforms, seed)
-        return partial(_transformed_in_process, self.processes, self.transforms, seed)
-
-
-def transformed(
-    transforms: SliceTransforms, seed: int, stored: StoredSlice
-) -> StoredSlice:
-    """Return a stored slice after the transforms, quantised again.
-
-    `seed` determines their random numbers. A slice that no transform changes stays identical bit
-    for bit.
-    """
-    image = torch.from_numpy(stored.image.values())
-    labels = torch.from_numpy(stored.targets)
-    changed, classes = transforms(image, labels, seed)
-    if changed is image:
-        return stored
-    return StoredSlice(quantise(changed.contiguous().numpy()), classes.numpy())
-
-
-def _transformed_in_process(
-    processes: Executor,
-    transforms: SliceTransforms,
-    seed: int,
-    stored: StoredSlice,
-) -> StoredSlice:
-    """Run `transformed` in one of the processes; raise TrainingError if a process has died."""
-    try:
-        return processes.submit(transformed, transforms, seed, stored).result()
-    except BrokenExecutor as error:
-        raise TrainingError(
-            "a process that transforms slices died, perhaps for want of memory",
-            remedy="set data.store.workers to a smaller number, or to 0",
-        ) from error

@@ -26,12 +26,12 @@ NamedTransform = Annotated[
 class SliceTransforms:
     """Random transforms of a recipe, applied to a slice in their order.
 
-    Each transform changes its share of the slices. The object can be pickled for another process.
+    Each transform changes its share of the slices.
     """
 
     def __init__(self, transforms: Sequence[NamedTransform]) -> None:
         self.transforms = tuple(transforms)
-        # Built at the first call, in the process that uses them.
+        # Built at the first call.
         self._changes: list[SliceChange] = []
 
     def __bool__(self) -> bool:
@@ -64,7 +64,3 @@ class SliceTransforms:
             image, labels = change(image.clone(), labels, own_seed)
             image = torch.nan_to_num(image, 0.0, 0.0, 0.0).clamp(min=0)
         return image, labels
-
-    def __getstate__(self) -> dict[str, object]:
-        """Return the state without the built transforms, which some libraries cannot pickle."""
-        return {"transforms": self.transforms, "_changes": []}

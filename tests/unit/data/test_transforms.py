@@ -5,7 +5,6 @@ Each changes slices, and spatial ones the labels too.
 
 from __future__ import annotations
 
-import pickle
 from typing import get_args
 
 import pytest
@@ -209,14 +208,6 @@ def test_an_empty_slice_stays_as_it_is() -> None:
     empty = torch.zeros(1, 32, 32)
     labels = torch.zeros(32, 32, dtype=torch.uint8)
     assert named("RandHistogramShift")(empty, labels, 0)[0] is empty
-
-
-def test_transforms_can_be_sent_to_another_process_after_use() -> None:
-    image, labels = a_slice()
-    transforms = named("RandAffine")
-    here, _ = transforms(image, labels, 2)
-    there, _ = pickle.loads(pickle.dumps(transforms))(image, labels, 2)
-    assert torch.equal(here, there)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ from helpers.small_store import (
     stored_subject,
 )
 
-from trinat.pipelines.jobs.pool import worker_pool
 from trinat.segmentation.data.augmentation import AugmentationConfig
 from trinat.segmentation.data.slices import quantise, scheme_table, write_subject
 from trinat.segmentation.data.sources.base import Subject
@@ -311,7 +310,9 @@ def test_a_scheme_of_one_side_has_synthetic_slices_of_the_views_that_can_show_it
     assert source.config.mirrored == 0
 
 
-def test_named_transforms_in_other_processes_change_no_bit(tmp_path: Path) -> None:
+def test_named_transforms_of_slices_that_were_read_ahead_change_no_bit(
+    tmp_path: Path,
+) -> None:
     store = small_store(tmp_path / "store", {"a": (16, 18, 20)})
     named = PLAIN.model_copy(
         update={"transforms": (RandomNoise(name="RandomNoise", share=0.5),)}
@@ -321,15 +322,13 @@ def test_named_transforms_in_other_processes_change_no_bit(tmp_path: Path) -> No
     batch = (View.CORONAL, 5, 8)
     untouched = StoreSource(plain, VIEWS, (14, 16), 3, 0, TISSUE4)
     here = StoreSource(config, VIEWS, (14, 16), 3, 0, TISSUE4)
-    module = "trinat.segmentation.training.batches"
-    with worker_pool(1, module) as processes:
-        there = StoreSource(config, VIEWS, (14, 16), 3, 0, TISSUE4, 2, processes)
-        there.expect(*batch)
-        images = [
-            source.draw(*batch, seeded("cpu", 0)).images
-            for source in (untouched, here, there)
-        ]
-        there.close()
+    there = StoreSource(config, VIEWS, (14, 16), 3, 0, TISSUE4, 2)
+    there.expect(*batch)
+    images = [
+        source.draw(*batch, seeded("cpu", 0)).images
+        for source in (untouched, here, there)
+    ]
+    there.close()
     assert torch.equal(images[1], images[2])
     changed = (images[0] != images[1]).flatten(1).any(1)
     assert 0 < changed.sum() < len(changed)
