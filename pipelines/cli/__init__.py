@@ -72,7 +72,7 @@ _PANELS = {
         evaluate.participants,
     ),
     "Data": (data.prepare, data.suspects, data.split, data.phantom, models.labels),
-    "Train": (train.train, train.runs, train.next_, train.learn),
+    "Train": (train.train, train.runs, train.learn),
     "Models": (
         models.models,
         models.bundle,

@@ -16,7 +16,7 @@ from trinat.pipelines.cli.fields import Only, with_fields
 from trinat.pipelines.cli.options import say_next
 from trinat.pipelines.jobs.process import prepare_process
 from trinat.pipelines.jobs.progress import log_lines
-from trinat.pipelines.learn.settings import LearnSettings, NextSettings
+from trinat.pipelines.learn.settings import LearnSettings
 from trinat.pipelines.study.naming import FOLD
 from trinat.pipelines.train.progress import training_progress
 from trinat.pipelines.train.settings import TrainSettings
@@ -200,26 +200,3 @@ def learn(settings: LearnSettings, quiet: options.Quiet = False) -> int:
     print_licences([str(settings.out)])
     typer.echo(settings.out)
     return learnt.exit
-
-
-@with_fields
-def next_(settings: NextSettings, json_: options.Json = False) -> None:
-    """List the scans whose correction is expected to teach a model most, the best first.
-
-    Example: trinat next results
-    """
-    from trinat.pipelines.learn.corrected import next_scans
-
-    scans, corrected = next_scans(settings)
-    if json_:
-        listed = [scan.facts for scan in scans]
-        typer.echo(json.dumps({"corrected": corrected, "next": listed}, indent=2))
-        return
-    typer.echo(f"{corrected} corrected; to correct next:")
-    for scan in scans:
-        agreement = "n/a"
-        if scan.agreement is not None:
-            agreement = f"{scan.agreement:.3f}"
-        typer.echo(
-            f"{scan.scan}\t{scan.grade}\tagreement {agreement}\t{scan.share:.0%} of the doubt"
-        )

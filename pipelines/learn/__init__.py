@@ -1,1 +1,1 @@
-"""From corrected label maps to a model of one's own, and which scan to correct next."""
+"""From corrected label maps to a model of one's own."""

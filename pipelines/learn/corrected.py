@@ -1,4 +1,4 @@
-"""Corrected scans of a results folder, and the scans to correct next."""
+"""Corrected scans of a results folder."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from trinat.pipelines.learn.settings import NextSettings
 from trinat.pipelines.study.files import ScanFile, find_files
-from trinat.pipelines.study.next_scans import Next, next_of
 from trinat.pipelines.study.pairing import Pair
 from trinat.pipelines.study.study import Study
 from trinat.segmentation.errors import EvaluationError
@@ -117,14 +115,3 @@ def _without_result(study: Study, used: Collection[Path]) -> list[str]:
         if file.corrects and absolute(file.corrects) not in results
     ]
     return [f"{file.name}: {file.unfit}" for file in study.checked(left) if file.unfit]
-
-
-def next_scans(settings: NextSettings) -> tuple[list[Next], int]:
-    """Return the scans to correct next, and the number of scans that are already corrected.
-
-    The scan whose correction is expected to help most comes first. Raises EvaluationError if no
-    scan has a result.
-    """
-    study = Study(settings.results, against=settings.labels)
-    elsewhere = {scan.case for scan in study.scans if study.other(scan) is not None}
-    return next_of(study, settings.most, elsewhere)

@@ -1,4 +1,4 @@
-"""Settings of `trinat learn` and `trinat next`; their fields are the options."""
+"""Settings of `trinat learn`; its fields are the options."""
 
 from __future__ import annotations
 
@@ -18,16 +18,6 @@ from trinat.pipelines.common.option import (
 DEFAULT_RECIPE = "learn"
 # Settings of `LearnSettings` for label maps of structures.
 FOR_STRUCTURES = ("numbering", "method", "recipe", "seconds")
-_Labels = Annotated[
-    Path | None,
-    Option(
-        "Folder of label maps that were corrected elsewhere; they replace those in RESULTS."
-    ),
-]
-_Images = Annotated[
-    Path | None,
-    Option("Folder of the scans, if they are not where they were read."),
-]
 
 
 @dataclass(frozen=True)
@@ -56,7 +46,12 @@ class LearnSettings:
             "leave the networks for structures as they are."
         ),
     ] = False
-    labels: _Labels = None
+    labels: Annotated[
+        Path | None,
+        Option(
+            "Folder of label maps that were corrected elsewhere; they replace those in RESULTS."
+        ),
+    ] = None
     numbering: Annotated[
         str | None,
         Option(
@@ -64,7 +59,10 @@ class LearnSettings:
             "columns first, last, name, target."
         ),
     ] = None
-    images: _Images = None
+    images: Annotated[
+        Path | None,
+        Option("Folder of the scans, if they are not where they were read."),
+    ] = None
     model: Annotated[
         str | None,
         Option(
@@ -90,17 +88,3 @@ class LearnSettings:
     device: Device = "auto"
     threads: Threads = None
     overwrite: OverwriteModel = False
-
-
-@dataclass(frozen=True)
-class NextSettings:
-    """Settings of `trinat next`; scans with a label map in `labels` count as corrected."""
-
-    results: Annotated[Path, Option("Results of trinat predict.", is_argument=True)]
-    labels: Annotated[
-        Path | None,
-        Option("Folder of label maps that were corrected elsewhere."),
-    ] = None
-    most: Annotated[
-        int, Option("Number of scans to list.", names=("--count",), min=1)
-    ] = 10

@@ -17,7 +17,6 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from trinat.pipelines.study.corrections import OvertakenError
-from trinat.pipelines.study.next_scans import next_of
 from trinat.pipelines.view.correcting import (
     LAYERS_WITH_BRUSH,
     Corrections,
@@ -38,8 +37,6 @@ for _file in _PAGE.iterdir():
 _TAB = re.compile("[0-9a-f]{16}")
 # Longest work on a correction; the sum of many stays finite.
 _MOST_MINUTES = 1e5
-# Maximum number of scans in the list of scans to correct next.
-_MOST_NEXT = 50
 
 
 class _Judgement(BaseModel):
@@ -68,7 +65,6 @@ def routes_of(study: ViewedStudy, voxels: Voxels) -> list[BaseRoute]:
         *(Route(path, answers.file) for path in _FILES),
         Route("/v1/study", answers.overview),
         Route("/v1/raters", answers.raters),
-        Route("/v1/next", answers.next),
         Route("/v1/scans/{number:int}", answers.detail),
         Route("/v1/scans/{number:int}/ratings", answers.rate, methods=["PUT"]),
         Route("/v1/scans/{number:int}/value", answers.value),
@@ -102,11 +98,6 @@ class _Answers:
     def raters(self, _: Request) -> Response:
         """Return the agreement between raters."""
         return JSONResponse(self._study.raters())
-
-    def next(self, _: Request) -> Response:
-        """Return the names of the scans to correct next, most useful first."""
-        scans, _corrected = next_of(self._study, _MOST_NEXT)
-        return JSONResponse([each.scan for each in scans])
 
     def detail(self, request: Request) -> Response:
         """Return all details of a scan."""

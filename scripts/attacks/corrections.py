@@ -1,7 +1,7 @@
 """Attacks on corrections: other programs, replaced scans, replaced results, kills at any call.
 
 What must count is known because the try did it: a correction counts for the scan that it was made
-of, whole or not at all, and alike for `report`, `next` and `learn`.
+of, whole or not at all, and alike for `report` and `learn`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ from trinat.pipelines.study.corrections import (
 from trinat.pipelines.study.entry import Entry
 from trinat.pipelines.study.files import find_files
 from trinat.pipelines.study.ledger import Ledger
-from trinat.pipelines.study.next_scans import next_of
 from trinat.pipelines.study.record import ScanResult
 from trinat.pipelines.study.study import Study
 from trinat.segmentation.errors import EvaluationError
@@ -320,17 +319,13 @@ def _check(state: _State) -> None:
     study = Study(state.results)
     unfit = any(checked.unfit for checked in study.checked(study.label_maps()))
     in_report = file.corrects is not None and not unfit
-    _, corrected = next_of(study, 1)
     learnt: list[Corrected] = []
     try:
         learnt, failures = find_corrected(study)
     except EvaluationError as error:
         failures = [str(error)]
-    agree = {in_report, corrected == 1, bool(learnt)}
-    if len(agree) > 1:
-        raise wrong(
-            f"{what}: report {in_report}, next {corrected}, learn {bool(learnt)}: {failures}"
-        )
+    if in_report != bool(learnt):
+        raise wrong(f"{what}: report {in_report}, learn {bool(learnt)}: {failures}")
     is_of_another_scan = (
         state.is_hash_known and state.corrected_scan != state.scan_number
     )

@@ -1,9 +1,6 @@
 // The list of scans: rows, filters, and which one comes next.
-import { askJson, byId, make, page, press, tell, wordsIn } from "./page.js";
+import { byId, make, page, press, wordsIn } from "./page.js";
 
-// The filter that also sorts, and whether it has moved rows.
-const NEXT = "next";
-let isReordered = false;
 const STAGES = { reading: "reading", networks: "segmenting", writing: "writing" };
 
 export const listTab = {
@@ -66,9 +63,7 @@ export function progressOf(item) {
 
 function isShown(item, words) {
   const { filter } = page;
-  if (filter === NEXT) {
-    if (!page.proposed.has(keyOf(item))) return false;
-  } else if (filter === "unrated") {
+  if (filter === "unrated") {
     if (!item.there || item.rating) return false;
   } else if (filter !== "all" && item.grade !== filter) {
     return false;
@@ -85,15 +80,6 @@ function filterScans() {
     item.row.hidden = !shown;
     if (shown) page.order.push(number);
   });
-  if (page.filter === NEXT) {
-    page.order.sort((one, other) => placeOf(one) - placeOf(other));
-  }
-  // Rows lie as scans follow one another.
-  if (page.filter === NEXT || isReordered) {
-    const rows = page.items.map((item) => item.row);
-    byId("scan-list").append(...rows, ...page.order.map((number) => rows[number]));
-  }
-  isReordered = page.filter === NEXT;
   byId("scan-none").hidden = page.order.length > 0 || !page.items.length;
   pressFilter();
 }
@@ -110,7 +96,6 @@ export function fillFilters() {
     if (found) counts[grade] = found;
   }
   byId("filters").replaceChildren(...Object.entries(counts).map(filterChip));
-  if (study.corrector && there.length > 1) byId("filters").append(nextChip());
   pressFilter();
 
   let progress = "";
@@ -135,28 +120,6 @@ function filterChip([filter, found]) {
     make("b", {}, String(found)),
   );
 }
-
-// Filter for the scans to correct next, in order of usefulness (trinat next).
-function nextChip() {
-  const choose = async () => {
-    try {
-      const names = await askJson("v1/next");
-      page.proposed = new Map(names.map((name, place) => [name, place]));
-      page.filter = NEXT;
-      filterScans();
-    } catch (error) {
-      tell(error.message);
-    }
-  };
-  const title = "Scans whose correction is expected to improve a model most";
-  const facts = { class: "chip", "data-filter": NEXT, title, onclick: choose };
-  return make("button", facts, "to correct next");
-}
-
-// Identifier of a scan on the server; on the page of a service the name is that of its
-// file.
-const keyOf = (item) => item.id ?? item.name;
-const placeOf = (number) => page.proposed.get(keyOf(page.items[number]));
 
 function pressFilter() {
   for (const chip of byId("filters").children) {

@@ -10,8 +10,6 @@ export const page = {
   order: [],
   number: -1,
   filter: "all",
-  // Ranks of the scans proposed for correction, by name or id.
-  proposed: new Map(),
   // Structures of the shown map: the study's structures or those of a layer.
   structures: [],
   // The requested layer, such as parcels; "" for the structures.

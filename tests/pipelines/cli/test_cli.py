@@ -103,7 +103,7 @@ def test_the_list_of_commands_has_groups_and_whole_sentences(
 def test_short_names_of_options_are_the_same_everywhere() -> None:
     commands = dict(get_command(app).commands)  # type: ignore[attr-defined]
     several = [*commands.pop("data").commands.values(), *commands.values()]
-    assert len(several) == 28
+    assert len(several) == 27
     for one in several:
         options = {option: given.opts for given in one.params for option in given.opts}
         assert "-o" in options.get("--out", ["-o"]), one.name

@@ -17,8 +17,6 @@ from helpers.service import Service, tiny_scan
 from helpers.studies import add_lesions, write_study
 from helpers.viewer import served
 
-from trinat.pipelines.learn.corrected import next_scans
-from trinat.pipelines.learn.settings import NextSettings
 from trinat.pipelines.study.corrections import (
     Saving,
     corrected_path,
@@ -337,31 +335,6 @@ def test_a_corrected_volume_is_held_against_what_was_predicted(
     assert "corrected; 2 of 2 results are smaller" in corrected
     # The volume of the brain is that before the correction.
     assert "Of brain" not in corrected
-
-
-def test_scans_to_correct_next_are_listed_in_their_order(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out = write_study(tmp_path / "out", [f"sub-0{n}" for n in range(6)])
-    names = [each.scan for each in next_scans(NextSettings(out))[0]]
-    rows = (
-        "[...document.querySelectorAll('#scan-list li')].filter((row) => !row.hidden)"
-        ".map((row) => row.querySelector('.name').textContent)"
-    )
-    with served(out, monkeypatch) as address, opened(390, 844) as page:
-        load(page, address)
-        before = page.evaluate(rows)
-        assert sorted(before) == sorted(names)
-        assert before != names
-        page.evaluate("document.querySelector('[data-filter=next]').click()")
-        page.wait(f"{rows}.join() === {','.join(names)!r}")
-        # The key for the next scan follows this order.
-        first = f".scan[data-number='{before.index(names[0])}']"
-        page.evaluate(f"document.querySelector({first!r}).click()")
-        page.press("n")
-        page.wait(f"document.getElementById('name').textContent.includes({names[1]!r})")
-        page.evaluate("document.querySelector('[data-filter=all]').click()")
-        assert page.evaluate(rows) == before
 
 
 def test_a_result_of_a_service_is_corrected(tmp_path: Path) -> None:

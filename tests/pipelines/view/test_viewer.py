@@ -12,9 +12,6 @@ import pytest
 from helpers.studies import AFFINE, write_study
 from helpers.viewer import ask
 
-from trinat.pipelines.learn.corrected import next_scans
-from trinat.pipelines.learn.settings import NextSettings
-from trinat.pipelines.study.corrections import corrected_path
 from trinat.pipelines.study.ratings import read_ratings
 from trinat.pipelines.view.viewed import ViewedStudy
 from trinat.pipelines.view.viewer import make_app
@@ -93,19 +90,6 @@ def test_a_new_rating_replaces_the_raters_own_and_leaves_those_of_others(
         ("anna", ""): "pass",
         ("anna", "Left-Thalamus"): "reject",
     }
-
-
-def test_scans_to_correct_next_are_those_of_the_command(out: Path) -> None:
-    scans, corrected = next_scans(NextSettings(out))
-    assert corrected == 0
-    assert client(out).get("/v1/next").json() == [each.scan for each in scans]
-    # The compared map is another result, so it has no corrections.
-    page = Client(out, "anna", against=out)
-    assert page.get("/v1/next").json() == [each.scan for each in scans]
-    first = scans[0].scan
-    result = out / f"{first}_dseg.nii.gz"
-    corrected_path(result).write_bytes(result.read_bytes())
-    assert first not in client(out).get("/v1/next").json()
 
 
 def test_how_far_raters_agree_is_told(out: Path) -> None:
