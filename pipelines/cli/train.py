@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -44,14 +43,14 @@ def train(
     of_store = scans()
     store = of_store.store
     folds = of_store.folds
-    _refuse_contradictions(of_store, asked, timings=timings)
+    _refuse_contradictions(of_store, asked)
     clock = time_process() if timings else None
     with stage("start"):
-        from trinat.pipelines.train.launch import launch
         from trinat.pipelines.train.run import (
             adapt_to_store,
             read_recipe,
             refuse_before_others,
+            train_by_settings,
         )
         from trinat.segmentation.data.splits import read_split
         from trinat.segmentation.data.store import SPLIT
@@ -81,7 +80,8 @@ def train(
         if len(recipes) > 1 and not quiet:
             # The steps of all folds are named alike, so announce the fold.
             typer.echo(f"fold {number} of {len(recipes)}: {run}", err=True)
-        model = launch(run, recipe, partial(training_progress, quiet), asked)
+        with training_progress(quiet) as watcher:
+            model = train_by_settings(recipe, run, watcher, asked)
     if store is not None and asked.fold is None and not quiet:
         tested: tuple[str | Path, ...] = ("--folds", "--model", out)
         if not folds:
@@ -92,18 +92,8 @@ def train(
         typer.echo(as_table(clock.take()), err=True)
 
 
-def _refuse_contradictions(
-    scans: options.OfStore, asked: TrainSettings, *, timings: bool
-) -> None:
-    """Raise ConfigError for options that contradict each other.
-
-    These are --timings with several processes, folds given twice, and folds without --store.
-    """
-    if timings and asked.processes > 1:
-        raise ConfigError(
-            "--timings cannot be combined with --nproc: it measures one process",
-            remedy="leave one of them out",
-        )
+def _refuse_contradictions(scans: options.OfStore, asked: TrainSettings) -> None:
+    """Raise ConfigError for folds that are given twice or without --store."""
     of_folds = ["--folds"] if scans.folds else []
     if asked.fold is not None:
         of_folds.append(f"--fold {asked.fold}")

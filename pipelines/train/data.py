@@ -11,7 +11,6 @@ import torch
 from trinat.pipelines.jobs.process import cpu_count
 from trinat.segmentation.errors import ConfigError
 from trinat.segmentation.labels.scheme import LabelScheme
-from trinat.segmentation.models.hardware import count_gpus
 from trinat.segmentation.space.views import View
 from trinat.segmentation.synthetic.heads import (
     load_heads,
@@ -47,15 +46,13 @@ def open_data(
     views: tuple[View, ...],
     scheme: LabelScheme,
     device: torch.device,
-    processes: int,
 ) -> Iterator[tuple[BatchSource, ScansOf]]:
     """Open the training data of a stage: a source of batches, and its scans for validation.
 
     Yields two things: the source of batches for `views`, and a function that returns an iterator
     over the validation scans of a view. If a stage has synthetic scans and a slice store, batches
-    contain slices of both, and the validation scans are from the store. `processes` is the number
-    of processes that train together: on one machine they share its cores for reading. Slices are
-    read ahead within the block.
+    contain slices of both, and the validation scans are from the store. Slices are read ahead
+    within the block.
 
     Raises ConfigError if the stage has no data, and the errors of opening the data.
     """
@@ -73,8 +70,7 @@ def open_data(
         if data.store is not None:
             readers = data.store.workers
             if readers is None:
-                sharing = max(1, min(processes, count_gpus()))
-                readers = usual_readers(device, cpu_count() // sharing)
+                readers = usual_readers(device, cpu_count())
             real, scans = _open_store(recipe, stage, data.store, views, scheme, readers)
             opened.callback(real.close)
             source = real

@@ -46,11 +46,11 @@ def refuse_missing_inputs(stages: Iterable[StageConfig]) -> None:
                 raise DatasetError(what, where=split, remedy=remedy)
 
 
-def refuse_too_large(recipe: Recipe, jobs: Sequence[Job], processes: int) -> None:
+def refuse_too_large(recipe: Recipe, jobs: Sequence[Job]) -> None:
     """Raise DeviceError if a training step on the CPU needs more memory than is free.
 
-    Without this check, the kernel would kill such a run without a message. Each of the `processes`
-    computes a part of a batch. The error proposes a smaller batch or, if none fits, other settings.
+    Without this check, the kernel would kill such a run without a message. The error proposes a
+    smaller batch or, if none fits, other settings.
     """
     free = free_memory()
     device = torch.device("cpu")
@@ -59,14 +59,13 @@ def refuse_too_large(recipe: Recipe, jobs: Sequence[Job], processes: int) -> Non
         size = (stage.data.rows, stage.data.columns)
         halves = precision_of(stage, device) != torch.float32
         step = StepMemory.of(recipe.network, size, bfloat16=halves)
-        slices = max(1, stage.batch // processes)
-        needed = step.needed(slices) * processes
+        needed = step.needed(stage.batch)
         if needed <= free:
             continue
-        fits = step.largest_batch(slices, free // processes)
+        fits = step.largest_batch(stage.batch, free)
         remedy = "set data.rows and data.columns, or network.filters, lower"
         if fits:
-            remedy = smaller_batch(stage.batch, stage.accumulate, fits * processes)
+            remedy = smaller_batch(stage.batch, stage.accumulate, fits)
         raise DeviceError(
             f"a step of {stage.batch} slices of {size[0]}x{size[1]} needs about "
             f"{needed / _GIB:.1f} GiB of memory, and {free / _GIB:.1f} GiB are free",

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trinat.pipelines.train.job import Job, Watcher
-from trinat.pipelines.train.launch import launch
+from trinat.pipelines.train.job import Job
 from trinat.pipelines.train.log import METRICS_FILE, VALIDATIONS_FILE, read_rows
 from trinat.pipelines.train.progress import training_progress
 from trinat.pipelines.train.result import CONFIG, best_dice
-from trinat.pipelines.train.run import adapt_to_store, read_recipe
+from trinat.pipelines.train.run import (
+    adapt_to_store,
+    read_recipe,
+    train_by_settings,
+)
 from trinat.pipelines.train.settings import TrainSettings
 from trinat.segmentation.training.config import Recipe
 
@@ -176,18 +178,12 @@ def train(
         whole = adapt_to_store(whole, Path(store))
     folder = Path("runs") / whole.name if out is None else Path(out)
     asked = TrainSettings(view=view, resume=resume, seconds=seconds, device=device)
+    with training_progress(not progress) as watcher:
+        if on_score is not None:
 
-    @contextmanager
-    def watching() -> Iterator[Watcher]:
-        """Yield callbacks that show the progress of the training and pass scores to `on_score`."""
-        with training_progress(not progress) as watcher:
-            if on_score is not None:
+            def score(job: Job, step: int, dice: float) -> None:
+                on_score(job.name, step, dice)
 
-                def score(job: Job, step: int, dice: float) -> None:
-                    on_score(job.name, step, dice)
-
-                watcher = replace(watcher, score=score)
-            yield watcher
-
-    model = launch(folder, whole, watching, asked)
+            watcher = replace(watcher, score=score)
+        model = train_by_settings(whole, folder, watcher, asked)
     return TrainedRun(folder, model)

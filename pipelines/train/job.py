@@ -41,12 +41,8 @@ from trinat.segmentation.training.config import Recipe, StageConfig
 from trinat.segmentation.training.loop import StepReport, Trainer
 from trinat.segmentation.training.network import ViewsNet, copy_matching
 from trinat.segmentation.training.validation import Scores, foresee, validate
-from trinat.segmentation.training.workers import Workers
 
 _log = logging.getLogger(__name__)
-
-# Reason to stop, if another process of the run was stopped.
-IN_ANOTHER_PROCESS = "another of its processes was stopped"
 
 
 @dataclass(frozen=True)
@@ -81,11 +77,9 @@ class Watcher:
 
 @dataclass(frozen=True, eq=False)
 class JobRun:
-    """A job with everything that this process needs to train it.
+    """A job with everything that is needed to train it.
 
     `recipe` is the recipe of the whole run, and `out` its folder. `watcher` has the callbacks.
-    `workers` are the processes that share the batches of the job; only the one with rank 0 writes
-    files.
     """
 
     recipe: Recipe
@@ -93,7 +87,6 @@ class JobRun:
     out: Path
     watcher: Watcher
     device: torch.device
-    workers: Workers
 
     @property
     def folder(self) -> Path:
@@ -113,8 +106,8 @@ class JobRun:
     def identity(self, data: str) -> dict[str, Any]:
         """Return the settings that must be unchanged when the job is resumed.
 
-        They are those of stage, network, label scheme, seed, views and number of processes, and are
-        saved in each checkpoint. `data` is the fingerprint of the training data.
+        They are those of stage, network, label scheme, seed and views, and are saved in each
+        checkpoint. `data` is the fingerprint of the training data.
         """
         return {
             "stage": self.job.stage.model_dump(mode="json"),
@@ -122,7 +115,8 @@ class JobRun:
             "scheme": self.recipe.scheme,
             "seed": self.recipe.seed,
             "views": [view.value for view in self.job.views],
-            "processes": self.workers.count,
+            # Earlier versions could train in several processes, which changes sums.
+            "processes": 1,
             "data": data,
         }
 
@@ -151,37 +145,22 @@ def train_job(
     """
     stage = run.job.stage
     views = run.job.views
-    workers = run.workers
     opening = time.monotonic()
-    if workers.leads:
-        run.folder.mkdir(parents=True, exist_ok=True)
-    data = open_data(run.recipe, stage, views, run.scheme, run.device, workers.count)
+    run.folder.mkdir(parents=True, exist_ok=True)
+    data = open_data(run.recipe, stage, views, run.scheme, run.device)
     with data as (source, scans):
-        if workers.share(lambda: source.fingerprint) != source.fingerprint:
-            what = f"process {workers.rank} does not have the data that process 0 has"
-            raise DatasetError(what, remedy="give all machines the same files")
         network = _first_network(run)
-        trainer = Trainer(
-            run.recipe, stage, views, network, source, run.device, workers
-        )
+        trainer = Trainer(run.recipe, stage, views, network, source, run.device)
         identity = run.identity(source.fingerprint)
-        metrics = None
         # A job that is finished is opened only to find that out; it gets no new records.
-        begins = workers.leads and not run.is_done
+        begins = not run.is_done
         written_down = ExitStack()
-        if workers.leads:
-            _resume(run, trainer, identity, by_time=clock is not None)
-            step = trainer.counters.step
-            events = None
-            if begins and run.recipe.tensorboard:
-                events = written_down.enter_context(open_events(run.folder, step))
-            metrics = Metrics(run.folder, step, events)
-        if workers.count > 1:
-            # All processes start from the leader's state, because their disks may have different
-            # files.
-            of_leader = workers.share(lambda: states.to_bytes(trainer.state({})))
-            if not workers.leads:
-                trainer.load(states.from_bytes(of_leader))
+        _resume(run, trainer, identity, by_time=clock is not None)
+        step = trainer.counters.step
+        events = None
+        if begins and run.recipe.tensorboard:
+            events = written_down.enter_context(open_events(run.folder, step))
+        metrics = Metrics(run.folder, step, events)
         if clock is not None:
             validates = stage.validation is not None
             clock.begin_job(trainer.progress, others, validates=validates)
@@ -194,13 +173,11 @@ def train_job(
             why_stop,
             clock,
             opening_s=time.monotonic() - opening,
-            saved_at=trainer.counters.step,
+            saved_at=step,
         )
         with written_down:
             if begins:
-                written_down.enter_context(
-                    recorded(run.folder, stage, run.device, workers.count)
-                )
+                written_down.enter_context(recorded(run.folder, stage, run.device))
             return at_work.go()
 
 
@@ -208,16 +185,12 @@ def _first_network(run: JobRun) -> ViewsNet:
     """Build the networks of the job's views with their initial weights.
 
     The weights are those of the stage before, of a model, or random by the recipe's seed. Classes
-    that the stage before or the model does not have also get random weights. Only the process with
-    rank 0 loads the weights; the others receive them from it before their first step. `run` is the
-    job with its recipe and processes.
+    that the stage before or the model does not have also get random weights.
     """
     torch.manual_seed(run.recipe.seed)
     stage = run.job.stage
     classes = {view: len(run.scheme.seen_in(view)) for view in run.job.views}
     network = ViewsNet(run.recipe.network, classes)
-    if not run.workers.leads:
-        return network
     for view in run.job.views:
         first = first_weights(run.recipe, stage, view, run.out)
         if first is None:
@@ -249,8 +222,8 @@ def _resume(
     """Load the newest undamaged checkpoint in the job's folder into the trainer, if there is one.
 
     `identity` has the settings that must be as in the checkpoint. `by_time` is True if the rest is
-    trained within a time limit instead of the recipe's steps. Raises TrainingError if settings or
-    the number of processes differ, or if the checkpoint was trained by time and the rest is not.
+    trained within a time limit instead of the recipe's steps. Raises TrainingError if settings
+    differ, or if the checkpoint was trained by time and the rest is not.
     """
     state, problems = states.read_latest(run.folder)
     instead = "the state before it is used"
@@ -260,15 +233,6 @@ def _resume(
         _log.warning("%s: %s", problem, instead)
     if state is None:
         return
-    processes = state.identity["processes"]
-    if processes != run.workers.count:
-        option = "without --nproc" if processes == 1 else f"with --nproc {processes}"
-        raise TrainingError(
-            f"its processes were {processes} and are {run.workers.count} now, which changes "
-            "each sum of a batch",
-            where=run.folder,
-            remedy=f"resume it {option}",
-        )
     states.check_identity(state.identity, identity, run.folder)
     share = state.counters.share
     if not by_time and share is not None and share < 1:
@@ -283,25 +247,21 @@ def _resume(
 class _JobAtWork:
     """Training loop of a job: its steps, with the checkpoints, validations and pages between them.
 
-    `scans` returns the validation scans of a view. `metrics` writes metrics.csv; it is None in all
-    processes but the one with rank 0. `why_stop` returns the reason to stop the run now, or "".
-    `clock` is None without a time limit. `opening_s` is the time that opening the job took, in
-    seconds, and `saved_at` the step of its newest checkpoint. `identity` has the settings that must
-    be unchanged when the job is resumed.
+    `scans` returns the validation scans of a view. `metrics` writes metrics.csv. `why_stop` returns
+    the reason to stop the run now, or "". `clock` is None without a time limit. `opening_s` is the
+    time that opening the job took, in seconds, and `saved_at` the step of its newest checkpoint.
+    `identity` has the settings that must be unchanged when the job is resumed.
 
     A validation computes the mean Dice and IoU over structures of whole scans, for each view. They
     decide which checkpoint becomes the model. With `patience`, they also end a stage that no longer
     improves.
-
-    All processes of a job must take the same path through the loop. Information that only one of
-    them has, such as a signal, is shared before it has an effect.
     """
 
     run: JobRun
     trainer: Trainer
     identity: dict[str, Any]
     scans: ScansOf
-    metrics: Metrics | None
+    metrics: Metrics
     why_stop: Callable[[], str]
     clock: TrainingClock | None
     opening_s: float
@@ -326,8 +286,7 @@ class _JobAtWork:
                 report = trainer.step()
             except (DatasetError, InputError):
                 # The user can repair a file that cannot be read; the steps before are kept.
-                has_unsaved = trainer.counters.step > self.saved_at
-                if self.run.workers.leads and has_unsaved:
+                if trainer.counters.step > self.saved_at:
                     self._save()
                 raise
             if trainer.not_compiled and not reported_not_compiled:
@@ -341,9 +300,8 @@ class _JobAtWork:
                 over = self._validate_if_due()
                 if self.clock is not None and validated:
                     self.clock.note_validation(time.monotonic() - began)
-        if self.run.workers.leads:
-            counters = json.dumps(asdict(trainer.counters))
-            write_whole(self.run.folder / DONE, counters)
+        counters = json.dumps(asdict(trainer.counters))
+        write_whole(self.run.folder / DONE, counters)
         if over and trainer.progress < 1:
             return "its patience"
         if self.clock is not None:
@@ -357,24 +315,21 @@ class _JobAtWork:
         started.
         """
         clock = self.clock
-        workers = self.run.workers
         if clock is not None and clock.has_started:
-            own_share = clock.tick(report.seconds)
-            self.trainer.counters.share = workers.largest(own_share)
+            self.trainer.counters.share = clock.tick(report.seconds)
         self.run.watcher.step(self.run.job, report, self.trainer.progress)
-        if self.metrics is not None:
-            self.metrics.add(report, last=self.trainer.progress >= 1)
+        self.metrics.add(report, last=self.trainer.progress >= 1)
         if clock is not None and not clock.has_started:
             # The first report page is not timed, because it loads the drawing library.
-            workers.share(self.run.write_page)
+            self.run.write_page()
             began = time.monotonic()
-            workers.share(self._save)
-            workers.share(self.run.write_page)
+            self._save()
+            self.run.write_page()
             writing_s = time.monotonic() - began
             if not clock.has_validated:
                 # Not timed either, but estimated now, because the time that is left for steps
                 # depends on it.
-                clock.validation_s = workers.share(self._estimate_validation_s)
+                clock.validation_s = self._estimate_validation_s()
             clock.start(writing_s, self.opening_s)
 
     def _save_or_stop(self, report: StepReport) -> bool:
@@ -383,9 +338,7 @@ class _JobAtWork:
         Raises InterruptedRunError if the run is to stop.
         """
         trainer = self.trainer
-        workers = self.run.workers
-        # All processes stop at the same step, or the others would wait for ever.
-        stopped = workers.largest(float(bool(self.why_stop()))) > 0
+        why = self.why_stop()
         is_at_end = trainer.progress >= 1
         at_rest = is_at_end or report.step % trainer.epoch_steps == 0
         validation = self.run.job.stage.validation
@@ -398,14 +351,12 @@ class _JobAtWork:
         trainer.counters.validation_due = at_rest and scores_are_due
         steps_unsaved = report.step - self.saved_at
         due = steps_unsaved >= self.run.job.stage.checkpoint_every_steps
-        if workers.leads and (due or at_rest or stopped):
+        if due or at_rest or why:
             # Before validation, which takes minutes: a run killed in it loses no step.
             self._save()
             self.saved_at = report.step
-        if stopped and (trainer.progress < 1 or trainer.counters.validation_due):
-            # A process that ends may end the others, so they wait until the checkpoint is written.
-            workers.share(lambda: None)
-            raise self._interruption()
+        if why and (trainer.progress < 1 or trainer.counters.validation_due):
+            raise self._interruption(why)
         return at_rest
 
     @timing.stage("save")
@@ -414,9 +365,8 @@ class _JobAtWork:
         state = self.trainer.state(self.identity)
         states.write_state(self.run.folder, state, name=name)
 
-    def _interruption(self) -> InterruptedRunError:
+    def _interruption(self, why: str) -> InterruptedRunError:
         """Return the error to raise when the run stops before the job is complete."""
-        why = self.why_stop() or IN_ANOTHER_PROCESS
         step = self.trainer.counters.step
         what = f"stopped at step {step}: {why}; its state is saved"
         remedy = "run the same command with --resume to continue"
@@ -437,35 +387,26 @@ class _JobAtWork:
         Returns True if the job is to end, because its scores no longer improve. Raises
         InterruptedRunError if a signal stops the validation.
         """
-        stopped = False
         over = False
         if self.trainer.counters.validation_due:
             # The checkpoint on disk still says that a validation is due; the one that is saved
             # after the validation replaces it.
             self.trainer.counters.validation_due = False
-            stopped, over = self.run.workers.share(self._validate_and_save)
-        if stopped:
-            raise self._interruption()
-        if self.run.workers.leads:
-            self.run.write_page()
+            over = self._validate_and_save()
+        self.run.write_page()
         return over
 
-    def _validate_and_save(self) -> tuple[bool, bool]:
+    def _validate_and_save(self) -> bool:
         """Score the validation scans in all views; save a checkpoint, also as the best if it is.
 
-        Returns two flags: True if the run is to stop, so that the validation is incomplete; and
-        True if the job is to end, because its scores no longer improve.
+        Returns True if the job is to end, because its scores no longer improve. Raises
+        InterruptedRunError if the run is to stop.
         """
         run = self.run
         counters = self.trainer.counters
-        try:
-            scores = {view: self._validate_view(view) for view in run.job.views}
-        except InterruptedRunError:
-            return True, False
-
+        scores = {view: self._validate_view(view) for view in run.job.views}
         append_scores(run.folder, counters.step, scores, run.scheme)
-        if self.metrics is not None:
-            self.metrics.add_scores(scores, counters.step)
+        self.metrics.add_scores(scores, counters.step)
         means = [score.mean_dice for score in scores.values()]
         mean = float(np.mean(means))
         _log.info("%s: step %d, Dice %.3f", run.job.name, counters.step, mean)
@@ -481,7 +422,7 @@ class _JobAtWork:
             counters.validations_since_best += 1
         self._save()
         run.watcher.score(run.job, counters.step, mean)
-        return False, self._patience_is_over
+        return self._patience_is_over
 
     def _validate_view(self, view: View) -> Scores:
         """Return the Dice and IoU of one view on its validation scans.
@@ -493,8 +434,8 @@ class _JobAtWork:
         network = network.to(self.trainer.device)
 
         def check_for_stop(*_: object) -> None:
-            if self.why_stop():
-                raise self._interruption()
+            if why := self.why_stop():
+                raise self._interruption(why)
 
         # Stops are checked for each batch: a whole scan may take longer than a cluster waits.
         network.register_forward_pre_hook(check_for_stop)

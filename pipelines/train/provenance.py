@@ -37,14 +37,12 @@ _CODE = Path(__file__).resolve().parents[2]
 
 
 @contextmanager
-def recorded(
-    folder: Path, stage: StageConfig, device: torch.device, processes: int
-) -> Iterator[None]:
+def recorded(folder: Path, stage: StageConfig, device: torch.device) -> Iterator[None]:
     """Add an entry on this training of a job to its provenance.json: code, machine, data and time.
 
     The entry is written when the block begins and completed when it ends. `folder` is the folder of
-    the job, `stage` the stage of the recipe, and `processes` the number of processes that train
-    together. In the entry of a training that was killed, `ended` is null.
+    the job, and `stage` the stage of the recipe. In the entry of a training that was killed,
+    `ended` is null.
     """
     path = folder / PROVENANCE
     entries: list[dict[str, Any]] = []
@@ -65,7 +63,6 @@ def recorded(
         "system": f"{platform.system()} {platform.machine()}",
         "processor": _processor(),
         "gpu": _gpu(device),
-        "processes": processes,
         "start": start,
         "store": None,
         "trained_on": [],

@@ -30,19 +30,17 @@ import yaml
 
 from trinat.pipelines.common.config import check, find_recipe, read_yaml, with_settings
 from trinat.pipelines.jobs.lock import refuse_existing, refuse_held, run_lock
-from trinat.pipelines.jobs.process import prepare_training, stop_signals
+from trinat.pipelines.jobs.process import (
+    prepare_process,
+    prepare_training,
+    stop_signals,
+)
 from trinat.pipelines.train.clock import TrainingClock
 from trinat.pipelines.train.foresight import (
     refuse_missing_inputs,
     refuse_too_large,
 )
-from trinat.pipelines.train.job import (
-    IN_ANOTHER_PROCESS,
-    Job,
-    JobRun,
-    Watcher,
-    train_job,
-)
+from trinat.pipelines.train.job import Job, JobRun, Watcher, train_job
 from trinat.pipelines.train.leakage import refuse_divided_stages
 from trinat.pipelines.train.provenance import write_provenance
 from trinat.pipelines.train.result import (
@@ -53,6 +51,7 @@ from trinat.pipelines.train.result import (
     save_run,
     stores_of,
 )
+from trinat.pipelines.train.settings import TrainSettings
 from trinat.segmentation import timing
 from trinat.segmentation.data.splits import read_split
 from trinat.segmentation.data.store import SPLIT, Store
@@ -77,7 +76,6 @@ from trinat.segmentation.training.config import (
     ValidationConfig,
 )
 from trinat.segmentation.training.state import check_identity, has_state
-from trinat.segmentation.training.workers import ALONE, Workers
 
 _log = logging.getLogger(__name__)
 
@@ -229,6 +227,33 @@ def refuse_before_others(recipe: Recipe, view: str, out: Path) -> None:
         )
 
 
+def train_by_settings(
+    recipe: Recipe, out: Path, watcher: Watcher, asked: TrainSettings
+) -> Path:
+    """Train a recipe in the folder `out` as the command line asks; return the folder of the model.
+
+    `asked` are the settings of the command line, of which `out` is not used. Raises ConfigError for
+    an unknown view.
+    """
+    known = {each.value: each for each in View}
+    views = None
+    if asked.view != "all":
+        if asked.view not in known:
+            remedy = f"all, {', '.join(known)}"
+            raise ConfigError(f"{asked.view!r} is no view", remedy=remedy)
+        views = (known[asked.view],)
+    prepare_process()
+    return train(
+        recipe,
+        out,
+        watcher,
+        views=views,
+        resume=asked.resume,
+        seconds=asked.seconds,
+        device=asked.device,
+    )
+
+
 def train(
     recipe: Recipe,
     out: Path,
@@ -238,7 +263,6 @@ def train(
     resume: bool = False,
     seconds: float | None = None,
     device: str = "cpu",
-    workers: Workers = ALONE,
 ) -> Path:
     """Train all jobs of a recipe in the folder `out`; return the folder of the model.
 
@@ -246,8 +270,7 @@ def train(
     recipe's views. A folder that already holds a run is refused unless `resume` is given, and then
     the recipe and the data must be the same as before. With `seconds` the remaining training is
     fitted into that time, whatever number of steps the recipe has. `device` is a name such as
-    "cuda:1" or "auto". `workers` are the processes of this training. They share each batch, and
-    only the one with rank 0 writes.
+    "cuda:1" or "auto".
 
     Raises InterruptedRunError at a signal, or if the time is over before all jobs are done. A
     checkpoint of the run is then saved.
@@ -263,16 +286,15 @@ def train(
     with ExitStack() as stack:
         signalled = threading.Event()
         stack.enter_context(stop_signals(signalled.set))
-        if workers.leads:
-            stack.enter_context(_claimed(recipe, out, jobs, resume=resume))
+        stack.enter_context(_claimed(recipe, out, jobs, resume=resume))
         scheme = load_scheme(recipe.scheme)
         for view in chosen:
             # Raises if slices of the view cannot show the classes.
             scheme.seen_in(view)
         left = _unfinished(jobs, out)
-        runs = [JobRun(recipe, job, out, watcher, target, workers) for job in jobs]
+        runs = [JobRun(recipe, job, out, watcher, target) for job in jobs]
         if target.type == "cpu":
-            refuse_too_large(recipe, left, workers.count)
+            refuse_too_large(recipe, left)
         clock = None
         if seconds is not None:
             clock = TrainingClock(seconds)
@@ -283,9 +305,9 @@ def train(
                 return "it got a signal"
             return clock.why_over if clock is not None else ""
 
-        ended = _train_jobs(runs, workers, why_stop, clock)
+        ended = _train_jobs(runs, why_stop, clock)
         model = out / "model"
-        saved = workers.share(partial(_save_model, recipe, out, model))
+        saved = _save_model(recipe, out, model)
         what = f"{model}: {', '.join(saved)} of {recipe.name}"
         if ended:
             what += f", ended by {ended}"
@@ -475,7 +497,6 @@ def _unfinished(jobs: Iterable[Job], out: Path) -> list[Job]:
 
 def _train_jobs(
     runs: Sequence[JobRun],
-    workers: Workers,
     why_stop: Callable[[], str],
     clock: TrainingClock | None,
 ) -> str:
@@ -487,20 +508,15 @@ def _train_jobs(
     the jobs; None if there is no limit, and each job then trains all steps of its schedule. Raises
     InterruptedRunError if the run is to stop before all jobs are done.
     """
-    # The process with rank 0 decides which jobs are not finished. Otherwise a job that finishes
-    # meanwhile would be trained by some of the processes only.
-    places = workers.share(
-        lambda: [place for place, run in enumerate(runs) if not run.is_done]
-    )
+    left = [run for run in runs if not run.is_done]
     ended = ""
-    for begun, place in enumerate(places):
-        run = runs[place]
+    for begun, run in enumerate(left):
         why = why_stop()
-        if begun and run.workers.largest(float(bool(why))):
-            what = f"stopped before {run.job.name}: {why or IN_ANOTHER_PROCESS}"
+        if begun and why:
+            what = f"stopped before {run.job.name}: {why}"
             remedy = "run the same command with --resume to continue"
             raise InterruptedRunError(what, where=run.out, remedy=remedy)
-        ended = train_job(run, why_stop, clock, others=len(places) - begun - 1)
+        ended = train_job(run, why_stop, clock, others=len(left) - begun - 1)
     return ended
 
 

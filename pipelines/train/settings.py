@@ -17,7 +17,6 @@ class TrainSettings:
       store's cross-validation to train; None if no single fold was named.
     - `start` (a model) and `overrides` (such as "stages.0.batch=4") change the recipe. `out` is the
       folder of the run.
-    - `processes` is the number of processes that share each batch.
     - `seconds` is a limit of wall-clock time, in place of the recipe's steps or epochs.
     """
 
@@ -50,14 +49,6 @@ class TrainSettings:
     ] = None
     resume: Annotated[bool, Option("Continue the run in --out.")] = False
     device: Annotated[str, Option("auto, cpu, cuda, cuda:1 or mps.")] = "auto"
-    processes: Annotated[
-        int,
-        Option(
-            "Processes that share each batch: one per GPU, or one per CPU core.",
-            names=("--nproc",),
-            min=1,
-        ),
-    ] = 1
     seconds: Annotated[
         float | None,
         Option(

@@ -50,7 +50,7 @@ _PRELOADED = (
     "trinat.pipelines.models.bundle",
     "trinat.pipelines.serve.service",
     "trinat.pipelines.view.start",
-    "trinat.pipelines.train.launch",
+    "trinat.pipelines.train.run",
     "trinat.pipelines.train.pages",
     "trinat.pipelines.report.evaluation",
     "helpers.serial",

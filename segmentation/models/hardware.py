@@ -68,11 +68,6 @@ def describe_gpu(index: int) -> tuple[str, int, int]:
     return _gpus().get_device_name(index), free, total
 
 
-def use_gpu(device: str) -> None:
-    """Make a GPU the current one of this process."""
-    _gpus().set_device(device)
-
-
 def free_gpu_memory() -> None:
     """Release the memory that torch has cached."""
     _gpus().empty_cache()

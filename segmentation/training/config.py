@@ -189,9 +189,8 @@ class StageConfig(_Config):
     # decay of the moving average of weights; 0: use the weights themselves
     ema: float = Field(default=0.998, ge=0, lt=1)
     compile: bool = False  # torch.compile, for GPUs
-    # Compute norm statistics over the whole batch on several GPUs, rather than over the part of
-    # each: 27 more synchronisations in a forward pass, each of which splits a compiled network.
-    sync_norms: bool = False
+    # Always false; runs of earlier versions have the key.
+    sync_norms: Literal[False] = False
     validation: ValidationConfig | None = None  # none: the last weights are kept
     checkpoint_every_steps: int = Field(default=500, ge=1)  # and after each epoch
     # stop after this many consecutive steps with NaN or infinite loss

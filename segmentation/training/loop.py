@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any, cast
 
 import torch
@@ -43,7 +42,6 @@ from trinat.segmentation.training.state import (
     progress,
     seeded,
 )
-from trinat.segmentation.training.workers import ALONE, Workers
 
 # Number of batches announced to the source in advance, since a disk may be slow at times.
 AHEAD = 4
@@ -55,7 +53,7 @@ class StepReport:
 
     `rate` is the learning rate, `gradient_norm` the norm before clipping, `seconds` the duration.
     The step was skipped if `loss` or `gradient_norm` is NaN or infinite. `slices` counts the slices
-    of all processes.
+    of all batches of the step.
     """
 
     step: int
@@ -92,29 +90,19 @@ class Trainer:
         network: ViewsNet,
         source: BatchSource,
         device: torch.device,
-        workers: Workers = ALONE,
     ) -> None:
         """Move the network to the device and prepare step 0.
 
-        `stage` is a stage of the recipe. `source` has batches of all `views`. Raises TrainingError
-        if a batch cannot be divided among the processes.
+        `stage` is a stage of the recipe. `source` has batches of all `views`.
         """
-        if stage.batch % workers.count:
-            raise TrainingError(
-                f"a batch of {stage.batch} cannot be divided among {workers.count} processes"
-            )
         self.recipe = recipe
         self.stage = stage
         self.views = tuple(views)
         self.source = source
         self.device = device
-        self.workers = workers
         self.network = network.to(device)
         self.network.trunk.arrange(training_layout(device))
         self.average = copy.deepcopy(self.network).eval().requires_grad_(False)
-        if stage.sync_norms and workers.count > 1 and device.type == "cuda":
-            # torch has no synchronised norm for tensors on a CPU.
-            self.network = nn.SyncBatchNorm.convert_sync_batchnorm(self.network)  # type: ignore[no-untyped-call]
         self.optimiser = build_optimiser(self.network, stage.optimiser)
         self.losses: dict[View, nn.Module] = {}
         for view in self.views:
@@ -212,7 +200,7 @@ class Trainer:
         # A bad batch would otherwise persist in the running statistics of the norms.
         statistics = [buffer.clone() for buffer in self.network.buffers()]
         parts = self._all_gradients(statistics)
-        loss, norm = self._average_and_clip(parts)
+        loss, norm = self._clip_gradients(parts)
         if math.isfinite(loss) and math.isfinite(norm):
             self.optimiser.step()
             update_average(
@@ -224,7 +212,7 @@ class Trainer:
         self.scaler.update()
         self.counters.step += 1
         seconds = time.perf_counter() - began
-        self.counters.seconds += self.workers.largest(seconds)
+        self.counters.seconds += seconds
         return StepReport(
             step=self.counters.step,
             epoch=self.position.epoch,
@@ -250,19 +238,18 @@ class Trainer:
             self._restore(statistics)
             raise
 
-    def _average_and_clip(self, parts: Sequence[_DoneBatch]) -> tuple[float, float]:
-        """Average loss and gradients over the processes and clip; return loss and gradient norm.
+    def _clip_gradients(self, parts: Sequence[_DoneBatch]) -> tuple[float, float]:
+        """Clip the gradients; return the mean loss of the step and the norm before clipping.
 
-        `parts` has the loss of each batch of the step. The norm is computed before clipping.
+        `parts` has the loss of each batch of the step.
         """
         parameters = [p for p in self.network.parameters() if p.requires_grad]
         for parameter in parameters:
-            # This batch had no slice of the view; other processes may have had one.
+            # The step had no slice of a view.
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
         wide = widest_float(self.device)
         loss = torch.stack([part.loss for part in parts]).to(wide).mean()
-        loss = self.workers.average(parameters, loss)
         self.scaler.unscale_(self.optimiser)
         norm = nn.utils.clip_grad_norm_(parameters, self.stage.optimiser.clip)
         # Both numbers are read in a single synchronisation.
@@ -337,23 +324,18 @@ class Trainer:
             return torch.stack(losses).sum()
 
     def _generator(self, number: int) -> torch.Generator:
-        """Return the random number generator of batch `number` in this process."""
-        return seeded(self.device, self.recipe.seed, 1, number, self.workers.rank)
-
-    @property
-    def _own_slices(self) -> int:
-        """Number of slices of each batch that this process computes."""
-        return self.stage.batch // self.workers.count
+        """Return the random number generator of batch `number`."""
+        # With other constants, an earlier run would be resumed with other numbers.
+        return seeded(self.device, self.recipe.seed, 1, number, 0)
 
     def _groups(self, number: int) -> list[tuple[View, int, int]]:
-        """Return which slices of batch `number` this process computes.
+        """Return which slices are in batch `number`.
 
         For each view: the view, the number of its first slice in the stage, and the number of
         slices.
         """
-        of_batch = number * self.stage.batch
-        first = of_batch + self.workers.rank * self._own_slices
-        return deal_to_views(first, self._own_slices, self.views)
+        first = number * self.stage.batch
+        return deal_to_views(first, self.stage.batch, self.views)
 
     @contextmanager
     def _within_memory(self) -> Iterator[None]:
@@ -361,25 +343,21 @@ class Trainer:
         try:
             yield
         except torch.OutOfMemoryError as error:
-            slices = self._own_slices
             data = self.stage.data
             size = (self.recipe.network.channels, data.rows, data.columns)
             raise DeviceError(
-                f"out of memory with a batch of {slices} slices of {size}",
+                f"out of memory with a batch of {self.stage.batch} slices of {size}",
                 where=str(self.device),
-                remedy=self._advise_smaller_batch(slices),
+                remedy=self._advise_smaller_batch(),
             ) from error
 
-    def _advise_smaller_batch(self, slices: int) -> str:
-        """Return advice for a smaller batch with the same number of slices per step.
-
-        `slices` is the number of slices that this process computes at once.
-        """
+    def _advise_smaller_batch(self) -> str:
+        """Return advice for a smaller batch with the same number of slices per step."""
+        slices = self.stage.batch
         if slices == 1:
             return "set data.rows and data.columns, or network.filters, lower"
         divisors = [n for n in range(1, slices) if slices % n == 0]
-        smaller = max(divisors) * self.workers.count
-        return smaller_batch(self.stage.batch, self.stage.accumulate, smaller)
+        return smaller_batch(slices, self.stage.accumulate, max(divisors))
 
     def _forward(self, images: Tensor, groups: list[tuple[View, int]]) -> list[Tensor]:
         """Return logits of each view's slices.
@@ -417,19 +395,14 @@ class Trainer:
         self.counters.bad_in_a_row += 1
         if self.counters.bad_in_a_row < self.stage.max_bad_steps:
             return
-        # All processes reach this line together, because they use the mean of their losses.
-        own: list[tuple[float, str]] = []
-        for part in parts:
-            slices = "; ".join(batch.what for batch in part.batches)
-            own.append((float(part.loss), slices))
-        of_all = list(chain.from_iterable(self.workers.gather(own)))
-        suspects = [what for loss, what in of_all if not math.isfinite(loss)]
+        suspects = [part for part in parts if not math.isfinite(float(part.loss))]
         if not suspects:
             # All losses are finite but the gradient is not, so any slice may be the cause.
-            suspects = [what for _, what in of_all]
+            suspects = parts
+        slices = "; ".join(batch.what for part in suspects for batch in part.batches)
         raise TrainingError(
             f"the loss was not a number in {self.counters.bad_in_a_row} steps in a row, the last "
-            f"at step {self.counters.step} with {'; '.join(suspects)}",
+            f"at step {self.counters.step} with {slices}",
             remedy="lower optimiser.rate, or check those slices",
         )
 

@@ -2,7 +2,7 @@
 
 A state file is one line, `trinat-state 1 SHA256`, followed by safetensors with that checksum. A
 file whose checksum is wrong is refused. It holds no random state, because every random number of a
-run is computed from the seed, the step and the rank (`seeded`). So a resumed run gets the same
+run is computed from the seed and the step (`seeded`). So a resumed run gets the same
 numbers as an uninterrupted one.
 """
 
@@ -150,7 +150,7 @@ def write_state(folder: Path, state: State, *, name: str | None = None) -> Path:
     Without `name`, the name is made from the step, and of such files all but the last two are
     removed. A file with a `name`, such as the best state, is kept.
     """
-    payload = to_bytes(state)
+    payload = _to_bytes(state)
     file_name = name or f"state-{state.counters.step:09d}.state"
     path = folder / file_name
     with atomic_write(path) as file:
@@ -184,13 +184,13 @@ def read_state(path: Path) -> State:
         raise IntegrityError("is no state of a training run", where=path)
     if _checksum(payload) != head.removeprefix(_MAGIC):
         raise IntegrityError("is torn or damaged: its checksum is wrong", where=path)
-    return from_bytes(payload)
+    return _from_bytes(payload)
 
 
-def to_bytes(state: State) -> bytes:
-    """Serialise the state as safetensors, for a file or for another process.
+def _to_bytes(state: State) -> bytes:
+    """Serialise the state as safetensors; `_from_bytes` is the inverse.
 
-    Tensors are copied to the CPU first. `from_bytes` is its inverse.
+    Tensors are copied to the CPU first.
     """
     groups = {
         "network": state.network,
@@ -208,8 +208,8 @@ def to_bytes(state: State) -> bytes:
     return payload
 
 
-def from_bytes(payload: bytes) -> State:
-    """Return the state that `to_bytes` was given, with its tensors on the CPU.
+def _from_bytes(payload: bytes) -> State:
+    """Return the state that `_to_bytes` was given, with its tensors on the CPU.
 
     The checksum of the bytes must have been verified: damaged bytes may raise any error.
     """

@@ -117,7 +117,6 @@ REPLACED = (
     # Takes half a minute of processor time per network.
     (r"^trinat export fast\b", "trinat export runs/coronal/model"),
     (r"--device cuda(:[\d,]+)?", "--device cpu"),
-    (r"--nproc 4", "--nproc 2"),
     (r"--seconds 420", "--seconds 6"),
     # Gigabytes; tests/pipelines/prepare/test_data_clis.py downloads from a local server.
     (r"^trinat data get ", "test -d oasis && true "),
@@ -157,14 +156,14 @@ def as_run(block: Block) -> str:
 
 def test_blocks_are_found_and_only_what_is_declared_is_replaced() -> None:
     page = (
-        "Text\n\n    trinat train fast --out a \\\n        --nproc 4\n    trinat runs a\n\n"
+        "Text\n\n    trinat train fast --out a \\\n        --seconds 420\n    trinat runs a\n\n"
         "<!-- not run: a synopsis -->\n\n    trinat predict INPUT\n\n    trinatt runs a\n\n"
         "```python\nimport trinat\n```\n"
     )
     first, second, misspelt, python = blocks(page)
     assert " ".join(as_run(first).split()) == (
         "trinat train miniature --set stages.0.schedule.steps=8 "
-        "--set stages.1.schedule.steps=8 --out a --nproc 2 trinat runs a"
+        "--set stages.1.schedule.steps=8 --out a --seconds 6 trinat runs a"
     )
     assert (second.why, python.language) == ("a synopsis", "python")
     assert not any(block.why for block in (first, misspelt, python))

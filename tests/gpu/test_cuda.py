@@ -6,8 +6,6 @@ import json
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,9 +14,7 @@ from helpers import small_store as stored
 from torch import Tensor
 
 from trinat.pipelines.train.job import Watcher
-from trinat.pipelines.train.launch import launch
 from trinat.pipelines.train.run import read_recipe, train
-from trinat.pipelines.train.settings import TrainSettings
 from trinat.segmentation.data.augmentation import AugmentationConfig
 from trinat.segmentation.errors import DeviceError, InterruptedRunError
 from trinat.segmentation.inference.fusion import ViewAggregator
@@ -298,9 +294,9 @@ def test_a_step_on_a_store_waits_for_its_loss_alone(tmp_path: Path) -> None:
     trainer = Trainer(recipe, stage, (View.CORONAL,), own, source, device)
     trainer.step()
     looks = 0
-    real = trainer._average_and_clip
+    real = trainer._clip_gradients
 
-    def average_and_clip(parts: object) -> tuple[float, float]:
+    def clip_gradients(parts: object) -> tuple[float, float]:
         nonlocal looks
         looks += 1
         torch.cuda.set_sync_debug_mode("default")
@@ -308,7 +304,7 @@ def test_a_step_on_a_store_waits_for_its_loss_alone(tmp_path: Path) -> None:
         torch.cuda.set_sync_debug_mode("error")
         return found
 
-    trainer._average_and_clip = average_and_clip
+    trainer._clip_gradients = clip_gradients
     torch.cuda.set_sync_debug_mode("error")
     try:
         trainer.step()
@@ -343,19 +339,6 @@ def test_a_run_on_a_store_is_validated_and_resumed_to_the_bit(tmp_path: Path) ->
         assert torch.equal(value, broken.network[name]), name
     scores = (tmp_path / "straight" / job / "validations.csv").read_text()
     assert scores == (tmp_path / "broken" / job / "validations.csv").read_text()
-
-
-@pytest.mark.parametrize("sync_norms", ["false", "true"])
-def test_gpus_train_as_one_by_nccl(tmp_path: Path, sync_norms: str) -> None:
-    if torch.cuda.device_count() < 2:
-        pytest.skip("one GPU")
-    recipe = recipe_on_store(tmp_path / "store", f"sync_norms={sync_norms}")
-    watcher = partial(nullcontext, Watcher(print))
-    asked = TrainSettings(device=CUDA, processes=2)
-    launch(tmp_path / "run", recipe, watcher, asked)
-    done = json.loads((tmp_path / "run/train/coronal/done.json").read_text())
-    assert done["step"] == 16
-    assert done["bad"] == 0
 
 
 def test_float16_learns_with_scaled_gradients(maps) -> None:

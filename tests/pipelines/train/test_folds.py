@@ -162,7 +162,9 @@ def test_a_fold_that_there_is_not_is_refused(
 def test_one_call_says_which_fold_its_lines_are_of(
     store: Path, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trinat.pipelines.train.launch.launch", lambda *_: [])
+    monkeypatch.setattr(
+        "trinat.pipelines.train.run.train_by_settings", lambda *_: Path()
+    )
     words = ["train", str(recipe), "--store", str(store), "--out", str(tmp_path)]
     done = CliRunner().invoke(app, [*words, "--folds"], catch_exceptions=False)
     folds = [line for line in done.stderr.splitlines() if line.startswith("fold ")]

@@ -36,10 +36,10 @@ def test_a_step_that_does_not_fit_is_refused_with_what_would(
     recipe = small()
     jobs = plan_jobs(recipe, recipe.views)
     monkeypatch.setattr(foresight, "free_memory", lambda: 4 * GIB)
-    foresight.refuse_too_large(recipe, jobs, 1)
+    foresight.refuse_too_large(recipe, jobs)
     monkeypatch.setattr(foresight, "free_memory", lambda: GIB // 5)
     with pytest.raises(DeviceError) as caught:
-        foresight.refuse_too_large(recipe, jobs, 1)
+        foresight.refuse_too_large(recipe, jobs)
     said = str(caught.value)
     assert "a step of 64 slices of 64x64 needs about" in said
     assert "0.2 GiB are free" in said
@@ -47,4 +47,4 @@ def test_a_step_that_does_not_fit_is_refused_with_what_would(
     assert "\n" not in said
     monkeypatch.setattr(foresight, "free_memory", lambda: 0)
     with refusal(DeviceError, "train"):
-        foresight.refuse_too_large(recipe, jobs, 1)
+        foresight.refuse_too_large(recipe, jobs)

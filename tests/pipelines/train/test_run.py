@@ -18,10 +18,11 @@ from trinat.pipelines.cli import app
 from trinat.pipelines.common.config import with_settings
 from trinat.pipelines.jobs.lock import claimed
 from trinat.pipelines.train.data import usual_readers
-from trinat.pipelines.train.run import read_recipe, train
+from trinat.pipelines.train.run import find_device, read_recipe, train
 from trinat.segmentation.errors import (
     ConfigError,
     DatasetError,
+    DeviceError,
     LabelError,
     ModelError,
     TrainingError,
@@ -277,3 +278,30 @@ def test_events_are_written_for_tensorboard(tmp_path: Path) -> None:
 def test_an_unknown_recipe_is_refused() -> None:
     with refusal(ConfigError, "nothing"):
         read_recipe("nothing")
+
+
+@pytest.mark.parametrize(
+    ("device", "reason"),
+    [
+        pytest.param(
+            "mps",
+            "this torch has no MPS device",
+            marks=pytest.mark.skipif(
+                torch.backends.mps.is_available(), reason="has one"
+            ),
+        ),
+        ("cuda:77", "cuda"),
+        ("xpu", "not supported"),
+    ],
+)
+def test_a_device_that_is_not_there_is_refused_before_there_is_a_run(
+    tmp_path: Path, device: str, reason: str
+) -> None:
+    with pytest.raises(DeviceError, match=reason):
+        train(tiny_recipe(tmp_path), tmp_path / "run", SILENT, device=device)
+    assert not (tmp_path / "run").exists()
+
+
+def test_where_no_device_is_named_it_is_the_gpu_or_else_the_processor() -> None:
+    wanted = "cuda" if torch.cuda.is_available() else "cpu"
+    assert find_device("auto").type == wanted

@@ -36,7 +36,7 @@ TISSUE4 = load_scheme("tissue4")
 VIEWS = (View.CORONAL, View.AXIAL)
 SIZE = (16, 16)
 # The loss and the norm of the gradient, in one read.
-ONE_READ = ["loop._average_and_clip"]
+ONE_READ = ["loop._clip_gradients"]
 
 Sources = Callable[[str], BatchSource]
 

@@ -16,7 +16,6 @@ from trinat.segmentation.training.config import Recipe
 from trinat.segmentation.training.loop import AHEAD, Trainer, deal_to_views
 from trinat.segmentation.training.network import ViewsNet
 from trinat.segmentation.training.state import State, read_state, write_state
-from trinat.segmentation.training.workers import Workers
 
 SCHEME = load_scheme("quicknat33")
 VIEWS = (View.CORONAL, View.SAGITTAL)
@@ -273,28 +272,20 @@ class Recorded(BatchSource):
         return self.good.counts(view)
 
 
-def test_processes_draw_as_many_and_every_slice_once(
+def test_every_slice_is_drawn_once_and_announced_before(
     recipe: Recipe, maps: HeadMaps
 ) -> None:
     good = trainer_of(recipe, maps)
     assert isinstance(good.source, SyntheticSource)
-    sources = [Recorded(good.source) for _ in range(2)]
-    for rank, source in enumerate(sources):
-        trainer = trainer_of(recipe, maps, source=source)
-        trainer.workers = Workers(rank, 2)
-        trainer.draws_ahead = False
-        for number in range(3):
-            trainer._backward(number)
-    # Three batches of four, half of them for each view.
+    source = Recorded(good.source)
+    trainer = trainer_of(recipe, maps, source=source)
+    trainer.draws_ahead = False
+    for number in range(3):
+        trainer._backward(number)
+    # Three batches of four, half of them for each view; the next batches are announced too.
     for view in VIEWS:
-        one, two = (source.numbers[view] for source in sources)
-        assert len(one) == len(two) == 3
-        assert sorted(one + two) == list(range(6))
-        # Each was told of its own draws and of the next batches, and of no other.
-        one_expected, two_expected = (source.expected[view] for source in sources)
-        assert one_expected >= set(one)
-        assert not one_expected & two_expected
-        assert len(one_expected) == 3 + AHEAD
+        assert source.numbers[view] == list(range(6))
+        assert source.expected[view] == set(range(6 + 2 * AHEAD))
 
 
 class Ordering(Recorded):
@@ -326,19 +317,3 @@ def test_what_was_drawn_ahead_is_not_ordered_again(
         drawn.result()
     # Batch 20 was drawn ahead; only later batches are still ordered.
     assert [len(orders) for orders in source.expected.values()] == [AHEAD - 1] * 2
-
-
-def test_a_batch_that_processes_cannot_share_is_refused(
-    recipe: Recipe, maps: HeadMaps
-) -> None:
-    good = trainer_of(recipe, maps)
-    with pytest.raises(TrainingError, match="4 cannot be divided among 3"):
-        Trainer(
-            recipe,
-            recipe.stages[0],
-            VIEWS,
-            good.network,
-            good.source,
-            torch.device("cpu"),
-            Workers(0, 3),
-        )
