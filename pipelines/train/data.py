@@ -35,24 +35,24 @@ from trinat.segmentation.training.validation import ValidationScan, synthetic_sc
 # Four readers give several times the slices that a GPU trains on.
 _MOST_READERS = 4
 
-# Function that returns the validation scans of a view.
-ScansOf = Callable[[View], Iterator[ValidationScan]]
+# Function that returns the validation scans.
+Scans = Callable[[], Iterator[ValidationScan]]
 
 
 @contextmanager
 def open_data(
     recipe: Recipe,
     stage: StageConfig,
-    views: tuple[View, ...],
+    view: View,
     scheme: LabelScheme,
     device: torch.device,
-) -> Iterator[tuple[BatchSource, ScansOf]]:
+) -> Iterator[tuple[BatchSource, Scans]]:
     """Open the training data of a stage: a source of batches, and its scans for validation.
 
-    Yields two things: the source of batches for `views`, and a function that returns an iterator
-    over the validation scans of a view. If a stage has synthetic scans and a slice store, batches
-    contain slices of both, and the validation scans are from the store. Slices are read ahead
-    within the block.
+    Yields two things: the source of batches for `view`, and a function that returns an iterator
+    over the validation scans. If a stage has synthetic scans and a slice store, batches contain
+    slices of both, and the validation scans are from the store. Slices are read ahead within the
+    block.
 
     Raises ConfigError if the stage has no data, and the errors of opening the data.
     """
@@ -64,14 +64,14 @@ def open_data(
     with ExitStack() as opened:
         if data.synthetic is not None:
             synthetic, scans = _open_synthetic(
-                recipe, stage, data.synthetic, scheme, device
+                recipe, stage, data.synthetic, view, scheme, device
             )
             source = synthetic
         if data.store is not None:
             readers = data.store.workers
             if readers is None:
                 readers = usual_readers(device, cpu_count())
-            real, scans = _open_store(recipe, stage, data.store, views, scheme, readers)
+            real, scans = _open_store(recipe, stage, data.store, view, scheme, readers)
             opened.callback(real.close)
             source = real
             if data.synthetic is not None:
@@ -83,10 +83,11 @@ def _open_synthetic(
     recipe: Recipe,
     stage: StageConfig,
     config: SyntheticConfig,
+    view: View,
     scheme: LabelScheme,
     device: torch.device,
-) -> tuple[SyntheticSource, ScansOf]:
-    """Open the source of synthetic slices; also return a function for a view's validation scans.
+) -> tuple[SyntheticSource, Scans]:
+    """Open the source of synthetic slices; also return a function for the validation scans.
 
     Slices are synthesised from label maps of heads when they are requested; the label maps stay on
     the device. The validation scans are made from the heads that are held out. Raises ConfigError
@@ -116,7 +117,7 @@ def _open_synthetic(
         device,
     )
 
-    def scans(view: View) -> Iterator[ValidationScan]:
+    def scans() -> Iterator[ValidationScan]:
         """Return new synthetic scans of the held-out heads, the same at each validation.
 
         There are none if the stage does not validate.
@@ -136,17 +137,17 @@ def _open_store(
     recipe: Recipe,
     stage: StageConfig,
     config: StoreConfig,
-    views: tuple[View, ...],
+    view: View,
     scheme: LabelScheme,
     readers: int,
-) -> tuple[StoreSource, ScansOf]:
-    """Open the training slices of a store; also return a function for a view's validation scans.
+) -> tuple[StoreSource, Scans]:
+    """Open the training slices of a store; also return a function for the validation scans.
 
     `readers` is the number of threads that read ahead.
     """
     source = StoreSource(
         config,
-        views,
+        (view,),
         (stage.data.rows, stage.data.columns),
         recipe.network.channels,
         recipe.seed,
@@ -154,7 +155,7 @@ def _open_store(
         readers,
     )
 
-    def scans(view: View) -> Iterator[ValidationScan]:
+    def scans() -> Iterator[ValidationScan]:
         """Return the scans of the store for validation; none if the stage does not validate."""
         if stage.validation is None:
             return iter(())

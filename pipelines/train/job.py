@@ -1,4 +1,4 @@
-"""Training job: one stage of a recipe for one view or several, from its first step to its last.
+"""Training job: one stage of a recipe for one view, from its first step to its last.
 
 Between steps, checkpoints (states) are saved, whole scans are scored for validation, and the report
 page run.html is written. A job can be killed at any moment: the checkpoint says what is due next.
@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from trinat.pipelines.train.clock import TrainingClock
-from trinat.pipelines.train.data import ScansOf, open_data
+from trinat.pipelines.train.data import Scans, open_data
 from trinat.pipelines.train.log import Metrics, append_scores, open_events
 from trinat.pipelines.train.pages import write_page
 from trinat.pipelines.train.provenance import recorded
@@ -34,12 +34,17 @@ from trinat.segmentation.errors import (
 )
 from trinat.segmentation.io.files import write_whole
 from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
+from trinat.segmentation.models.base import Network
 from trinat.segmentation.models.zoo import find_model, licence_notice
 from trinat.segmentation.space.views import View
 from trinat.segmentation.training import state as states
 from trinat.segmentation.training.config import Recipe, StageConfig
 from trinat.segmentation.training.loop import StepReport, Trainer
-from trinat.segmentation.training.network import ViewsNet, copy_matching
+from trinat.segmentation.training.network import (
+    copy_matching,
+    copy_network,
+    new_network,
+)
 from trinat.segmentation.training.validation import Scores, foresee, validate
 
 _log = logging.getLogger(__name__)
@@ -47,19 +52,19 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Job:
-    """Training of one stage of a recipe, for one view or for several views together.
+    """Training of one stage of a recipe, for one view.
 
     The jobs of a run are trained one after the other, or by several commands at the same time. Each
     job has checkpoints of its own, and the next stage of the same view starts from these.
     """
 
     stage: StageConfig
-    views: tuple[View, ...]
+    view: View
 
     @property
     def name(self) -> str:
-        """Folder of the job in the run: <stage>/<view>, with several views joined by hyphens."""
-        return f"{self.stage.name}/{'-'.join(view.value for view in self.views)}"
+        """Folder of the job in the run: <stage>/<view>."""
+        return f"{self.stage.name}/{self.view.value}"
 
 
 @dataclass
@@ -68,7 +73,7 @@ class Watcher:
 
     `step(job, report, progress)` is called after each step, with the completed part of the job from
     0 to 1. `score(job, step, dice)` is called after each validation, with the number of the step
-    and the mean Dice over structures, scans and views.
+    and the mean Dice over structures and scans.
     """
 
     step: Callable[[Job, StepReport, float], None] = lambda job, report, progress: None
@@ -106,7 +111,7 @@ class JobRun:
     def identity(self, data: str) -> dict[str, Any]:
         """Return the settings that must be unchanged when the job is resumed.
 
-        They are those of stage, network, label scheme, seed and views, and are saved in each
+        They are those of stage, network, label scheme, seed and view, and are saved in each
         checkpoint. `data` is the fingerprint of the training data.
         """
         return {
@@ -114,7 +119,7 @@ class JobRun:
             "network": self.recipe.network.model_dump(mode="json"),
             "scheme": self.recipe.scheme,
             "seed": self.recipe.seed,
-            "views": [view.value for view in self.job.views],
+            "views": [self.job.view.value],
             # Earlier versions could train in several processes, which changes sums.
             "processes": 1,
             "data": data,
@@ -144,13 +149,13 @@ def train_job(
     follow, which share its time.
     """
     stage = run.job.stage
-    views = run.job.views
+    view = run.job.view
     opening = time.monotonic()
     run.folder.mkdir(parents=True, exist_ok=True)
-    data = open_data(run.recipe, stage, views, run.scheme, run.device)
+    data = open_data(run.recipe, stage, view, run.scheme, run.device)
     with data as (source, scans):
         network = _first_network(run)
-        trainer = Trainer(run.recipe, stage, views, network, source, run.device)
+        trainer = Trainer(run.recipe, stage, view, network, source, run.device)
         identity = run.identity(source.fingerprint)
         # A job that is finished is opened only to find that out; it gets no new records.
         begins = not run.is_done
@@ -181,34 +186,33 @@ def train_job(
             return at_work.go()
 
 
-def _first_network(run: JobRun) -> ViewsNet:
-    """Build the networks of the job's views with their initial weights.
+def _first_network(run: JobRun) -> Network:
+    """Build the network of the job with its initial weights.
 
     The weights are those of the stage before, of a model, or random by the recipe's seed. Classes
     that the stage before or the model does not have also get random weights.
     """
     torch.manual_seed(run.recipe.seed)
     stage = run.job.stage
-    classes = {view: len(run.scheme.seen_in(view)) for view in run.job.views}
-    network = ViewsNet(run.recipe.network, classes)
-    for view in run.job.views:
-        first = first_weights(run.recipe, stage, view, run.out)
-        if first is None:
-            continue
-        source, source_scheme = first
-        scheme = run.scheme.seen_in(view)
-        kept, random = copy_matching(network, view, source, source_scheme, scheme)
-        if stage.start is None:
-            continue
-        line = (
-            f"{run.job.name}: {view.value} starts with the model's weights for "
-            f"{kept} of {len(scheme)} classes"
-        )
-        if random:
-            line += f"; random weights: {', '.join(random)}"
-        _log.info(line)
-        if notice := licence_notice(find_model(stage.start)):
-            _log.info(notice)
+    view = run.job.view
+    scheme = run.scheme.seen_in(view)
+    network = new_network(run.recipe.network, len(scheme))
+    first = first_weights(run.recipe, stage, view, run.out)
+    if first is None:
+        return network
+    source, source_scheme = first
+    kept, random = copy_matching(network, source, source_scheme, scheme)
+    if stage.start is None:
+        return network
+    line = (
+        f"{run.job.name}: {view.value} starts with the model's weights for "
+        f"{kept} of {len(scheme)} classes"
+    )
+    if random:
+        line += f"; random weights: {', '.join(random)}"
+    _log.info(line)
+    if notice := licence_notice(find_model(stage.start)):
+        _log.info(notice)
     return network
 
 
@@ -247,20 +251,19 @@ def _resume(
 class _JobAtWork:
     """Training loop of a job: its steps, with the checkpoints, validations and pages between them.
 
-    `scans` returns the validation scans of a view. `metrics` writes metrics.csv. `why_stop` returns
-    the reason to stop the run now, or "". `clock` is None without a time limit. `opening_s` is the
-    time that opening the job took, in seconds, and `saved_at` the step of its newest checkpoint.
+    `scans` returns the validation scans. `metrics` writes metrics.csv. `why_stop` returns the
+    reason to stop the run now, or "". `clock` is None without a time limit. `opening_s` is the time
+    that opening the job took, in seconds, and `saved_at` the step of its newest checkpoint.
     `identity` has the settings that must be unchanged when the job is resumed.
 
-    A validation computes the mean Dice and IoU over structures of whole scans, for each view. They
-    decide which checkpoint becomes the model. With `patience`, they also end a stage that no longer
-    improves.
+    A validation computes the mean Dice and IoU over structures of whole scans. They decide which
+    checkpoint becomes the model. With `patience`, they also end a stage that no longer improves.
     """
 
     run: JobRun
     trainer: Trainer
     identity: dict[str, Any]
-    scans: ScansOf
+    scans: Scans
     metrics: Metrics
     why_stop: Callable[[], str]
     clock: TrainingClock | None
@@ -397,18 +400,17 @@ class _JobAtWork:
         return over
 
     def _validate_and_save(self) -> bool:
-        """Score the validation scans in all views; save a checkpoint, also as the best if it is.
+        """Score the validation scans; save a checkpoint, also as the best if it is.
 
         Returns True if the job is to end, because its scores no longer improve. Raises
         InterruptedRunError if the run is to stop.
         """
         run = self.run
         counters = self.trainer.counters
-        scores = {view: self._validate_view(view) for view in run.job.views}
-        append_scores(run.folder, counters.step, scores, run.scheme)
-        self.metrics.add_scores(scores, counters.step)
-        means = [score.mean_dice for score in scores.values()]
-        mean = float(np.mean(means))
+        scores = self._validate()
+        append_scores(run.folder, counters.step, run.job.view, scores, run.scheme)
+        self.metrics.add_scores(run.job.view, scores, counters.step)
+        mean = float(scores.mean_dice)
         _log.info("%s: step %d, Dice %.3f", run.job.name, counters.step, mean)
 
         # The mean of no values is NaN: it is never the best.
@@ -424,14 +426,13 @@ class _JobAtWork:
         run.watcher.score(run.job, counters.step, mean)
         return self._patience_is_over
 
-    def _validate_view(self, view: View) -> Scores:
-        """Return the Dice and IoU of one view on its validation scans.
+    def _validate(self) -> Scores:
+        """Return the Dice and IoU on the validation scans.
 
         The weights are the moving average over steps if the stage has one. Raises
         InterruptedRunError if the run is to stop.
         """
-        network = self.trainer.best_weights.extract(view)
-        network = network.to(self.trainer.device)
+        network = copy_network(self.trainer.best_weights).to(self.trainer.device)
 
         def check_for_stop(*_: object) -> None:
             if why := self.why_stop():
@@ -441,29 +442,25 @@ class _JobAtWork:
         network.register_forward_pre_hook(check_for_stop)
         return validate(
             network,
-            self.scans(view),
-            len(self.run.scheme.seen_in(view)),
+            self.scans(),
+            len(self.run.scheme.seen_in(self.run.job.view)),
             self.run.recipe.network.channels,
             self.trainer.device,
             precision=self.trainer.precision,
         )
 
     def _estimate_validation_s(self) -> float:
-        """Return an estimate of how long a validation of all views takes, in seconds.
+        """Return an estimate of how long a validation takes, in seconds.
 
         0 if the stage does not validate.
         """
         if self.run.job.stage.validation is None:
             return 0.0
         trainer = self.trainer
-        of_views = []
-        for view in self.run.job.views:
-            seconds = foresee(
-                trainer.best_weights.extract(view).to(trainer.device),
-                self.scans(view),
-                self.run.recipe.network.channels,
-                trainer.device,
-                precision=trainer.precision,
-            )
-            of_views.append(seconds)
-        return sum(of_views)
+        return foresee(
+            copy_network(trainer.best_weights).to(trainer.device),
+            self.scans(),
+            self.run.recipe.network.channels,
+            trainer.device,
+            precision=trainer.precision,
+        )

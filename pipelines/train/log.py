@@ -91,18 +91,14 @@ class Metrics:
         self.pending = []
         self.since = time.monotonic()
 
-    def add_scores(self, scores: Mapping[View, Scores], step: int) -> None:
-        """Send the mean Dice and IoU of each view to TensorBoard.
-
-        validations.csv has those of all structures.
-        """
-        for view, score in scores.items():
-            means = {}
-            if np.isfinite(score.mean_dice):
-                means[f"{view.value}/dice"] = score.mean_dice
-            if np.isfinite(score.mean_iou):
-                means[f"{view.value}/iou"] = score.mean_iou
-            self._add_events(means, step)
+    def add_scores(self, view: View, scores: Scores, step: int) -> None:
+        """Send the mean Dice and IoU of a validation to TensorBoard."""
+        means = {}
+        if np.isfinite(scores.mean_dice):
+            means[f"{view.value}/dice"] = scores.mean_dice
+        if np.isfinite(scores.mean_iou):
+            means[f"{view.value}/iou"] = scores.mean_iou
+        self._add_events(means, step)
 
     def _add_events(self, values: Mapping[str, float], step: int) -> None:
         """Add a point at `step` to each of TensorBoard's curves in `values`, by name.
@@ -177,10 +173,11 @@ def read_rows(path: Path) -> list[dict[str, str]]:
 def append_scores(
     folder: Path,
     step: int,
-    scores: Mapping[View, Scores],
+    view: View,
+    scores: Scores,
     scheme: LabelScheme,
 ) -> None:
-    """Add the Dice and IoU of a validation to validations.csv: a row for each view and structure.
+    """Add the Dice and IoU of a validation to validations.csv: a row for each structure.
 
     `step` is the number of training steps before the validation. Structures without a score have no
     row. Existing rows of this step and later ones are replaced: a run that was killed after it
@@ -189,12 +186,10 @@ def append_scores(
     path = folder / VALIDATIONS_FILE
     earlier = [row for row in read_rows(path) if int(row["step"]) < step]
     rows: list[Sequence[object]] = [list(row.values()) for row in earlier]
-    for view, score in scores.items():
-        names = scheme.seen_in(view).names
-        scored = zip(names, score.dice, score.iou, strict=True)
-        for name, dice, iou in scored:
-            if np.isfinite(dice):
-                rows.append((step, view.value, name, f"{dice:.4f}", f"{iou:.4f}"))
+    names = scheme.seen_in(view).names
+    for name, dice, iou in zip(names, scores.dice, scores.iou, strict=True):
+        if np.isfinite(dice):
+            rows.append((step, view.value, name, f"{dice:.4f}", f"{iou:.4f}"))
     _write_table(path, _SCORE_COLUMNS, rows)
 
 

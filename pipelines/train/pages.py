@@ -230,12 +230,12 @@ def _summarise_job(job: Path, run: Path) -> JobSummary:
     final_loss = None
     if losses:
         final_loss = losses[-1]
-    dice = _means_over_views(curves, "dice")
+    dice = _means(curves, "dice")
     best_dice = None
     iou = None
     if dice:
         best_dice = max(dice)
-        iou = _means_over_views(curves, "iou")[dice.index(best_dice)]
+        iou = _means(curves, "iou")[dice.index(best_dice)]
     return JobSummary(
         name=str(job.relative_to(run)),
         steps=steps,
@@ -246,11 +246,9 @@ def _summarise_job(job: Path, run: Path) -> JobSummary:
     )
 
 
-def _means_over_views(curves: Mapping[str, Curve], metric: str) -> list[float]:
-    """Return the mean of a metric over the views of a job, for each validation."""
-    of_views = []
+def _means(curves: Mapping[str, Curve], metric: str) -> list[float]:
+    """Return the mean of a metric over structures for each validation of a job."""
     for key, (_, values) in curves.items():
         if key.endswith(f" {metric}"):
-            of_views.append(values)
-    by_validation = zip(*of_views, strict=False)
-    return [sum(values) / len(values) for values in by_validation]
+            return values
+    return []

@@ -1,8 +1,8 @@
 """Results of finished jobs: weights to start from, and the model of a run.
 
-A job is the training of one stage of a recipe, for one view or for several together. A finished job
-has the file done.json and its checkpoints (states). Its result is the checkpoint with the best
-validation, or the last one if it was not validated.
+A job is the training of one stage of a recipe for one view. A finished job has the file done.json
+and its checkpoints (states). Its result is the checkpoint with the best validation, or the last one
+if it was not validated.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from trinat.segmentation.io.files import read_text
 from trinat.segmentation.labels import Csf
 from trinat.segmentation.labels.folding import GENERATION_SURROUNDINGS
 from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
+from trinat.segmentation.models.architectures import build
 from trinat.segmentation.models.base import Network
 from trinat.segmentation.models.checkpoint import load_model, read_info, save_model
 from trinat.segmentation.models.model_info import Description, Fusion, Training
 from trinat.segmentation.models.zoo import OWN_LICENCE, find_model, licence_of
 from trinat.segmentation.space.views import View
 from trinat.segmentation.training.config import Recipe, StageConfig, StoreConfig
-from trinat.segmentation.training.network import ViewsNet
 from trinat.segmentation.training.state import State, read_latest, read_state
 
 _log = logging.getLogger(__name__)
@@ -42,11 +42,8 @@ def _finished_folder(out: Path, stage: StageConfig, view: View) -> Path | None:
 
     `out` is the folder of the run.
     """
-    for done in sorted((out / stage.name).glob(f"*/{DONE}")):
-        folder = done.parent
-        if view.value in folder.name.split("-"):
-            return folder
-    return None
+    folder = out / stage.name / view.value
+    return folder if (folder / DONE).is_file() else None
 
 
 def _last_finished_job(
@@ -76,12 +73,12 @@ def best_dice(recipe: Recipe, out: Path) -> float | None:
     Only the last finished job of each view counts. Returns None if no job is finished, or if one of
     these jobs was not validated.
     """
-    jobs = set()
+    jobs = []
     for view in recipe.views:
         for stage in reversed(recipe.stages):
             folder = _finished_folder(out, stage, view)
             if folder is not None:
-                jobs.add(folder)
+                jobs.append(folder)
                 break
     best: list[float] = []
     for job in jobs:
@@ -105,16 +102,14 @@ def trained(
     TrainingError if no view is trained. Damaged checkpoints are logged.
     """
     stage, folder, view = _last_finished_job(recipe, stages, view, out)
-    views = [View(name) for name in folder.name.split("-")]
     state = _best_or_last(folder)
-    scheme = load_scheme(recipe.scheme)
-    classes = {each: len(scheme.seen_in(each)) for each in views}
-    network = ViewsNet(recipe.network, classes)
+    classes = len(load_scheme(recipe.scheme).seen_in(view))
+    network = build(recipe.network.model_copy(update={"classes": classes}))
     weights = state.network
     if stage.ema:
         weights = state.average
     network.load_state_dict(weights)
-    return network.extract(view), view
+    return network, view
 
 
 def first_weights(

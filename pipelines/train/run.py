@@ -1,9 +1,9 @@
 """A training run: trains the networks of a recipe, job by job.
 
-A job is the training of one stage of the recipe for one view, or for several together. A run has a
-folder: its recipe (config.yaml), a description of its slice stores (data.json), a folder for each
-job (<stage>/<view>), and at the end the model. The same command with `resume` continues a stopped
-run at its last step, with the same numbers as if it had not been stopped.
+A job is the training of one stage of the recipe for one view. A run has a folder: its recipe
+(config.yaml), a description of its slice stores (data.json), a folder for each job
+(<stage>/<view>), and at the end the model. The same command with `resume` continues a stopped run
+at its last step, with the same numbers as if it had not been stopped.
 
 Several commands may train different jobs of one run at the same time. Each holds the locks of its
 jobs while it trains. It locks the folder of the run only while it reads or writes files of the
@@ -181,25 +181,14 @@ def _stage_on_store(
 def plan_jobs(recipe: Recipe, views: Sequence[View]) -> list[Job]:
     """Return the jobs of a run in the order of training: stage by stage, and view by view.
 
-    A job trains one stage for one view. A stage that trains views together has a single job for all
-    of them, and a stage without any of `views` has none. Raises ConfigError if `views` has only
-    some of the views that a stage trains together, because this would be another network.
+    A job trains one stage for one view. A stage without any of `views` has none.
     """
-    jobs = []
-    for stage in recipe.stages:
-        own_views = tuple(view for view in views if view in (stage.views or views))
-        if stage.together and own_views:
-            together = stage.views or recipe.views
-            if set(own_views) != set(together):
-                names = " and ".join(view.value for view in together)
-                raise ConfigError(
-                    f"{recipe.name}: the stage {stage.name} trains {names} together",
-                    remedy="train them in one command, without --view",
-                )
-            jobs.append(Job(stage, own_views))
-        else:
-            jobs += [Job(stage, (view,)) for view in own_views]
-    return jobs
+    return [
+        Job(stage, view)
+        for stage in recipe.stages
+        for view in views
+        if view in (stage.views or views)
+    ]
 
 
 def refuse_before_others(recipe: Recipe, view: str, out: Path) -> None:
@@ -219,11 +208,11 @@ def refuse_before_others(recipe: Recipe, view: str, out: Path) -> None:
         before.append(stage)
     jobs = plan_jobs(recipe.model_copy(update={"stages": tuple(before)}), recipe.views)
     for job in _unfinished(jobs, out):
-        names = ", ".join(each.value for each in job.views)
+        first = job.view.value
         raise TrainingError(
-            f"{view} starts from {names}, which is not trained yet",
+            f"{view} starts from {first}, which is not trained yet",
             where=out,
-            remedy=f"train --view {names} first, or leave --view out",
+            remedy=f"train --view {first} first, or leave --view out",
         )
 
 

@@ -39,7 +39,7 @@ from trinat.segmentation.synthetic.phantom import phantom
 from trinat.segmentation.training.batches import StoreSource
 from trinat.segmentation.training.config import Recipe
 from trinat.segmentation.training.loop import Trainer
-from trinat.segmentation.training.network import ViewsNet
+from trinat.segmentation.training.network import new_network
 
 CPU = torch.device("cpu")
 
@@ -68,8 +68,8 @@ def our_step(recipe: Recipe) -> tuple[Trainer, Callable[[], object]]:
     source = StoreSource(
         stage.data.store, recipe.views, size, recipe.network.channels, 0, scheme
     )
-    network = ViewsNet(recipe.network, {View.CORONAL: len(scheme)})
-    trainer = Trainer(recipe, stage, recipe.views, network, source, CPU)
+    network = new_network(recipe.network, len(scheme))
+    trainer = Trainer(recipe, stage, View.CORONAL, network, source, CPU)
     # Drawing in a thread would compete with the other loop while that is timed.
     trainer.draws_ahead = False
     return trainer, trainer.step

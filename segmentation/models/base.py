@@ -105,8 +105,12 @@ class Network(nn.Module, ABC):
 
     def forward(self, slices: Tensor) -> Tensor:
         """Map slices (N, C, H, W) to logits (N, K, H, W)."""
+        return self.classify(self.features(slices), slices)
+
+    def classify(self, features: Tensor, slices: Tensor) -> Tensor:
+        """Map features (N, F, h, w) of slices (N, C, H, W) to logits (N, K, H, W)."""
         rows, columns = slices.shape[-2:]
-        logits: Tensor = self.classifier(self.features(slices))
+        logits: Tensor = self.classifier(features)
         return logits[..., :rows, :columns]
 
     def arrange(self, layout: torch.memory_format) -> None:

@@ -169,11 +169,10 @@ class ValidationConfig(_Config):
 
 
 class StageConfig(_Config):
-    """One stage of a run. With `together`, one network learns all views at once."""
+    """One stage of a run."""
 
     # its folder in the run
     name: str = Field(default="train", pattern=r"^[a-z0-9-]{1,32}$")
-    together: bool = False  # train one network for all views
     # Views that this stage trains; by default all views of the run. A view without an earlier
     # stage starts from the weights of another view.
     views: tuple[View, ...] | None = Field(default=None, min_length=1)
@@ -189,7 +188,8 @@ class StageConfig(_Config):
     # decay of the moving average of weights; 0: use the weights themselves
     ema: float = Field(default=0.998, ge=0, lt=1)
     compile: bool = False  # torch.compile, for GPUs
-    # Always false; runs of earlier versions have the key.
+    # Always false; runs of earlier versions have the keys.
+    together: Literal[False] = False
     sync_norms: Literal[False] = False
     validation: ValidationConfig | None = None  # none: the last weights are kept
     checkpoint_every_steps: int = Field(default=500, ge=1)  # and after each epoch

@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from trinat.segmentation import timing
 from trinat.segmentation.errors import DeviceError, TrainingError, TrinatError
+from trinat.segmentation.models.base import Network
 from trinat.segmentation.models.hardware import (
     computing_in,
     half_precision,
@@ -28,7 +29,6 @@ from trinat.segmentation.training.batches import Batch, BatchSource
 from trinat.segmentation.training.config import Recipe, StageConfig
 from trinat.segmentation.training.memory import smaller_batch
 from trinat.segmentation.training.network import (
-    ViewsNet,
     build_optimiser,
     load_optimiser,
     optimiser_tensors,
@@ -67,17 +67,14 @@ class StepReport:
 
 @dataclass(frozen=True, eq=False)
 class _DoneBatch:
-    """A batch after its backward pass.
-
-    `loss` is a scalar. `batches` are the slices of the batch, one `Batch` for each view.
-    """
+    """A batch after its backward pass; `loss` is a scalar."""
 
     loss: Tensor
-    batches: list[Batch]
+    batch: Batch
 
 
 class Trainer:
-    """Training of one stage: a network for some views, its optimiser and counters.
+    """Training of one stage: the network of a view, its optimiser and counters.
 
     A running average of the network's weights is updated in each step.
     """
@@ -86,45 +83,40 @@ class Trainer:
         self,
         recipe: Recipe,
         stage: StageConfig,
-        views: Sequence[View],
-        network: ViewsNet,
+        view: View,
+        network: Network,
         source: BatchSource,
         device: torch.device,
     ) -> None:
         """Move the network to the device and prepare step 0.
 
-        `stage` is a stage of the recipe. `source` has batches of all `views`.
+        `stage` is a stage of the recipe. `source` has batches of `view`.
         """
         self.recipe = recipe
         self.stage = stage
-        self.views = tuple(views)
+        self.view = view
         self.source = source
         self.device = device
         self.network = network.to(device)
-        self.network.trunk.arrange(training_layout(device))
+        self.network.arrange(training_layout(device))
         self.average = copy.deepcopy(self.network).eval().requires_grad_(False)
         self.optimiser = build_optimiser(self.network, stage.optimiser)
-        self.losses: dict[View, nn.Module] = {}
-        for view in self.views:
-            loss = build_loss(stage.loss, source.counts(view))
-            self.losses[view] = loss.to(device)
+        self.loss = build_loss(stage.loss, source.counts(view)).to(device)
         self.precision = precision_of(stage, device)
         # Small gradients would underflow to 0 in float16.
         self.scaler = torch.amp.GradScaler(
             device.type, enabled=self.precision == torch.float16
         )
         self.counters = Counters()
-        slices_of_epoch = sum(
-            stage.data.epoch_slices or source.slices(view) for view in self.views
-        )
+        slices_of_epoch = stage.data.epoch_slices or source.slices(view)
         slices_of_step = stage.batch * stage.accumulate
         self.epoch_steps = max(1, slices_of_epoch // slices_of_step)
         # Reason why the network is not compiled although the stage asks for it.
         self.not_compiled = ""
-        # Excludes the classifiers, so that all views share one compiled graph.
-        self._trunk: Callable[[Tensor], Tensor] | None = None
+        # Excludes the classifier, so that all views share one compiled graph.
+        self._compiled: Callable[[Tensor], Tensor] | None = None
         if stage.compile:
-            self._trunk = torch.compile(self.network.trunk.features)
+            self._compiled = torch.compile(self.network.features)
         # The next batch is drawn during a step: on a GPU while the loss is computed, on CPUs in a
         # thread.
         self._thread: ThreadPoolExecutor | None = None
@@ -132,7 +124,7 @@ class Trainer:
             self._thread = ThreadPoolExecutor(1)
         self.draws_ahead = device.type != "cpu" or source.may_draw_in_thread
         # At most one batch that was drawn ahead, by its number.
-        self._drawn: dict[int, Future[list[Batch]]] = {}
+        self._drawn: dict[int, Future[Batch]] = {}
 
     @property
     def position(self) -> Position:
@@ -145,7 +137,7 @@ class Trainer:
         return progress(self.stage.schedule, self.position)
 
     @property
-    def best_weights(self) -> ViewsNet:
+    def best_weights(self) -> Network:
         """Weights for validation and shipping: the running average, if there is one."""
         return self.average if self.stage.ema else self.network
 
@@ -196,7 +188,7 @@ class Trainer:
         for part, multiple in self.stage.optimiser.parts.items():
             # Frozen parts keep the statistics of their norms, too.
             if multiple == 0 and part != "classifier":
-                getattr(self.network.trunk, part).eval()
+                getattr(self.network, part).eval()
         # A bad batch would otherwise persist in the running statistics of the norms.
         statistics = [buffer.clone() for buffer in self.network.buffers()]
         parts = self._all_gradients(statistics)
@@ -245,7 +237,7 @@ class Trainer:
         """
         parameters = [p for p in self.network.parameters() if p.requires_grad]
         for parameter in parameters:
-            # The step had no slice of a view.
+            # The gate of a dense bottleneck is never applied; its weights only decay.
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
         wide = widest_float(self.device)
@@ -257,17 +249,12 @@ class Trainer:
         loss_value, norm_value = both.tolist()
         return loss_value, norm_value
 
-    def _draw(self, number: int) -> list[Batch]:
-        """Return the slices of batch `number`, one `Batch` for each view that is in it.
-
-        The random numbers of a batch are computed from its number.
-        """
+    def _draw(self, number: int) -> Batch:
+        """Return batch `number`; its random numbers are computed from this number."""
         generator = self._generator(number)
+        slices = self.stage.batch
         with self._within_memory():
-            return [
-                self.source.draw(view, first, count, generator)
-                for view, first, count in self._groups(number)
-            ]
+            return self.source.draw(self.view, number * slices, slices, generator)
 
     def _draw_ahead(self, number: int) -> None:
         """Draw batch `number` before it is needed: in the thread, if there is one."""
@@ -283,59 +270,40 @@ class Trainer:
         """Draw batch `number`, compute its loss, and add its gradients to those of the step."""
         # A batch that was or is being drawn ahead is not announced to the source again.
         is_drawn = number in self._drawn
+        slices = self.stage.batch
         for later in range(number + is_drawn, number + AHEAD + 1):
-            for view, first, count in self._groups(later):
-                self.source.expect(view, first, count)
+            self.source.expect(self.view, later * slices, slices)
         with timing.stage("batches"):
             # The batch may have been drawn ahead.
             ahead = self._drawn.pop(number, None)
-            batches = self._draw(number) if ahead is None else ahead.result()
+            batch = self._draw(number) if ahead is None else ahead.result()
         if self.draws_ahead and self._thread:
             self._draw_ahead(number + 1)
         # Dropout uses torch's global generator, which nothing else depends on.
         torch.manual_seed(self._generator(number).initial_seed())
         with self._within_memory():
-            loss = self._loss(number, batches)
+            loss = self._loss(batch)
             with timing.stage("backward"):
                 self.scaler.scale(loss / self.stage.accumulate).backward()  # type: ignore[no-untyped-call]
         if self.draws_ahead and not self._thread:
             self._draw_ahead(number + 1)
-        return _DoneBatch(loss.detach(), batches)
+        return _DoneBatch(loss.detach(), batch)
 
-    def _loss(self, number: int, batches: list[Batch]) -> Tensor:
-        """Return the mean loss over all slices of batch `number`."""
-        groups = [(view, count) for view, _, count in self._groups(number)]
-        slices = sum(count for _, count in groups)
+    def _loss(self, batch: Batch) -> Tensor:
+        """Return the mean loss over the slices of a batch."""
         with timing.stage("transfer"):
-            images = torch.cat([batch.images for batch in batches])
-            images = images.to(self.device, non_blocking=True)
-            labels = [
-                batch.labels.to(self.device, non_blocking=True) for batch in batches
-            ]
+            images = batch.images.to(self.device, non_blocking=True)
+            labels = batch.labels.to(self.device, non_blocking=True)
         with timing.stage("forward"), computing_in(self.precision, self.device):
-            logits = self._forward(images, groups)
+            logits = self._forward(images)
         with timing.stage("loss"):
-            losses = []
-            for (view, count), scores, truth in zip(
-                groups, logits, labels, strict=True
-            ):
-                share = count / slices
-                losses.append(self.losses[view](scores, truth) * share)
-            return torch.stack(losses).sum()
+            loss: Tensor = self.loss(logits, labels)
+            return loss
 
     def _generator(self, number: int) -> torch.Generator:
         """Return the random number generator of batch `number`."""
         # With other constants, an earlier run would be resumed with other numbers.
         return seeded(self.device, self.recipe.seed, 1, number, 0)
-
-    def _groups(self, number: int) -> list[tuple[View, int, int]]:
-        """Return which slices are in batch `number`.
-
-        For each view: the view, the number of its first slice in the stage, and the number of
-        slices.
-        """
-        first = number * self.stage.batch
-        return deal_to_views(first, self.stage.batch, self.views)
 
     @contextmanager
     def _within_memory(self) -> Iterator[None]:
@@ -359,25 +327,23 @@ class Trainer:
         divisors = [n for n in range(1, slices) if slices % n == 0]
         return smaller_batch(slices, self.stage.accumulate, max(divisors))
 
-    def _forward(self, images: Tensor, groups: list[tuple[View, int]]) -> list[Tensor]:
-        """Return logits of each view's slices.
-
-        Continues without the compiler if compilation fails.
-        """
+    def _forward(self, images: Tensor) -> Tensor:
+        """Return the logits of slices; continue without the compiler if compilation fails."""
+        if self._compiled is None:
+            logits: Tensor = self.network(images)
+            return logits
         try:
-            return cast("list[Tensor]", self.network(images, groups, self._trunk))
+            return self.network.classify(self._compiled(images), images)
         except Exception as error:
-            if not self.stage.compile:
-                raise
             # Imported here because it takes seconds.
             from torch._dynamo.exc import TorchDynamoException
 
             if not isinstance(error, TorchDynamoException):
                 raise
-            self._trunk = None
+            self._compiled = None
             # The first two lines name the cause; pages of advice follow.
             self.not_compiled = " ".join(str(error).split("\n")[:2])
-            return cast("list[Tensor]", self.network(images, groups))
+            return self._forward(images)
 
     def _restore(self, statistics: list[Tensor]) -> None:
         """Set the network's buffers to the values in `statistics`."""
@@ -399,7 +365,7 @@ class Trainer:
         if not suspects:
             # All losses are finite but the gradient is not, so any slice may be the cause.
             suspects = parts
-        slices = "; ".join(batch.what for part in suspects for batch in part.batches)
+        slices = "; ".join(part.batch.what for part in suspects)
         raise TrainingError(
             f"the loss was not a number in {self.counters.bad_in_a_row} steps in a row, the last "
             f"at step {self.counters.step} with {slices}",
@@ -413,30 +379,3 @@ def precision_of(stage: StageConfig, device: torch.device) -> torch.dtype:
         return half_precision(device) or torch.float32
     precision: torch.dtype = getattr(torch, stage.precision)
     return precision
-
-
-def deal_to_views(
-    first: int, count: int, views: Sequence[View]
-) -> list[tuple[View, int, int]]:
-    """Deal slices first..first+count-1 of a stage to the views in turn.
-
-    Return for each view that gets any: the view, the number of its first slice among the slices of
-    this view, and the number of slices. Over a few steps all views get the same number of slices,
-    whatever the batch size.
-    """
-    groups = []
-    for place, view in enumerate(views):
-        before = _dealt_before(first, place, len(views))
-        after = _dealt_before(first + count, place, len(views))
-        if after > before:
-            groups.append((view, before, after - before))
-    return groups
-
-
-def _dealt_before(number: int, place: int, views: int) -> int:
-    """Return how many of the first `number` slices of a stage are of one of the views.
-
-    `place` is the index of this view, and `views` the number of views. The slices of a view are
-    those whose number leaves the remainder `place` when it is divided by the number of views.
-    """
-    return (number - place + views - 1) // views

@@ -1,13 +1,12 @@
-"""Network that learns several views at once, with a shared trunk and a classifier for each view.
+"""Initial weights of a network, their running average, and its optimiser.
 
-The module also has its optimiser: learning rates by part of the network, and the optimiser's state
-by parameter.
+The optimiser has learning rates by part of the network, and its state is saved by parameter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, cast, get_args
+from collections.abc import Iterator, Mapping
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
@@ -15,108 +14,56 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.models.architectures import build
-from trinat.segmentation.models.base import Classifier, Network, NetworkConfig
-from trinat.segmentation.space.views import View
+from trinat.segmentation.models.base import Network, NetworkConfig
 from trinat.segmentation.training.config import NetworkPart, OptimiserConfig
 
 
-class ViewsNet(nn.Module):
-    """Network for slices of several views; with one view it equals a plain network.
+def new_network(config: NetworkConfig, classes: int) -> Network:
+    """Build the network of a view with `classes` classes, with random weights.
 
-    `trunk` is everything before the classifier, `classifiers` has one classifier for each view, and
-    `configs` the configuration of each view's network.
+    `config` describes the networks of all views, except for their number of classes.
     """
+    network = build(config)
+    # Drawn a second time: a seed gives the same weights as in earlier versions.
+    network.classifier = network.new_classifier(classes)
+    network.config = config.model_copy(update={"classes": classes})
+    return network
 
-    def __init__(self, config: NetworkConfig, classes: Mapping[View, int]) -> None:
-        """Build the trunk and a classifier for each view.
 
-        `config` describes the network of one view, and `classes` has the number of classes of each
-        view.
-        """
-        super().__init__()
-        self.config = config
-        self.trunk = build(config)
-        self.trunk.classifier = nn.Identity()  # type: ignore[assignment]
-        self.configs: dict[View, NetworkConfig] = {}
-        self.classifiers = nn.ModuleDict()
-        for view, count in classes.items():
-            self.configs[view] = config.model_copy(update={"classes": count})
-            self.classifiers[view.value] = self.trunk.new_classifier(count)
+def copy_network(network: Network) -> Network:
+    """Return a copy of the network in the form of a model folder, on the CPU.
 
-    def forward(
-        self,
-        slices: Tensor,
-        groups: Sequence[tuple[View, int]],
-        trunk: Callable[[Tensor], Tensor] | None = None,
-    ) -> list[Tensor]:
-        """Return the logits (n, K, H, W) of each group of slices.
-
-        `slices` (N, C, H, W) are those of all groups. `groups` has the view and the number of
-        slices n of each group, in the order of the slices. `trunk` is used in place of the
-        network's own, for example a compiled one.
-        """
-        rows, columns = slices.shape[-2:]
-        if trunk is None:
-            trunk = self.trunk.features
-        features = trunk(slices)
-        parts = torch.split(features, [count for _, count in groups])
-        logits = []
-        for (view, _), part in zip(groups, parts, strict=True):
-            classifier = self.classifiers[view.value]
-            logits.append(classifier(part)[..., :rows, :columns])
-        return logits
-
-    def extract(self, view: View) -> Network:
-        """Return a copy of one view's network, on its own.
-
-        The weights are copied, so training may continue. The network has the form of a model
-        folder.
-        """
-        alone = build(self.configs[view])
-        state = self.trunk.state_dict()
-        classifier = self.classifiers[view.value]
-        for name, value in classifier.state_dict().items():
-            state[f"classifier.{name}"] = value
-        alone.load_state_dict(state)
-        return alone
-
-    def part_parameters(self) -> Iterator[tuple[str, str, nn.Parameter]]:
-        """Yield the part, the name and the value of each parameter.
-
-        The part is encoders, bottleneck, decoders or classifier, or another name in other
-        architectures.
-        """
-        for name, parameter in self.named_parameters():
-            # For example trunk.encoders.0..., classifiers.axial...
-            first, second = name.split(".")[:2]
-            part = "classifier" if first == "classifiers" else second
-            yield part, name, parameter
+    The weights are copied, so training may continue.
+    """
+    alone = build(network.config)
+    alone.load_state_dict(network.state_dict())
+    return alone
 
 
 @torch.no_grad()
 def copy_matching(
-    network: ViewsNet,
-    view: View,
+    network: Network,
     source: Network,
     theirs: LabelScheme,
     ours: LabelScheme,
 ) -> tuple[int, list[str]]:
-    """Copy the weights of `source` that match into the network for a view.
+    """Copy the weights of `source` that match into `network`.
 
-    Weights of the trunk match by name and shape, rows of the classifier by the name of the
+    Weights before the classifier match by name and shape, rows of the classifier by the name of the
     structure. `theirs` are the classes of `source`, `ours` those of `network`. Return the number of
-    classes whose row was copied, and the names of the weights of the trunk that were not.
+    classes whose row was copied, and the names of the weights before the classifier that were not.
     """
     given = source.state_dict()
     missing: list[str] = []
-    for name, value in network.trunk.state_dict().items():
+    for name, value in network.state_dict().items():
+        if name.startswith("classifier."):
+            continue
         if name in given and given[name].shape == value.shape:
             value.copy_(given[name])
         else:
             missing.append(name)
-    classifier = cast("Classifier", network.classifiers[view.value])
     old = source.classifier.by_class()
-    new = classifier.by_class()
+    new = network.classifier.by_class()
     # Rows for other features cannot be used, even if their names match.
     if old["weight"].shape[1:] != new["weight"].shape[1:]:
         return 0, missing
@@ -158,9 +105,7 @@ def update_average(
     move(averages, latest, 0)
 
 
-def build_optimiser(
-    network: ViewsNet, config: OptimiserConfig
-) -> torch.optim.Optimizer:
+def build_optimiser(network: Network, config: OptimiserConfig) -> torch.optim.Optimizer:
     """Return AdamW or SGD for the parts of the network that are not frozen.
 
     Each part is a group of parameters, with its `multiple` of the learning rate. A part with a
@@ -171,9 +116,7 @@ def build_optimiser(
     for part in get_args(NetworkPart):
         multiple = config.parts.get(part, 1.0)
         parameters = [
-            parameter
-            for owner, _, parameter in network.part_parameters()
-            if owner == part
+            parameter for owner, parameter in _by_part(network) if owner == part
         ]
         if multiple == 0:
             for parameter in parameters:
@@ -182,7 +125,7 @@ def build_optimiser(
             groups.append({"params": parameters, "multiple": multiple})
     others = [
         parameter
-        for owner, _, parameter in network.part_parameters()
+        for owner, parameter in _by_part(network)
         if owner not in get_args(NetworkPart)
     ]
     if others:
@@ -204,8 +147,18 @@ def build_optimiser(
     )
 
 
+def _by_part(network: Network) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yield each parameter after the name of its part.
+
+    The part is encoders, bottleneck, decoders or classifier, or another name in other
+    architectures.
+    """
+    for name, parameter in network.named_parameters():
+        yield name.split(".")[0], parameter
+
+
 def optimiser_tensors(
-    network: ViewsNet, optimiser: torch.optim.Optimizer
+    network: Network, optimiser: torch.optim.Optimizer
 ) -> dict[str, Tensor]:
     """Return the optimiser's state of each parameter, by "parameter name/key of the state".
 
@@ -221,7 +174,7 @@ def optimiser_tensors(
 
 
 def load_optimiser(
-    network: ViewsNet, optimiser: torch.optim.Optimizer, tensors: Mapping[str, Tensor]
+    network: Network, optimiser: torch.optim.Optimizer, tensors: Mapping[str, Tensor]
 ) -> None:
     """Replace the optimiser's state by the tensors from `optimiser_tensors`.
 

@@ -23,7 +23,7 @@ from trinat.segmentation.training.config import Recipe
 from trinat.segmentation.training.state import read_latest
 
 pytestmark = pytest.mark.usefixtures("one_thread", "without_pages")
-JOB = "train/coronal-axial"
+JOB = "train/axial"
 Weights = tuple[int, dict[str, list[float]]]
 
 
@@ -47,8 +47,7 @@ def recipe_of(store: Path, workers: int) -> Recipe:
         "name": "tiny",
         "scheme": "tissue4",
         "network": NETWORK | {"channels": 3},
-        "views": ["coronal", "axial"],
-        "together": True,
+        "views": ["axial"],
         "data": {
             "store": {
                 "path": str(store),

@@ -30,7 +30,7 @@ from trinat.segmentation.synthetic.targets import Heads, aim
 from trinat.segmentation.training.batches import StoreSource, SyntheticSource
 from trinat.segmentation.training.config import Recipe, StoreConfig
 from trinat.segmentation.training.loop import Trainer
-from trinat.segmentation.training.network import ViewsNet
+from trinat.segmentation.training.network import new_network
 from trinat.segmentation.training.state import read_latest, seeded
 
 # Compilers warn of much that is no error.
@@ -159,8 +159,8 @@ def trainer(maps, *settings: str) -> Trainer:
     source = SyntheticSource(
         maps, SCHEME, synthesis, (stage.data.rows, stage.data.columns), 1, CUDA
     )
-    own = ViewsNet(recipe.network, {View.CORONAL: len(SCHEME)})
-    return Trainer(recipe, stage, (View.CORONAL,), own, source, torch.device(CUDA))
+    own = new_network(recipe.network, len(SCHEME))
+    return Trainer(recipe, stage, View.CORONAL, own, source, torch.device(CUDA))
 
 
 def test_views_and_their_fusion_never_wait_for_the_gpu() -> None:
@@ -289,9 +289,9 @@ def test_a_step_on_a_store_waits_for_its_loss_alone(tmp_path: Path) -> None:
     source = StoreSource(
         stage.data.store, (View.CORONAL,), (64, 64), 1, 0, stored.TISSUE4, workers=2
     )
-    own = ViewsNet(recipe.network, {View.CORONAL: len(stored.TISSUE4)})
+    own = new_network(recipe.network, len(stored.TISSUE4))
     device = torch.device(CUDA)
-    trainer = Trainer(recipe, stage, (View.CORONAL,), own, source, device)
+    trainer = Trainer(recipe, stage, View.CORONAL, own, source, device)
     trainer.step()
     looks = 0
     real = trainer._clip_gradients

@@ -22,9 +22,9 @@ from trinat.segmentation.training.validation import Scores
 SCHEME = load_scheme("tissue4")
 
 
-def scores(dice: float) -> dict[View, Scores]:
+def scores(dice: float) -> Scores:
     values = np.array([np.nan, dice, np.nan, 0.5])
-    return {View.AXIAL: Scores(values, values / 2)}
+    return Scores(values, values / 2)
 
 
 def report(step: int, loss: float) -> StepReport:
@@ -38,7 +38,7 @@ def rows(path: Path) -> list[dict[str, str]]:
 
 def test_scores_stand_once_for_each_step_and_defined_structure(tmp_path: Path) -> None:
     for step, dice in ((10, 0.25), (20, 0.5), (20, 0.75)):
-        append_scores(tmp_path, step, scores(dice), SCHEME)
+        append_scores(tmp_path, step, View.AXIAL, scores(dice), SCHEME)
     found = [(row["step"], row["dice"]) for row in rows(tmp_path / "validations.csv")]
     assert found == [
         ("10", "0.2500"),
@@ -101,7 +101,7 @@ def test_a_page_has_the_curves_and_the_last_score_of_each_structure(
     write_page(tmp_path, "job", SCHEME)
     assert "Validation at step" not in (tmp_path / "run.html").read_text()
     for step in (10, 20):
-        append_scores(tmp_path, step, scores(step / 40), SCHEME)
+        append_scores(tmp_path, step, View.AXIAL, scores(step / 40), SCHEME)
     write_page(tmp_path, "job", SCHEME)
     page = (tmp_path / "run.html").read_text()
     assert "Validation at step 20" in page
@@ -115,7 +115,7 @@ def test_on_a_phone_nothing_is_wider_than_the_page_of_a_run(tmp_path: Path) -> N
     if chromium is None:
         pytest.skip("no Chromium")
     Metrics(tmp_path, 0).add(report(1, 1.0), last=True)
-    append_scores(tmp_path, 1, scores(0.5), SCHEME)
+    append_scores(tmp_path, 1, View.AXIAL, scores(0.5), SCHEME)
     write_page(tmp_path, "a run with a " + 30 * "long" + " name", SCHEME)
     assert_fits_desk_and_phone(chromium, tmp_path / "run.html")
 
@@ -126,7 +126,7 @@ def test_curves_take_the_theme_and_are_read_on_a_phone(tmp_path: Path) -> None:
     if chromium is None:
         pytest.skip("no Chromium")
     Metrics(tmp_path, 0).add(report(1, 1.0), last=True)
-    append_scores(tmp_path, 1, scores(0.5), SCHEME)
+    append_scores(tmp_path, 1, View.AXIAL, scores(0.5), SCHEME)
     write_page(tmp_path, "a run", SCHEME)
     browser = Browser(chromium)
     try:
@@ -158,7 +158,7 @@ def test_without_validation_there_are_two_panels_in_place_of_four(
     for _ in range(2):
         drawn = draw_curves(read_curves(tmp_path))
         panels.append(len(drawn.figure.axes))
-        append_scores(tmp_path, 10, scores(0.5), SCHEME)
+        append_scores(tmp_path, 10, View.AXIAL, scores(0.5), SCHEME)
     assert panels == [2, 4]
 
 
@@ -187,17 +187,20 @@ def test_a_run_leaves_a_model_curves_and_its_settings(tmp_path: Path) -> None:
         tmp_path,
         validation={"every_epochs": 2, "participants": 1},
         stages=[
-            {"name": "together", "together": True},
-            {"name": "each", "schedule": {"steps": 2}},
+            {"name": "first"},
+            {"name": "second", "schedule": {"steps": 2}},
         ],
     )
     run = tmp_path / "run"
     model = load_model(train(recipe, run, SILENT))
     assert model.networks[View.SAGITTAL].config.classes == 19
     assert model.info.not_predicted == ("CSF",)
-    # 8 steps together, then 2 for each view, of 4 slices.
-    assert model.info.training.slices_seen == 48
-    steps = {"each/coronal": 2, "each/sagittal": 2, "together/coronal-sagittal": 8}
+    # 8 steps, then 2, of 4 slices, for each view.
+    assert model.info.training.slices_seen == 80
+    steps = {
+        **{"first/coronal": 8, "first/sagittal": 8},
+        **{"second/coronal": 2, "second/sagittal": 2},
+    }
     assert {job.name: job.steps for job in summarise(run)} == steps
     for job in steps:
         page = (run / job / "run.html").read_text()

@@ -13,7 +13,7 @@ from trinat.segmentation.labels.scheme import load_scheme
 from trinat.segmentation.space.views import View, to_slices
 from trinat.segmentation.synthetic.phantom import phantom
 from trinat.segmentation.training.loop import Trainer
-from trinat.segmentation.training.network import ViewsNet
+from trinat.segmentation.training.network import copy_network, new_network
 from trinat.segmentation.training.validation import ValidationScan, validate
 
 SCHEME = load_scheme("quicknat33")
@@ -68,8 +68,8 @@ def trainer_of(view: View, scans: list[ValidationScan], *settings: str) -> Train
     return Trainer(
         recipe,
         recipe.stages[0],
-        [view],
-        ViewsNet(recipe.network, {view: classes}),
+        view,
+        new_network(recipe.network, classes),
         KnownSlices({view: (images, labels)}, classes),
         torch.device("cpu"),
     )
@@ -84,6 +84,6 @@ def test_two_heads_are_learnt_by_heart(view: View) -> None:
     trainer = trainer_of(view, scans)
     while trainer.progress < 1:
         trainer.step()
-    network = trainer.best_weights.extract(view)
+    network = copy_network(trainer.best_weights)
     classes = len(SCHEME.seen_in(view))
     assert validate(network, scans, classes, 1, trainer.device).mean_dice > 0.95

@@ -65,7 +65,7 @@ def test_a_damaged_best_state_is_said_and_the_last_one_taken(
     assert state is not None
     name = "encoders.0.layers.0.convolution.weight"
     weights = model.networks[View.CORONAL].state_dict()
-    assert torch.equal(weights[name], state.average[f"trunk.{name}"])
+    assert torch.equal(weights[name], state.average[name])
 
 
 def test_resuming_with_other_settings_is_refused_by_name(tmp_path: Path) -> None:

@@ -27,19 +27,18 @@ SCHEME = load_scheme("tissue4")
 
 @pytest.fixture
 def job(tmp_path: Path) -> Path:
-    """Write a job of two views: losses 3 and 1.
+    """Write a job: losses 3 and 1.
 
-    Mean Dice of both 0.4 at step 10, then 0.6 and 0.5.
+    Mean Dice 0.4 at step 10, then 0.6 and 0.5.
     """
     (tmp_path / "config.yaml").write_text("name: run\n")
-    job = tmp_path / "train/coronal-axial"
+    job = tmp_path / "train/coronal"
     job.mkdir(parents=True)
     metrics = Metrics(job, 0)
     for step, loss in ((15, 3.0), (30, 1.0)):
         metrics.add(StepReport(step, 0, loss, 0.1, 1.0, 0.5, 4), last=True)
-    for step, coronal, axial in ((10, 0.3, 0.5), (20, 0.8, 0.4), (30, 0.5, 0.5)):
-        scores = {View.CORONAL: scored(coronal), View.AXIAL: scored(axial)}
-        append_scores(job, step, scores, SCHEME)
+    for step, dice in ((10, 0.4), (20, 0.6), (30, 0.5)):
+        append_scores(job, step, View.CORONAL, scored(dice), SCHEME)
     return job
 
 
@@ -62,7 +61,7 @@ def test_a_finished_job_has_its_time_last_loss_and_best_dice(job: Path) -> None:
     finish(job, Counters(step=30, seconds=5400))
     summary = only(job)
     assert (summary.name, summary.steps, summary.hours) == (
-        "train/coronal-axial",
+        "train/coronal",
         30,
         1.5,
     )
@@ -84,7 +83,7 @@ def test_a_job_before_its_first_state_and_validation_has_steps_and_a_loss(
     job: Path,
 ) -> None:
     (job / "validations.csv").unlink()
-    assert only(job) == JobSummary("train/coronal-axial", 30, None, 1.0, None, None)
+    assert only(job) == JobSummary("train/coronal", 30, None, 1.0, None, None)
 
 
 def test_runs_as_json_have_numbers_and_what_differs(job: Path) -> None:

@@ -13,7 +13,7 @@ from helpers.tiny_training import NETWORK, SILENT, tiny_recipe, weights
 
 from trinat.pipelines.train.pages import summarise
 from trinat.pipelines.train.result import _fusion_of_start
-from trinat.pipelines.train.run import plan_jobs, train
+from trinat.pipelines.train.run import train
 from trinat.segmentation.errors import (
     ConfigError,
     TrinatError,
@@ -36,7 +36,7 @@ def test_a_stage_starts_from_the_one_before(tmp_path: Path) -> None:
     first, second = (weights(tmp_path / "run", f"{name}/coronal") for name in "ab")
     assert first.keys() == second.keys()
     differing = {name for name in first if first[name] != second[name]}
-    assert differing == {"classifiers.coronal.weight", "classifiers.coronal.bias"}
+    assert differing == {"classifier.weight", "classifier.bias"}
 
 
 def test_a_stage_may_train_some_views_and_the_others_start_from_theirs(
@@ -90,22 +90,6 @@ def test_a_stage_of_a_view_that_the_recipe_does_not_name_is_refused(
 ) -> None:
     with refusal(ConfigError, tmp_path / "tiny.yaml"):
         tiny_recipe(tmp_path, views=["coronal"], stages=[{"views": ["axial"]}])
-
-
-def test_views_that_a_stage_trains_together_are_not_trained_alone(
-    tmp_path: Path,
-) -> None:
-    both = ["coronal", "axial"]
-    stages = [
-        {"name": "both", "together": True, "views": both},
-        {"name": "last", "views": ["sagittal"]},
-    ]
-    recipe = tiny_recipe(tmp_path, views=[*both, "sagittal"], stages=stages)
-    with refusal(ConfigError, remedy="--view"):
-        train(recipe, tmp_path / "run", SILENT, views=[View.CORONAL])
-    assert not (tmp_path / "run").exists()
-    (job,) = plan_jobs(recipe, [View.SAGITTAL])
-    assert job.name == "last/sagittal"
 
 
 def test_a_run_starts_from_a_model_that_it_names(tmp_path: Path) -> None:

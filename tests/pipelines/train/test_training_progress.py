@@ -19,7 +19,7 @@ from trinat.segmentation.training.loop import StepReport
 
 def job(view: View) -> Job:
     stage = StageConfig.model_validate({"data": {}, "schedule": {"steps": 100}})
-    return Job(stage, (view,))
+    return Job(stage, view)
 
 
 def report(step: int) -> StepReport:

@@ -44,7 +44,6 @@ def recipe() -> Recipe:
                 "columns": 16,
                 "epoch_slices": 16,
             },
-            "together": True,
             "schedule": {"steps": 12},
             "batch": 4,
             "ema": 0.9,

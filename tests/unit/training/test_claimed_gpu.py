@@ -29,11 +29,11 @@ from trinat.segmentation.training.batches import (
 )
 from trinat.segmentation.training.config import Recipe, StoreConfig
 from trinat.segmentation.training.loop import StepReport, Trainer
-from trinat.segmentation.training.network import ViewsNet
+from trinat.segmentation.training.network import new_network
 from trinat.segmentation.training.state import read_state, write_state
 
 TISSUE4 = load_scheme("tissue4")
-VIEWS = (View.CORONAL, View.AXIAL)
+VIEW = View.CORONAL
 SIZE = (16, 16)
 # The loss and the norm of the gradient, in one read.
 ONE_READ = ["loop._clip_gradients"]
@@ -53,7 +53,7 @@ def sources(tmp_path: Path, maps: HeadMaps) -> Sources:
 
     def source(kind: str, device: str = "cuda") -> BatchSource:
         recipe = recipe_of()
-        of_store = StoreSource(config, VIEWS, SIZE, 3, 0, TISSUE4)
+        of_store = StoreSource(config, (VIEW,), SIZE, 3, 0, TISSUE4)
         settings = recipe.stages[0].data.synthetic
         assert settings is not None
         synthetic = SyntheticSource(maps, TISSUE4, settings.synthesis, SIZE, 3, device)
@@ -70,7 +70,7 @@ def recipe_of(**stage: object) -> Recipe:
     content = {
         "name": "tiny",
         "scheme": "tissue4",
-        "views": ["coronal", "axial"],
+        "views": ["coronal"],
         "network": NETWORK | {"channels": 3},
         "data": {
             "synthetic": {
@@ -81,7 +81,6 @@ def recipe_of(**stage: object) -> Recipe:
             "columns": 16,
             "epoch_slices": 16,
         },
-        "together": True,
         "precision": "float32",
         "schedule": {"steps": 12},
         "batch": 6,
@@ -93,15 +92,13 @@ def recipe_of(**stage: object) -> Recipe:
 def trainer_of(
     source: BatchSource,
     device: str = "cuda:0",
-    views: tuple[View, ...] = VIEWS,
     **stage: object,
 ) -> Trainer:
     recipe = recipe_of(**stage)
     torch.manual_seed(0)
-    classes = {view: len(TISSUE4.seen_in(view)) for view in views}
-    network = ViewsNet(recipe.network, classes)
+    network = new_network(recipe.network, len(TISSUE4))
     return Trainer(
-        recipe, recipe.stages[0], views, network, source, torch.device(device)
+        recipe, recipe.stages[0], VIEW, network, source, torch.device(device)
     )
 
 
@@ -125,14 +122,6 @@ def test_a_step_waits_for_its_loss_and_for_nothing_else(
         assert all(
             device_of(one).type == "cuda" for one in trainer.network.parameters()
         )
-
-
-def test_three_views_together_wait_for_their_loss_once(sources: Sources) -> None:
-    with claimed() as claims:
-        trainer = trainer_of(sources("synthetic"), views=tuple(View))
-        after_first_step(claims, trainer)
-        trainer.step()
-        assert (claims.reads, claims.uploads) == (ONE_READ, [])
 
 
 def test_a_gpu_computes_what_a_processor_does(sources: Sources) -> None:
@@ -183,8 +172,8 @@ def test_a_look_at_a_value_is_found(
         after_first_step(claims, trainer)
         real = trainer._loss
 
-        def loss(number, batches):
-            found = real(number, batches)
+        def loss(batch):
+            found = real(batch)
             assert found.isfinite()
             return found
 
@@ -228,9 +217,9 @@ def test_a_gpu_without_bfloat16_computes_in_float16_with_scaled_gradients(
         assert trainer.precision == torch.float16
         # An infinite gradient: the step changes nothing, and the scale is halved.
         trainer.scaler.load_state_dict(trainer.scaler.state_dict() | {"scale": 2.0**60})
-        before = trainer.network.trunk.encoders[0].layers[0].convolution.weight.clone()
+        before = trainer.network.encoders[0].layers[0].convolution.weight.clone()
         trainer.step()
-        after = trainer.network.trunk.encoders[0].layers[0].convolution.weight
+        after = trainer.network.encoders[0].layers[0].convolution.weight
         assert torch.equal(before, after)
         assert trainer.scaler.get_scale() == 2.0**59
 
@@ -269,6 +258,6 @@ def test_a_whole_run_is_validated_stopped_and_resumed(tmp_path: Path) -> None:
         with pytest.raises(InterruptedRunError):
             train(recipe, out, stopping, device="cuda")
         train(recipe, out, SILENT, device="cuda", resume=True)
-    job = out / "train/coronal-axial"
+    job = out / "train/coronal"
     assert json.loads((job / "done.json").read_text())["step"] == 6
     assert len((job / "validations.csv").read_text().splitlines()) > 1

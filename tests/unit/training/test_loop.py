@@ -1,8 +1,6 @@
-"""The training loop: exact resumption, NaN, views in turn, parts at their own rates."""
+"""The training loop: exact resumption, NaN, parts at their own rates."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import pytest
 import torch
@@ -13,12 +11,12 @@ from trinat.segmentation.space.views import View
 from trinat.segmentation.synthetic.heads import HeadMaps
 from trinat.segmentation.training.batches import Batch, BatchSource, SyntheticSource
 from trinat.segmentation.training.config import Recipe
-from trinat.segmentation.training.loop import AHEAD, Trainer, deal_to_views
-from trinat.segmentation.training.network import ViewsNet
+from trinat.segmentation.training.loop import AHEAD, Trainer
+from trinat.segmentation.training.network import new_network
 from trinat.segmentation.training.state import State, read_state, write_state
 
 SCHEME = load_scheme("quicknat33")
-VIEWS = (View.CORONAL, View.SAGITTAL)
+VIEW = View.SAGITTAL
 
 
 def changed(recipe: Recipe, **stage: object) -> Recipe:
@@ -28,24 +26,19 @@ def changed(recipe: Recipe, **stage: object) -> Recipe:
 
 
 def trainer_of(
-    recipe: Recipe,
-    maps: HeadMaps,
-    views: Sequence[View] = VIEWS,
-    source: object = None,
+    recipe: Recipe, maps: HeadMaps, view: View = VIEW, source: object = None
 ) -> Trainer:
     torch.manual_seed(recipe.seed)
     stage = recipe.stages[0]
     data = stage.data
     assert data.synthetic is not None
     size, synthesis = (data.rows, data.columns), data.synthetic.synthesis
-    network = ViewsNet(
-        recipe.network, {view: len(SCHEME.seen_in(view)) for view in views}
-    )
+    network = new_network(recipe.network, len(SCHEME.seen_in(view)))
     drawn = SyntheticSource(maps, SCHEME, synthesis, size, recipe.network.channels)
     return Trainer(
         recipe,
         stage,
-        views,
+        view,
         network,
         source or drawn,  # type: ignore[arg-type]
         torch.device("cpu"),
@@ -145,9 +138,9 @@ class Poisoned(BatchSource):
 
 
 def poisoned(recipe: Recipe, maps: HeadMaps, bad: range) -> Trainer:
-    good = trainer_of(recipe, maps, (View.CORONAL,)).source
+    good = trainer_of(recipe, maps, View.CORONAL).source
     assert isinstance(good, SyntheticSource)
-    return trainer_of(recipe, maps, (View.CORONAL,), Poisoned(good, bad))
+    return trainer_of(recipe, maps, View.CORONAL, Poisoned(good, bad))
 
 
 def test_a_loss_that_is_no_number_leaves_no_trace(
@@ -196,7 +189,7 @@ def test_out_of_memory_says_what_would_fit(
     def exhausted(*_: object) -> None:
         raise torch.OutOfMemoryError("no memory")
 
-    trainer._trunk = exhausted  # type: ignore[assignment]
+    trainer.network.forward = exhausted  # type: ignore[method-assign]
     with pytest.raises(DeviceError, match=remedy):
         trainer.step()
     # Drawing needs memory, too.
@@ -214,21 +207,9 @@ def test_where_the_compiler_fails_training_goes_on_without(
 
     plain, trainer = trainer_of(recipe, maps), trainer_of(recipe, maps)
     # torch's own compiler warns when it is imported.
-    trainer.stage = trainer.stage.model_copy(update={"compile": True})
-    trainer._trunk = torch.compile(trainer.network.trunk, backend=backend)
+    trainer._compiled = torch.compile(trainer.network.features, backend=backend)
     assert trainer.step().loss == plain.step().loss
     assert "no compiler here" in trainer.not_compiled
-
-
-@pytest.mark.parametrize("batch", [1, 4, 5, 8])
-def test_views_are_dealt_in_turn_and_every_slice_once(batch: int) -> None:
-    views = tuple(View)
-    seen: dict[View, list[int]] = {view: [] for view in views}
-    for step in range(12):
-        for view, first, count in deal_to_views(step * batch, batch, views):
-            seen[view] += range(first, first + count)
-    for numbers in seen.values():
-        assert numbers == list(range(12 * batch // 3))
 
 
 def test_frozen_parts_stay_and_others_move_at_their_own_rates(
@@ -243,8 +224,8 @@ def test_frozen_parts_stay_and_others_move_at_their_own_rates(
     after = trainer.network.state_dict()
     moved = {key for key in before if not torch.equal(before[key], after[key])}
     # Neither weights nor statistics of frozen norms.
-    assert not [key for key in moved if key.startswith("trunk.encoders")]
-    assert any(key.startswith("trunk.decoders") for key in moved)
+    assert not [key for key in moved if key.startswith("encoders")]
+    assert any(key.startswith("decoders") for key in moved)
     rates = {group["multiple"]: group["lr"] for group in trainer.optimiser.param_groups}
     assert rates[0.1] == pytest.approx(0.1 * rates[1.0])
 
@@ -256,16 +237,16 @@ class Recorded(BatchSource):
 
     def __init__(self, good: SyntheticSource) -> None:
         self.good = good
-        self.numbers: dict[View, list[int]] = {view: [] for view in VIEWS}
-        self.expected: dict[View, set[int]] = {view: set() for view in VIEWS}
+        self.numbers: list[int] = []
+        self.expected: set[int] = set()
 
     def expect(self, view: View, first: int, count: int) -> None:
-        self.expected[view] |= set(range(first, first + count))
+        self.expected |= set(range(first, first + count))
 
     def draw(
         self, view: View, first: int, count: int, generator: torch.Generator
     ) -> Batch:
-        self.numbers[view] += range(first, first + count)
+        self.numbers += range(first, first + count)
         return self.good.draw(view, first, count, generator)
 
     def counts(self, view: View) -> torch.Tensor:
@@ -282,22 +263,21 @@ def test_every_slice_is_drawn_once_and_announced_before(
     trainer.draws_ahead = False
     for number in range(3):
         trainer._backward(number)
-    # Three batches of four, half of them for each view; the next batches are announced too.
-    for view in VIEWS:
-        assert source.numbers[view] == list(range(6))
-        assert source.expected[view] == set(range(6 + 2 * AHEAD))
+    # Three batches of four; the next batches are announced too.
+    assert source.numbers == list(range(12))
+    assert source.expected == set(range(12 + 4 * AHEAD))
 
 
 class Ordering(Recorded):
     """A source that records the orders which have not been taken."""
 
     def expect(self, view: View, first: int, count: int) -> None:
-        self.expected[view].add(first)
+        self.expected.add(first)
 
     def draw(
         self, view: View, first: int, count: int, generator: torch.Generator
     ) -> Batch:
-        self.expected[view].discard(first)
+        self.expected.discard(first)
         return super().draw(view, first, count, generator)
 
 
@@ -316,4 +296,4 @@ def test_what_was_drawn_ahead_is_not_ordered_again(
     for drawn in trainer._drawn.values():
         drawn.result()
     # Batch 20 was drawn ahead; only later batches are still ordered.
-    assert [len(orders) for orders in source.expected.values()] == [AHEAD - 1] * 2
+    assert len(source.expected) == AHEAD - 1

@@ -1,42 +1,34 @@
-"""One network for several views: equal to separate networks, and weights copied to it."""
+"""First weights of a network: copied from another one, and its running average."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor, nn
 
 from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
 from trinat.segmentation.models.quicknat import QuickNat
-from trinat.segmentation.space.views import View
 from trinat.segmentation.training.config import Recipe
 from trinat.segmentation.training.network import (
-    ViewsNet,
     build_optimiser,
     copy_matching,
+    copy_network,
+    new_network,
     update_average,
 )
 
 SCHEME = load_scheme("quicknat33")
-CLASSES = {view: len(SCHEME.seen_in(view)) for view in View}
 
 
-@pytest.mark.parametrize("unshuffle", [1, 2])
-def test_an_extracted_network_gives_the_same_logits(
-    recipe: Recipe, unshuffle: int
-) -> None:
-    torch.manual_seed(0)
-    config = recipe.network.model_copy(update={"unshuffle": unshuffle})
-    network = ViewsNet(config, CLASSES).eval()
-    slices = torch.randn(3, 3, 10, 14)
-    grouped = network(slices, [(View.AXIAL, 1), (View.SAGITTAL, 2)])
+def test_a_copy_has_the_classes_and_weights_of_its_network(recipe: Recipe) -> None:
+    network = new_network(recipe.network, 19).eval()
+    slices = torch.randn(2, 3, 10, 14)
     with torch.inference_mode():
-        alone = network.extract(View.SAGITTAL).eval()(slices[1:])
-    assert alone.shape[1] == 19
-    assert torch.allclose(grouped[1], alone, atol=1e-6)
+        alone = copy_network(network).eval()(slices)
+        assert alone.shape == (2, 19, 10, 14)
+        assert torch.allclose(network(slices), alone, atol=1e-6)
 
 
 def rows_of(classifier: Any) -> Tensor:
@@ -60,10 +52,10 @@ def test_classes_keep_their_rows_by_name_whatever_their_number_and_order(
         ),
     )
     source = QuickNat(recipe.network.model_copy(update={"classes": len(theirs)}))
-    network = ViewsNet(recipe.network, CLASSES)
-    before = rows_of(network.classifiers["axial"])
-    assert copy_matching(network, View.AXIAL, source, theirs, SCHEME) == (31, [])
-    after, given = rows_of(network.classifiers["axial"]), rows_of(source.classifier)
+    network = new_network(recipe.network, len(SCHEME))
+    before = rows_of(network.classifier)
+    assert copy_matching(network, source, theirs, SCHEME) == (31, [])
+    after, given = rows_of(network.classifier), rows_of(source.classifier)
     assert torch.equal(after[0], given[0])
     assert torch.equal(after[1:3], before[1:3])
     assert torch.equal(after[3:], given[1:-1].flip(0))
@@ -72,10 +64,10 @@ def test_classes_keep_their_rows_by_name_whatever_their_number_and_order(
 def test_as_many_other_classes_begin_anew(recipe: Recipe) -> None:
     theirs, ours = load_scheme("left4"), load_scheme("tissue4")
     source = QuickNat(recipe.network.model_copy(update={"classes": 4}))
-    network = ViewsNet(recipe.network, {View.CORONAL: 4})
-    before = rows_of(network.classifiers["coronal"])
-    assert copy_matching(network, View.CORONAL, source, theirs, ours) == (1, [])
-    after = rows_of(network.classifiers["coronal"])
+    network = new_network(recipe.network, 4)
+    before = rows_of(network.classifier)
+    assert copy_matching(network, source, theirs, ours) == (1, [])
+    after = rows_of(network.classifier)
     assert torch.equal(after[0], rows_of(source.classifier)[0])
     assert torch.equal(after[1:], before[1:])
 
@@ -83,33 +75,33 @@ def test_as_many_other_classes_begin_anew(recipe: Recipe) -> None:
 def test_a_merged_view_shares_with_another_what_has_no_side(recipe: Recipe) -> None:
     source = QuickNat(recipe.network.model_copy(update={"classes": 19}))
     merged = SCHEME.merged.scheme
-    network = ViewsNet(recipe.network, CLASSES)
+    network = new_network(recipe.network, len(SCHEME))
     # Background, two ventricles, brain stem, CSF.
-    assert copy_matching(network, View.CORONAL, source, merged, SCHEME) == (5, [])
-    taken, given = rows_of(network.classifiers["coronal"]), rows_of(source.classifier)
+    assert copy_matching(network, source, merged, SCHEME) == (5, [])
+    taken, given = rows_of(network.classifier), rows_of(source.classifier)
     stem = "Brain-Stem"
     assert torch.equal(taken[SCHEME.names.index(stem)], given[merged.names.index(stem)])
 
 
-def test_weights_of_the_trunk_that_fit_are_taken_and_the_others_named(
+def test_weights_before_the_classifier_that_fit_are_taken_and_the_others_named(
     recipe: Recipe,
 ) -> None:
     source = QuickNat(recipe.network.model_copy(update={"channels": 1}))
-    network = ViewsNet(recipe.network, CLASSES)
-    kept, anew = copy_matching(network, View.AXIAL, source, SCHEME, SCHEME)
+    network = new_network(recipe.network, len(SCHEME))
+    kept, anew = copy_matching(network, source, SCHEME, SCHEME)
     assert kept == 33
     # All layers that see the slices directly.
     assert anew
     assert all(name.startswith("encoders.0.") for name in anew)
-    taken = network.extract(View.AXIAL).state_dict()
+    taken = network.state_dict()
     for name, value in source.state_dict().items():
         assert name in anew or torch.equal(taken[name], value)
 
 
 def test_rows_of_a_wider_network_are_not_taken(recipe: Recipe) -> None:
     source = QuickNat(recipe.network.model_copy(update={"filters": 8}))
-    network = ViewsNet(recipe.network, CLASSES)
-    assert copy_matching(network, View.AXIAL, source, SCHEME, SCHEME)[0] == 0
+    network = new_network(recipe.network, len(SCHEME))
+    assert copy_matching(network, source, SCHEME, SCHEME)[0] == 0
 
 
 def test_an_average_follows_its_network(recipe: Recipe) -> None:
@@ -125,8 +117,8 @@ def test_an_average_follows_its_network(recipe: Recipe) -> None:
 
 
 def test_a_part_of_another_name_is_trained_too(recipe: Recipe) -> None:
-    network = ViewsNet(recipe.network, {View.CORONAL: 4})
-    network.trunk.gate = nn.Linear(2, 2)
+    network = new_network(recipe.network, 4)
+    network.gate = nn.Linear(2, 2)
     optimiser = build_optimiser(network, recipe.stages[0].optimiser)
     trained = {id(one) for group in optimiser.param_groups for one in group["params"]}
     assert trained == {id(one) for one in network.parameters()}

@@ -17,7 +17,7 @@ from trinat.segmentation.space.views import View
 from trinat.segmentation.training.batches import Batch, BatchSource
 from trinat.segmentation.training.config import Recipe
 from trinat.segmentation.training.loop import Trainer
-from trinat.segmentation.training.network import ViewsNet
+from trinat.segmentation.training.network import copy_network, new_network
 
 CLASSES = 5
 SIZE = 32
@@ -94,13 +94,8 @@ def test_two_steps_are_those_of_the_authors(recipe: Recipe, tmp_path: Path) -> N
     torch.save(theirs.state_dict(), tmp_path / "port.pth")
     start = read_port(tmp_path / "port.pth")
     shape = start.config.model_copy(update={"dropout": 0.0})
-    ours = ViewsNet(shape, {View.AXIAL: CLASSES})
-    state = start.state_dict()
-    head = {key: state.pop(key) for key in list(state) if key.startswith("classifier")}
-    ours.trunk.load_state_dict(state)
-    ours.classifiers["axial"].load_state_dict(
-        {key.removeprefix("classifier."): value for key, value in head.items()}
-    )
+    ours = new_network(shape, CLASSES)
+    ours.load_state_dict(start.state_dict())
 
     labels = labels_with_patches(CLASSES, 4)
     noise = torch.randn((4, 1, SIZE, SIZE), generator=torch.Generator().manual_seed(4))
@@ -108,7 +103,7 @@ def test_two_steps_are_those_of_the_authors(recipe: Recipe, tmp_path: Path) -> N
     source = Fixed(images, labels)
     plain = recipe.model_copy(update={"network": shape})
     trainer = Trainer(
-        plain, plain.stages[0], (View.AXIAL,), ours, source, torch.device("cpu")
+        plain, plain.stages[0], View.AXIAL, ours, source, torch.device("cpu")
     )
     # Twelve slices once are three batches of four.
     assert trainer.epoch_steps == 3
@@ -134,7 +129,7 @@ def test_two_steps_are_those_of_the_authors(recipe: Recipe, tmp_path: Path) -> N
     torch.save(theirs.float().state_dict(), tmp_path / "after.pth")
     after = read_port(tmp_path / "after.pth").state_dict()
     before = start.state_dict()
-    alone = ours.extract(View.AXIAL).requires_grad_(False)
+    alone = copy_network(ours).requires_grad_(False)
     trained = dict(alone.named_parameters())
     moved = [float((trained[name] - before[name]).abs().max()) for name in trained]
     assert max(moved) > 0.01
