@@ -119,9 +119,7 @@ class JobRun:
             "network": self.recipe.network.model_dump(mode="json"),
             "scheme": self.recipe.scheme,
             "seed": self.recipe.seed,
-            "views": [self.job.view.value],
-            # Earlier versions could train in several processes, which changes sums.
-            "processes": 1,
+            "view": self.job.view.value,
             "data": data,
         }
 

@@ -188,9 +188,6 @@ class StageConfig(_Config):
     # decay of the moving average of weights; 0: use the weights themselves
     ema: float = Field(default=0.998, ge=0, lt=1)
     compile: bool = False  # torch.compile, for GPUs
-    # Always false; runs of earlier versions have the keys.
-    together: Literal[False] = False
-    sync_norms: Literal[False] = False
     validation: ValidationConfig | None = None  # none: the last weights are kept
     checkpoint_every_steps: int = Field(default=500, ge=1)  # and after each epoch
     # stop after this many consecutive steps with NaN or infinite loss

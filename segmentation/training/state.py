@@ -225,9 +225,6 @@ def _from_bytes(payload: bytes) -> State:
     }
     for key, value in safetensors.torch.load(payload).items():
         group, name = key.split("/", 1)
-        # Earlier versions wrote trunk.encoders... and classifiers.coronal...
-        name = name.removeprefix("trunk.")
-        name = re.sub(r"^classifiers\.\w+\.", "classifier.", name)
         groups[group][name] = value
     counters = Counters(**facts["counters"])
     return State(counters, facts["identity"], **groups)

@@ -39,7 +39,7 @@ from trinat.segmentation.errors import (
 from trinat.segmentation.models.checkpoint import load_model
 from trinat.segmentation.space.views import View
 from trinat.segmentation.training.loop import StepReport
-from trinat.segmentation.training.state import read_latest, write_state
+from trinat.segmentation.training.state import read_latest
 from trinat.segmentation.training.validation import ValidationScan, synthetic_scans
 
 pytestmark = pytest.mark.usefixtures("one_thread", "without_pages")
@@ -420,19 +420,6 @@ def test_another_split_of_the_store_is_other_data(
     other.write(Path("store/split.json"))
     recipe = tiny_recipe(tmp_path, data=STORE_DATA, scheme="tissue4", views=["axial"])
     with pytest.raises(TrainingError, match=r"store\.split_sha256.*--store"):
-        train(recipe, run, SILENT, resume=True)
-
-
-def test_a_run_of_several_processes_of_earlier_versions_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = halted_on_store(tmp_path, monkeypatch)
-    state, _ = read_latest(run / "train/axial")
-    assert state is not None
-    state.identity["processes"] = 2
-    write_state(run / "train/axial", state)
-    recipe = tiny_recipe(tmp_path, data=STORE_DATA, scheme="tissue4", views=["axial"])
-    with pytest.raises(TrainingError, match="processes: 2 -> 1"):
         train(recipe, run, SILENT, resume=True)
 
 

@@ -42,18 +42,6 @@ def test_a_state_comes_back(tmp_path: Path) -> None:
     assert list(again.average) == ["weight"]
 
 
-def test_names_of_earlier_versions_are_read(tmp_path: Path) -> None:
-    old = ("trunk.encoders.0.weight", "classifiers.axial.bias")
-    tensors = {name: torch.ones(2) for name in old}
-    moments = {f"{name}/exp_avg": torch.ones(2) for name in old}
-    average = {name: torch.zeros(2) for name in old}
-    path = write_state(tmp_path, State(Counters(), {}, tensors, average, moments))
-    again = read_state(path)
-    assert set(again.network) == {"encoders.0.weight", "classifier.bias"}
-    assert again.average.keys() == again.network.keys()
-    assert set(again.optimiser) == {f"{name}/exp_avg" for name in again.network}
-
-
 def test_the_last_two_are_kept_and_the_best_beside_them(tmp_path: Path) -> None:
     write_state(tmp_path, state(1), name="best.state")
     for step in (2, 9, 10):
