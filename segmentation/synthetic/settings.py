@@ -60,13 +60,6 @@ class SynthesisConfig(BaseModel):
     mottle_spacing_mm: float = Field(default=6.0, gt=0)
     # Partial volume: the number of samples in each voxel that are averaged. One: none.
     places: int = Field(default=2, ge=1, le=8)
-    # Learn the structures within the skull. If False, everything within the skull is ignored, and
-    # only background outside of it is learnt. This is for networks that learn the brain itself from
-    # stripped scans in a store. Such a network lost cortex close to the skull
-    # (docs/notes/manual.md), so no recipe uses it.
-    learn_brain: bool = True
-    # Learn the linings of ventricles as ventricle; if False they are ignored.
-    learn_linings: bool = False
     # Learn all fluid between brain and skull as CSF; if False it is background.
     learn_fluid: bool = False
     # Point spread of the scanner: standard deviation.

@@ -66,7 +66,7 @@ def synthesise(
     seen = _find_field_of_view(draw, head, plane)
     middle = look_up(heads, head, plane[:, :, neighbours]) * seen[:, neighbours]
     middle = middle.long()
-    classes = _classes_to_learn(heads, config, middle, mirrored)
+    classes = _classes_to_learn(heads, middle, mirrored)
     # The image differs from the labels: borders are displaced, and samples lie anywhere within a
     # voxel.
     shown = plane + displace_borders(draw, head, plane)
@@ -88,24 +88,18 @@ def synthesise(
 
 def _classes_to_learn(
     heads: Heads,
-    config: SynthesisConfig,
     entries: Tensor,
     mirrored: Tensor,
 ) -> Tensor:
     """Return the class that a network learns in each pixel, (B, H, W).
 
     `entries` (B, H, W) are tissue numbers, indices into the tables of `heads`. `mirrored` (B,) says
-    in which slices left and right are exchanged. Pixels that are not learnt get IGNORE.
+    in which slices left and right are exchanged. Linings of ventricles are not learnt: their pixels
+    get IGNORE.
     """
     classes = torch.where(
         mirrored[:, None, None], heads.mirrored_targets[entries], heads.targets[entries]
     )
-    if not config.learn_brain:
-        # Entry 0 is air.
-        is_within_skull = (entries > 0) & ~heads.is_outside[entries]
-        return classes.masked_fill(is_within_skull, IGNORE)
-    if config.learn_linings:
-        return classes
     return classes.masked_fill(heads.is_lining[entries], IGNORE)
 
 
