@@ -365,7 +365,7 @@ def test_how_soon_the_first_picture_is_there(address: str, tmp_path: Path) -> No
         small = Volume.read(path, labels=is_labels)
         data = np.kron(small.data, np.ones((10, 10, 10), small.data.dtype))
         if not is_labels:
-            data = data + chance.integers(0, 20, data.shape, data.dtype)
+            data = data + chance.integers(0, 20, data.shape).astype(data.dtype)
         affine = small.affine @ np.diag([0.1, 0.1, 0.1, 1])
         Volume(data, affine).write(path, labels=is_labels)
     page = Browser(chromium, webgl=True)
