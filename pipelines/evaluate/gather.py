@@ -19,7 +19,6 @@ from trinat.pipelines.study.files import (
     ScanFile,
     find_files,
     find_images,
-    stored_files,
     two_maps_of_a_scan,
 )
 from trinat.pipelines.study.naming import Product
@@ -30,6 +29,7 @@ from trinat.pipelines.study.ratings import (
     rejected_structures,
     rejections,
 )
+from trinat.pipelines.study.stored import stored_files
 from trinat.pipelines.study.study import Study
 from trinat.segmentation.data.identity import clash_among
 from trinat.segmentation.data.store import Store

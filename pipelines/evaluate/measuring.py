@@ -21,9 +21,10 @@ from trinat.pipelines.study.corrections import (
     newest,
     structures_beside,
 )
-from trinat.pipelines.study.files import NO_ENTRY, ScanFile, refuse_changed
+from trinat.pipelines.study.files import NO_ENTRY, ScanFile
 from trinat.pipelines.study.naming import Product
 from trinat.pipelines.study.pairing import Pair
+from trinat.pipelines.study.stored import refuse_changed
 from trinat.segmentation.errors import GeometryError, TrinatError
 from trinat.segmentation.inference.lesions import regions_of
 from trinat.segmentation.io.files import sha256_of
@@ -192,7 +193,7 @@ def _count_lesions(
     if task.structures is None:
         return counts, "regions of lesions not known: no label map of structures"
     scheme = load_scheme(DEFAULT_SCHEME)
-    file = replace(task.pair.prediction, path=task.structures, numbers={}, fold=None)
+    file = replace(task.pair.prediction, path=task.structures)
     try:
         structures, _ = on_grid_of(
             read_labels(file, task.trust_affine), truth, resample=task.resample
@@ -218,7 +219,7 @@ def read_pair(task: Task) -> AlignedPair:
     pair = task.pair
     truth = read_labels(pair.truth, task.trust_affine)
     prediction = read_labels(pair.prediction, task.trust_affine)
-    refuse_changed(pair.truth.sha256, truth.source_sha256, pair.truth.path)
+    refuse_changed(pair.truth.stored.sha256, truth.source_sha256, pair.truth.path)
     facts = {
         "shape": "×".join(str(length) for length in truth.shape),
         "spacing_mm": "×".join(f"{step:.4g}" for step in truth.spacing_mm),
@@ -253,14 +254,14 @@ def read_pair(task: Task) -> AlignedPair:
 def read_labels(file: ScanFile, trust_affine: TrustAffine | None) -> Volume:
     """Read a label map with the numbers that it has on disk.
 
-    The orientation is taken from `file.axes` if a store has recorded it there, and otherwise from
+    The orientation is taken from `file.stored` if a store has recorded it there, and otherwise from
     the header. `trust_affine` is the user's choice of the affine to use if the header does not
     decide: "sform", "qform" or "header"; None if not given.
     """
     return Volume.read(
         file.path,
         labels=True,
-        axes=file.axes,
+        axes=file.stored.axes,
         trust_affine=trust_affine,
     )
 
@@ -274,14 +275,14 @@ def as_classes(
     """Convert a label map to the class indices of a label scheme, (X, Y, Z).
 
     `fold` maps the label map's numbers to FreeSurfer's; None if they are FreeSurfer's. If `file`
-    comes from a store, the mapping recorded there (`file.numbers`, `file.fold`) is used instead.
+    comes from a store, the mapping recorded there (`file.stored`) is used instead.
     Raises EvaluationError if the scheme has parcels of the cortex and the label map has none.
     """
     classes = scheme.from_freesurfer(
         labels.data,
         spacing_mm=labels.spacing_mm,
-        extra=file.numbers,
-        fold=file.fold or fold,
+        extra=file.stored.numbers,
+        fold=file.stored.fold or fold,
         where=file.path,
     )
     refuse_without_parcels(classes, scheme, file.path)

@@ -70,7 +70,7 @@ def lowest_scans(
                 scan = read_image(
                     file.path,
                     task.pair.prediction.path,
-                    axes=file.axes,
+                    axes=file.stored.axes,
                     trust_affine=settings.trust_affine,
                 )
                 image = on_grid_of(scan, pair.truth)[0]

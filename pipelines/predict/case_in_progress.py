@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from trinat.pipelines.predict.settings import RunSettings
 from trinat.pipelines.study.cases import Case, Participant, Work
 from trinat.pipelines.study.entry import Entry
-from trinat.pipelines.study.files import refuse_changed
 from trinat.pipelines.study.record import TimePoint
+from trinat.pipelines.study.stored import refuse_changed
 from trinat.segmentation.errors import InputError, reason_of
 from trinat.segmentation.io.streams import SCAN_SUFFIXES
 from trinat.segmentation.io.volume import Volume

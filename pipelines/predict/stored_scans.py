@@ -9,8 +9,8 @@ from typing import Literal
 
 from trinat.pipelines.predict.settings import PredictRequest
 from trinat.pipelines.study.cases import Found
-from trinat.pipelines.study.files import stored_cases
 from trinat.pipelines.study.naming import FOLD
+from trinat.pipelines.study.stored import stored_cases
 from trinat.segmentation.data.store import Store
 from trinat.segmentation.errors import ModelError
 from trinat.segmentation.models.checkpoint import read_info

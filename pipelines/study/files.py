@@ -1,11 +1,7 @@
 """Label maps and images to compare or measure, identified by the participant in their file names.
 
 `pipelines/study/pairing.py` matches files by the subject, the session and the BIDS entities that
-are found here.
-
-The files that a slice store was made from are found here, too: scans to segment and label maps to
-compare with. A store knows their paths and SHA-256, so that readers can report a file that is
-missing or has changed.
+are found here. `pipelines/study/stored.py` finds the files that a slice store was made from.
 """
 
 from __future__ import annotations
@@ -15,9 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
-from trinat.pipelines.study.cases import Case, Found, Refusal, given_names
+from trinat.pipelines.study.cases import given_names
 from trinat.pipelines.study.corrections import (
     CHANGED,
     Correction,
@@ -56,20 +51,12 @@ from trinat.segmentation.data.sources.freesurfer import (
     why_no_subject,
 )
 from trinat.segmentation.data.sources.pairs import image_files
-from trinat.segmentation.errors import (
-    ConfigError,
-    DatasetError,
-    EvaluationError,
-    InputError,
-)
+from trinat.segmentation.errors import ConfigError, EvaluationError
 from trinat.segmentation.io.cells import composed
 from trinat.segmentation.io.files import absolute
 from trinat.segmentation.io.streams import SCAN_SUFFIXES, is_archive, remedy_for_format
 from trinat.segmentation.labels.folding import FoldingTable
 from trinat.segmentation.labels.scheme import MapKind
-
-if TYPE_CHECKING:
-    from trinat.segmentation.data.store import Original, Store
 
 # Suffixes of readable files. Of a pair of .hdr and .img, only the header is listed.
 _READ = tuple(suffix for suffix in SCAN_SUFFIXES if suffix != ".img")
@@ -79,13 +66,31 @@ _SCANS = ("_t1w", "_t2w", "_pdw", "_flair")
 _ENDINGS_OF_MASKS = ("_lesions", "_mask")
 # Entities that describe the kind of a file: they may differ between the two files of a pair.
 _NOT_IDENTITY = ("space", "desc", "label", "res", "den", "seg", "atlas")
-_AGAIN = "put it back, or run `trinat prepare` again with its new place"
 # Entry of files that no ledger lists.
 NO_ENTRY = Entry("", "done")
 # Output folder and ledger entry of a label map.
 Listed = tuple[Path, Entry]
 # Facts about a participant without a row in the participants table.
 _NO_FACTS = Facts()
+
+
+@dataclass(frozen=True)
+class StoreRecord:
+    """What a slice store says about reading a file that it was made from.
+
+    `axes` are the voxel axes (such as LAS) if the header lacks them, and `sha256` is the hash when
+    the store was made. `numbers` maps the dataset's own label numbers to FreeSurfer numbers; `fold`
+    is the folding table, which is applied after this mapping.
+    """
+
+    axes: str | None = None
+    sha256: str = ""
+    numbers: Mapping[int, int] = field(default_factory=dict)
+    fold: FoldingTable | None = None
+
+
+# The record of files that are in no store.
+_NOT_STORED = StoreRecord()
 
 
 @dataclass(frozen=True)
@@ -113,13 +118,7 @@ class ScanFile:
     is_given: bool = False  # named by itself, not found in a folder
     # For a correction: the path of the label map that it corrects, whose name it has here.
     corrects: Path | None = None
-    # Only for files of a store: the voxel axes (such as LAS) if the header lacks them, the SHA-256
-    # when the store was made, the mapping from the dataset's own label numbers to FreeSurfer
-    # numbers, and the folding table, which is applied after the mapping.
-    axes: str | None = None
-    sha256: str = ""
-    numbers: Mapping[int, int] = field(default_factory=dict)
-    fold: FoldingTable | None = None
+    stored: StoreRecord = _NOT_STORED  # what the store says, for a file of a store
     participant: str = ""
     table_session: str = ""
     # Ledger entry of the run that made the label map; an empty one if no ledger lists it. Its
@@ -236,7 +235,7 @@ def find_files(
             raise EvaluationError(
                 "not a known kind of scan", where=place, remedy=remedy_for_format(place)
             )
-        file = replace(_identify_by_name(place), is_given=True)
+        file = replace(identify_by_name(place), is_given=True)
         return name_files([file], place.parent, entries)
     if not place.is_dir():
         remedy = "check the path; a relative one starts at the current folder"
@@ -285,7 +284,7 @@ def _files_below(place: Path, suffix: str, kind: MapKind) -> list[ScanFile]:
         return _lesion_masks(place)
     parcels = kind == "parcels"
     of_labels = suffix == Product.LABELS.suffix
-    bids = [_identify_by_name(path) for path in anat_files(place, suffix)]
+    bids = [identify_by_name(path) for path in anat_files(place, suffix)]
     if bids:
         if not of_labels:
             return bids
@@ -314,7 +313,7 @@ def _any_images(place: Path, is_wanted: Callable[[Path], bool]) -> list[ScanFile
     `trinat predict` searches subfolders for scans in the same way.
     """
     files = [
-        _identify_by_name(path)
+        identify_by_name(path)
         for path in image_files(place, _READ).values()
         if is_wanted(path)
     ]
@@ -334,7 +333,7 @@ def _lesion_masks(place: Path) -> list[ScanFile]:
     """
     label = Product.LESIONS.own_entities["label"]
     bids = [
-        _identify_by_name(path)
+        identify_by_name(path)
         for path in anat_files(place, Product.LESIONS.suffix)
         if entities(without_suffix(path)).get("label") == label
         and CHANGED not in path.name
@@ -463,7 +462,7 @@ def file_below(place: Path, path: Path) -> ScanFile:
 
     If its name has no BIDS entities, it is identified by its folders below `place`, too.
     """
-    file = _identify_by_name(path)
+    file = identify_by_name(path)
     if file.identity:
         return file
     return replace(file, folders=path.parent.relative_to(place).parts)
@@ -556,7 +555,7 @@ def _as_given(file: ScanFile, given: Mapping[str, str]) -> ScanFile:
     name = file.name.removesuffix(f"_{Product.LABELS.suffix}")
     if name not in given:
         return file
-    return _renamed(file, Path(f"{given[name]}.nii"))
+    return renamed(file, Path(f"{given[name]}.nii"))
 
 
 def corrected_among(files: Sequence[ScanFile], *, lesions: bool = False) -> str:
@@ -613,7 +612,7 @@ def two_maps_of_a_scan(files: Iterable[ScanFile]) -> str:
     return ""
 
 
-def _identify_by_name(path: Path) -> ScanFile:
+def identify_by_name(path: Path) -> ScanFile:
     """Return a file with the subject, session and BIDS entities in its name.
 
     If the name is not in BIDS' style, all of it is the subject. The names are in Unicode's composed
@@ -639,9 +638,9 @@ def _identify_by_name(path: Path) -> ScanFile:
     return ScanFile(name, path, f"sub-{facts['sub']}", session, identity)
 
 
-def _renamed(file: ScanFile, path: Path) -> ScanFile:
+def renamed(file: ScanFile, path: Path) -> ScanFile:
     """Return a file with the name, subject, session and BIDS entities in the name of `path`."""
-    named = _identify_by_name(path)
+    named = identify_by_name(path)
     return replace(
         file,
         name=named.name,
@@ -649,94 +648,3 @@ def _renamed(file: ScanFile, path: Path) -> ScanFile:
         session=named.session,
         identity=named.identity,
     )
-
-
-def refuse_changed(known: str, digest: str | None, where: Path) -> None:
-    """Raise InputError if a file has changed since a store was made from it.
-
-    `known` is the SHA-256 in the store, "" for files that are in no store; `digest` is the SHA-256
-    of the file as it was read, and `where` is its path.
-    """
-    if known and digest != known:
-        remedy = "run `trinat prepare` again"
-        raise InputError(
-            "was changed since the store was made", where=where, remedy=remedy
-        )
-
-
-def stored_cases(store: Store, subjects: Iterable[str]) -> Found:
-    """Return the original scans of subjects of a slice store, as cases with the subjects' names.
-
-    Missing scans become refusals. DatasetError is raised if all scans are missing, or if the store
-    does not have the path of a subject's scan.
-    """
-    cases: list[Case] = []
-    refusals: list[Refusal] = []
-    for name in subjects:
-        scan = _original(store, name, "image")
-        if scan.path.is_file():
-            case = Case(name, scan.path, name, axes=scan.axes, sha256=scan.sha256)
-            cases.append(case)
-        else:
-            refusals.append(Refusal(name, f"{scan.path} is no longer there: {_AGAIN}"))
-    if not cases:
-        what = "none of the scans is where it was"
-        raise DatasetError(what, where=store.root, remedy=_AGAIN)
-    return Found.of(cases, refusals)
-
-
-def stored_files(store: Store, subjects: Iterable[str], kind: str) -> list[ScanFile]:
-    """Return the files that subjects of a slice store were made from, in the order of `subjects`.
-
-    `kind` is "labels" for label maps or "image" for scans. The files have the store's label numbers
-    and axes, so that they are read as `trinat prepare` read them. No file is opened. Raises
-    DatasetError for label maps with a mask, because they are no ground truth outside it.
-    """
-    participant_of = {
-        metadata.subject: metadata.participant for metadata in store.metadata
-    }
-    files = []
-    for name in subjects:
-        original = _original(store, name, kind)
-        entry = store.info.subjects[name]
-        if kind == "labels" and entry.has_mask:
-            raise DatasetError(
-                f"a mask leaves out voxels of {name}, which would be measured too",
-                where=store.root,
-                remedy="set both label maps to 0 outside the mask, and give files, not --store",
-            )
-        numbers = dict(entry.extra)
-        numbers.update(dict.fromkeys(entry.ignore, 0))
-        file = ScanFile(
-            name=name,
-            path=original.path,
-            subject=name,
-            axes=original.axes,
-            sha256=original.sha256,
-            numbers=numbers,
-            fold=store.info.fold,
-        )
-        # Identify the map as its prediction `ID_dseg.nii.gz` would be, so that the two are paired.
-        # If that name has no identity, use the participant in the store.
-        file = _renamed(file, Path(f"{name}_dseg.nii.gz"))
-        if not file.identity:
-            session = name.removeprefix(participant_of[name]).strip("_-")
-            file = replace(file, subject=participant_of[name], session=session)
-        files.append(replace(file, participant=file.subject, table_session=file.scan))
-    return files
-
-
-def _original(store: Store, subject: str, kind: str) -> Original:
-    """Return the file that a subject's slices were made from.
-
-    `kind` is "labels" or "image". DatasetError is raised if the store does not have its path.
-    """
-    entry = store.info.subjects[subject]
-    original = entry.labels
-    if kind == "image":
-        original = entry.image
-    if original is None:
-        what = f"no {kind} of {subject} is known but its slices"
-        remedy = "give files, not --store"
-        raise DatasetError(what, where=store.root, remedy=remedy)
-    return original

@@ -22,7 +22,7 @@ from trinat.pipelines.predict.case import CaseWorker
 from trinat.pipelines.predict.case_in_progress import read
 from trinat.pipelines.predict.settings import RunSettings
 from trinat.pipelines.study.cases import Case, Found
-from trinat.pipelines.study.files import stored_cases, stored_files
+from trinat.pipelines.study.stored import stored_cases, stored_files
 from trinat.segmentation.data.splits import Split
 from trinat.segmentation.data.store import SPLIT, Store
 from trinat.segmentation.errors import DatasetError, TrinatError
@@ -75,10 +75,10 @@ def test_predictions_of_a_stores_scans_are_measured_by_its_label_maps(
     (case,) = cases_of(store).cases
     (truth,) = stored_files(store, store.part("test"), "labels")
     scan = Volume.read(case.path, axes=case.axes)
-    read = Volume.read(truth.path, labels=True, axes=truth.axes)
+    read = Volume.read(truth.path, labels=True, axes=truth.stored.axes)
     # A perfect prediction in FreeSurfer's numbers, on the scan's own grid.
     indices = store.scheme.from_freesurfer(
-        read.data, extra=truth.numbers, fold=truth.fold
+        read.data, extra=truth.stored.numbers, fold=truth.stored.fold
     )
     assert len(np.unique(indices)) > 3
     (tmp_path / "found").mkdir()
@@ -126,7 +126,7 @@ def test_numbers_that_the_store_was_told_of_are_folded_alike(tmp_path: Path) -> 
     told = {"extra": {17: 18}, "ignore": (53,)}
     _, store = prepare("pairs", tmp_path / "in", tmp_path / "store", **told)
     (truth,) = stored_files(store, store.subjects, "labels")
-    assert truth.numbers == {17: 18, 53: 0}
+    assert truth.stored.numbers == {17: 18, 53: 0}
 
 
 def test_a_label_map_that_was_changed_is_not_measured(tmp_path: Path) -> None:
