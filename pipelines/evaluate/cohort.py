@@ -343,7 +343,7 @@ def _scan_of(file: ScanFile, excluded: Collection[str]) -> MeasuredScan:
     return MeasuredScan(
         file=file,
         subject=file.participant,
-        session=file.table_session,
+        session=file.session,
         volumes_mm3={},
         sex=participant.sex or "",
         age=participant.age,

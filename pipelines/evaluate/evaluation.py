@@ -249,7 +249,7 @@ def _row_alone(
     """
     return {
         "subject": file.participant,
-        "session": file.table_session,
+        "session": file.session,
         "model": model,
         side: file.path.name,
         "status": f"no {other}",

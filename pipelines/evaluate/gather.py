@@ -187,9 +187,7 @@ def _with_joint_participants(pairings: Mapping[str, Pairing]) -> dict[str, Pairi
 
     def named(truth: ScanFile) -> ScanFile:
         file = together.get(truth.path, truth)
-        return replace(
-            truth, participant=file.participant, table_session=file.table_session
-        )
+        return replace(truth, participant=file.participant, session=file.session)
 
     renamed = {}
     for model, pairing in pairings.items():

@@ -297,7 +297,7 @@ def scan_of(task: Task) -> dict[str, str]:
     truth = task.pair.truth
     return {
         "subject": truth.participant,
-        "session": truth.table_session,
+        "session": truth.session,
         "model": task.model,
     }
 

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from trinat.pipelines.study.files import ScanFile, find_files
+from trinat.pipelines.study.files import ParsedName, ScanFile, find_files
 from trinat.pipelines.study.pairing import Pair
 from trinat.pipelines.study.study import Study
 from trinat.segmentation.errors import EvaluationError
@@ -35,10 +35,10 @@ class Corrected:
 
         The image takes the place of the prediction, because `segment_all` segments it anew.
         """
-        name = self.scan.case
+        name = ParsedName(self.scan.case, self.scan.case)
         participant = self.scan.participant
-        truth = ScanFile(name, self.labels, name, participant=participant)
-        image = ScanFile(name, self.image, name, participant=participant)
+        truth = ScanFile(self.labels, name, participant)
+        image = ScanFile(self.image, name, participant)
         return Pair(truth, image, how="its name in the results")
 
 

@@ -149,4 +149,4 @@ def dice_lines(
 
 def name_of(pair: Pair) -> str:
     """Return the name of a pair's scan in tables: participant and session."""
-    return f"{pair.truth.participant} {pair.truth.table_session}".strip()
+    return f"{pair.truth.participant} {pair.truth.session}".strip()

@@ -15,7 +15,7 @@ from trinat.pipelines.predict.tables import write_label_table
 from trinat.pipelines.serve.queue import Queue, Submission
 from trinat.pipelines.study.corrections import Correction
 from trinat.pipelines.study.entry import Entry
-from trinat.pipelines.study.files import ScanFile
+from trinat.pipelines.study.files import ParsedName, ScanFile
 from trinat.pipelines.study.naming import PLAIN_LABEL_TABLE, PLAIN_PARCEL_TABLE, Product
 from trinat.pipelines.view.viewed import ViewedStudy
 from trinat.segmentation.errors import InputError
@@ -167,9 +167,8 @@ class QueueStudy(ViewedStudy):
             result=submission.result,
         )
         return ScanFile(
-            submission.id,
             labels,
-            submission.id,
+            ParsedName(submission.id, submission.id),
             participant=submission.id,
             entry=entry,
             folder=self.folder,

@@ -94,24 +94,51 @@ _NOT_STORED = StoreRecord()
 
 
 @dataclass(frozen=True)
+class ParsedName:
+    """Name of a file without its suffix, and the parts of it that pair the file with others.
+
+    `subject` is "sub-01" in a BIDS name, and otherwise the whole name. Only in a SUBJECTS_DIR or a
+    store, it is the participant. It never says whose scan a table has: `ScanFile.participant` does.
+    `entities` are BIDS entities, sorted; empty for other names.
+    """
+
+    name: str
+    subject: str
+    session: str = ""
+    entities: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def scan(self) -> str:
+        """Name that distinguishes the scan from others of its participant, such as "ses-1_run-2".
+
+        It consists of the BIDS entities without `sub`; without entities it is the session. "" if
+        the file name has neither.
+        """
+        rest = dict(self.entities)
+        rest.pop("sub", None)
+        session = rest.pop("ses", None)
+        words = [f"{entity}-{value}" for entity, value in rest.items()]
+        if session is not None:
+            words.insert(0, f"ses-{session}")
+        return "_".join(words) or self.session
+
+
+@dataclass(frozen=True)
 class ScanFile:
     """A label map or an image of a scan: its participant, its session and its ledger entry.
 
-    `name` is the file name without its suffix. `subject` and `session`, as the name says them, are
-    used to find pairs of files. In tables, files are identified by `participant` (with the name of
-    a folder in front if participants in several folders have the same name) and by `table_session`,
-    which distinguishes several scans of a participant.
+    In tables, scans are identified by `participant` (with the name of a folder in front if
+    participants in several folders have the same name) and by `session`, which distinguishes
+    several scans of a participant. `parsed` has the name of the file, to find pairs of files.
 
     A `Study` lists scans without a label map, too, such as failed ones: `path` is then the path
     that it would have.
     """
 
-    name: str
     path: Path
-    subject: str
+    parsed: ParsedName
+    participant: str = ""
     session: str = ""
-    # BIDS entities, sorted; empty for other names.
-    identity: tuple[tuple[str, str], ...] = ()
     # Names of the folders between the searched folder and the file, if they identify the subject;
     # empty in BIDS.
     folders: tuple[str, ...] = ()
@@ -119,8 +146,6 @@ class ScanFile:
     # For a correction: the path of the label map that it corrects, whose name it has here.
     corrects: Path | None = None
     stored: StoreRecord = _NOT_STORED  # what the store says, for a file of a store
-    participant: str = ""
-    table_session: str = ""
     # Ledger entry of the run that made the label map; an empty one if no ledger lists it. Its
     # result describes the predicted label map, even if a rater has corrected it since.
     entry: Entry = NO_ENTRY
@@ -130,6 +155,11 @@ class ScanFile:
     is_missing: bool = False  # without a label map
     facts: Facts = _NO_FACTS  # about the participant, if a participants table was read
     unfit: str = ""  # reason not to use the label map, after `Study.checked`
+
+    @property
+    def name(self) -> str:
+        """Name of the file without its suffix; `find_files` makes equal names unique."""
+        return self.parsed.name
 
     @property
     def result(self) -> Path:
@@ -187,21 +217,6 @@ class ScanFile:
         """Name of the file in messages: the names of its folders and its own, joined by slashes."""
         return "/".join((*self.folders, self.path.name))
 
-    @property
-    def scan(self) -> str:
-        """Name that distinguishes the scan from others of its participant, such as "ses-1_run-2".
-
-        It consists of the BIDS entities without `sub`; without entities it is the session. "" if
-        the file name has neither.
-        """
-        rest = dict(self.identity)
-        rest.pop("sub", None)
-        session = rest.pop("ses", None)
-        words = [f"{entity}-{value}" for entity, value in rest.items()]
-        if session is not None:
-            words.insert(0, f"ses-{session}")
-        return "_".join(words) or self.session
-
 
 def find_files(
     place: Path,
@@ -235,7 +250,7 @@ def find_files(
             raise EvaluationError(
                 "not a known kind of scan", where=place, remedy=remedy_for_format(place)
             )
-        file = replace(identify_by_name(place), is_given=True)
+        file = ScanFile(place, parse_name(place), is_given=True)
         return name_files([file], place.parent, entries)
     if not place.is_dir():
         remedy = "check the path; a relative one starts at the current folder"
@@ -284,7 +299,7 @@ def _files_below(place: Path, suffix: str, kind: MapKind) -> list[ScanFile]:
         return _lesion_masks(place)
     parcels = kind == "parcels"
     of_labels = suffix == Product.LABELS.suffix
-    bids = [identify_by_name(path) for path in anat_files(place, suffix)]
+    bids = [ScanFile(path, parse_name(path)) for path in anat_files(place, suffix)]
     if bids:
         if not of_labels:
             return bids
@@ -313,7 +328,7 @@ def _any_images(place: Path, is_wanted: Callable[[Path], bool]) -> list[ScanFile
     `trinat predict` searches subfolders for scans in the same way.
     """
     files = [
-        identify_by_name(path)
+        ScanFile(path, parse_name(path))
         for path in image_files(place, _READ).values()
         if is_wanted(path)
     ]
@@ -333,7 +348,7 @@ def _lesion_masks(place: Path) -> list[ScanFile]:
     """
     label = Product.LESIONS.own_entities["label"]
     bids = [
-        identify_by_name(path)
+        ScanFile(path, parse_name(path))
         for path in anat_files(place, Product.LESIONS.suffix)
         if entities(without_suffix(path)).get("label") == label
         and CHANGED not in path.name
@@ -374,7 +389,7 @@ def _of_one_kind(files: Sequence[ScanFile], kinds: Sequence[str]) -> list[ScanFi
     """
     of_scan: dict[object, list[ScanFile]] = defaultdict(list)
     for file in files:
-        of_scan[file.path.parent, file.identity].append(file)
+        of_scan[file.path.parent, file.parsed.entities].append(file)
     kept = []
     for same in of_scan.values():
         for kind in kinds:
@@ -415,9 +430,9 @@ def _of_subjects_dir(root: Path, find: Callable[[Path], Path | None]) -> list[Sc
         facts: dict[str, str] = {}
         if folder.name.startswith("sub-"):
             facts = entities(folder.name)
-        identity = tuple(sorted(facts.items()))
-        file = ScanFile(folder.name, path, participant, names.scan, identity)
-        files.append(replace(file, participant=participant, table_session=file.scan))
+        words = tuple(sorted(facts.items()))
+        parsed = ParsedName(folder.name, participant, names.scan, words)
+        files.append(ScanFile(path, parsed, participant, parsed.scan))
     return files
 
 
@@ -462,10 +477,10 @@ def file_below(place: Path, path: Path) -> ScanFile:
 
     If its name has no BIDS entities, it is identified by its folders below `place`, too.
     """
-    file = identify_by_name(path)
-    if file.identity:
-        return file
-    return replace(file, folders=path.parent.relative_to(place).parts)
+    parsed = parse_name(path)
+    if parsed.entities:
+        return ScanFile(path, parsed)
+    return ScanFile(path, parsed, folders=path.parent.relative_to(place).parts)
 
 
 def _with_unique_names(files: Sequence[ScanFile]) -> Iterator[ScanFile]:
@@ -477,7 +492,7 @@ def _with_unique_names(files: Sequence[ScanFile]) -> Iterator[ScanFile]:
     times = Counter(file.name for file in files)
     names = []
     for file in files:
-        if times[file.name] > 1 and not file.identity:
+        if times[file.name] > 1 and not file.parsed.entities:
             names.append("_".join((*file.folders, file.name)))
         else:
             names.append(file.name)
@@ -489,7 +504,8 @@ def _with_unique_names(files: Sequence[ScanFile]) -> Iterator[ScanFile]:
         distinct = name
         if times[name] > 1:
             distinct = "/".join((*file.folders, file.name))
-        yield replace(file, name=distinct, subject=distinct)
+        parsed = replace(file.parsed, name=distinct, subject=distinct)
+        yield replace(file, parsed=parsed)
 
 
 def name_files(
@@ -515,10 +531,10 @@ def name_files(
         identified.append(file)
         identity = identity_alone(Named(file.name, folders))
         if file.participant:
-            identity = Identity(file.participant, scan=file.table_session)
-        elif file.identity:
+            identity = Identity(file.participant, scan=file.session)
+        elif file.parsed.entities:
             # BIDS scans are distinguished by entities only, not by the suffix or the kind of file.
-            identity = replace(identity, scan=file.scan)
+            identity = replace(identity, scan=file.parsed.scan)
         together = file.entry.result.longitudinal
         if together is not None and together.participant != identity.participant:
             # The run that segmented the scans together has named the participant, perhaps with
@@ -532,13 +548,13 @@ def name_files(
     named = []
     for file, identity in zip(identified, disambiguate(identities), strict=True):
         folders = file.folders
-        if file.identity and identity.participant != file.subject:
+        if file.parsed.entities and identity.participant != file.parsed.subject:
             folders = identity.site
         named.append(
             replace(
                 file,
                 participant=identity.participant,
-                table_session=identity.scan,
+                session=identity.scan,
                 folders=folders,
             )
         )
@@ -555,7 +571,7 @@ def _as_given(file: ScanFile, given: Mapping[str, str]) -> ScanFile:
     name = file.name.removesuffix(f"_{Product.LABELS.suffix}")
     if name not in given:
         return file
-    return renamed(file, Path(f"{given[name]}.nii"))
+    return replace(file, parsed=parse_name(Path(f"{given[name]}.nii")))
 
 
 def corrected_among(files: Sequence[ScanFile], *, lesions: bool = False) -> str:
@@ -602,18 +618,18 @@ def two_maps_of_a_scan(files: Iterable[ScanFile]) -> str:
     """
     seen: dict[tuple[str, str], ScanFile] = {}
     for file in files:
-        other = seen.setdefault((file.participant, file.table_session), file)
+        other = seen.setdefault((file.participant, file.session), file)
         if other is not file:
             both = f"{other.shown} and {file.shown}"
             if other.shown == file.shown:
                 # In a SUBJECTS_DIR all files have the same name.
                 both = f"{other.name} and {file.name}"
-            return f"{both} are both of {file.participant} {file.table_session}".strip()
+            return f"{both} are both of {file.participant} {file.session}".strip()
     return ""
 
 
-def identify_by_name(path: Path) -> ScanFile:
-    """Return a file with the subject, session and BIDS entities in its name.
+def parse_name(path: Path) -> ParsedName:
+    """Return the name of a file, and the subject, session and BIDS entities in it.
 
     If the name is not in BIDS' style, all of it is the subject. The names are in Unicode's composed
     form, so that they can be compared.
@@ -627,24 +643,12 @@ def identify_by_name(path: Path) -> ScanFile:
     if "sub" not in facts or not facts.keys() >= set(with_dash):
         for product in (Product.LABELS, Product.PARCELS, Product.LESIONS):
             name = name.removesuffix(f"_{product.plain}")
-        return ScanFile(name, path, name)
+        return ParsedName(name, name)
     known = {
         entity: value for entity, value in facts.items() if entity not in _NOT_IDENTITY
     }
-    identity = tuple(sorted(known.items()))
     session = ""
     if "ses" in facts:
         session = f"ses-{facts['ses']}"
-    return ScanFile(name, path, f"sub-{facts['sub']}", session, identity)
-
-
-def renamed(file: ScanFile, path: Path) -> ScanFile:
-    """Return a file with the name, subject, session and BIDS entities in the name of `path`."""
-    named = identify_by_name(path)
-    return replace(
-        file,
-        name=named.name,
-        subject=named.subject,
-        session=named.session,
-        identity=named.identity,
-    )
+    words = tuple(sorted(known.items()))
+    return ParsedName(name, f"sub-{facts['sub']}", session, words)

@@ -160,10 +160,10 @@ def _name(file: ScanFile) -> str:
 
 # Strict rules, the most specific first: the text of `Pair.how`, and the key.
 _RULES: tuple[tuple[str, Key], ...] = (
-    ("BIDS entities", lambda file: file.identity),  # empty for other names
+    ("BIDS entities", lambda file: file.parsed.entities),  # empty for other names
     ("name", _name),
-    ("subject and session", lambda file: (file.subject, file.session)),
-    ("subject", lambda file: file.subject),
+    ("subject and session", lambda file: (file.parsed.subject, file.parsed.session)),
+    ("subject", lambda file: file.parsed.subject),
 )
 
 
@@ -382,12 +382,12 @@ def _same_scan(one: ScanFile, other: ScanFile) -> bool:
     That is so if a BIDS entity that both names have differs, or if both have a session and these
     differ.
     """
-    entities = dict(other.identity)
-    for entity, value in one.identity:
+    entities = dict(other.parsed.entities)
+    for entity, value in one.parsed.entities:
         if entities.get(entity, value) != value:
             return False
-    if one.session and other.session:
-        return one.session == other.session
+    if one.parsed.session and other.parsed.session:
+        return one.parsed.session == other.parsed.session
     return True
 
 
@@ -396,7 +396,7 @@ def _differ_in_detail(one: ScanFile, other: ScanFile) -> bool:
 
     Then their match is a guess: sub-01_ses-1 may be sub-01, and p1/T1 may be T1.
     """
-    if one.name != other.name and one.scan != other.scan:
+    if one.name != other.name and one.parsed.scan != other.parsed.scan:
         return True
     return _safe_folders(one) != _safe_folders(other)
 

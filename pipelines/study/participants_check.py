@@ -168,9 +168,7 @@ def describe_table(
         for file in files:
             row = matched.rows.get((file.name, file.participant), "")
             facts = matched.of(file.name, file.participant)
-            yield _row(
-                file.name, file.participant, file.table_session, row, *_cells(facts)
-            )
+            yield _row(file.name, file.participant, file.session, row, *_cells(facts))
         used = set(matched.rows.values())
         without = [name for name in participants_table.facts if name not in used]
         if without:

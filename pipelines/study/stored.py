@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trinat.pipelines.study.cases import Case, Found, Refusal
-from trinat.pipelines.study.files import ScanFile, StoreRecord, renamed
+from trinat.pipelines.study.files import ScanFile, StoreRecord, parse_name
 from trinat.segmentation.errors import DatasetError, InputError
 
 if TYPE_CHECKING:
@@ -78,14 +78,16 @@ def stored_files(store: Store, subjects: Iterable[str], kind: str) -> list[ScanF
         numbers = dict(entry.extra)
         numbers.update(dict.fromkeys(entry.ignore, 0))
         record = StoreRecord(original.axes, original.sha256, numbers, store.info.fold)
-        file = ScanFile(name, original.path, name, stored=record)
         # Identify the map as its prediction `ID_dseg.nii.gz` would be, so that the two are paired.
         # If that name has no identity, use the participant in the store.
-        file = renamed(file, Path(f"{name}_dseg.nii.gz"))
-        if not file.identity:
+        parsed = parse_name(Path(f"{name}_dseg.nii.gz"))
+        if not parsed.entities:
             session = name.removeprefix(participant_of[name]).strip("_-")
-            file = replace(file, subject=participant_of[name], session=session)
-        files.append(replace(file, participant=file.subject, table_session=file.scan))
+            parsed = replace(parsed, subject=participant_of[name], session=session)
+        file = ScanFile(
+            original.path, parsed, parsed.subject, parsed.scan, stored=record
+        )
+        files.append(file)
     return files
 
 

@@ -242,15 +242,11 @@ def _compare_sessions(scans: list[_Scan], files: dict[str, ScanFile]) -> None:
     seen: dict[tuple[str, str], _Scan] = {}
     for scan in scans:
         file = files[scan.path]
-        other = seen.setdefault((file.participant, file.table_session), scan)
+        other = seen.setdefault((file.participant, file.session), scan)
         if other is not scan:
-            raise wrong(
-                f"{scan.path} and {other.path} are one scan: {file.table_session!r}"
-            )
-        if scan.session and scan.session not in file.table_session:
-            raise wrong(
-                f"{scan.path} is of {file.table_session!r}, not of {scan.session}"
-            )
+            raise wrong(f"{scan.path} and {other.path} are one scan: {file.session!r}")
+        if scan.session and scan.session not in file.session:
+            raise wrong(f"{scan.path} is of {file.session!r}, not of {scan.session}")
 
 
 def _compare_with_scans(scans: list[_Scan]) -> None:

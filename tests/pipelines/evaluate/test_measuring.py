@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from trinat.pipelines.evaluate.measuring import Task, measure_all
-from trinat.pipelines.study.files import ScanFile
+from trinat.pipelines.study.files import ParsedName, ScanFile
 from trinat.pipelines.study.pairing import Pair
 
 
@@ -18,7 +18,7 @@ class Deadly(str):
 
 
 def test_a_killed_process_fails_its_pair_alone_and_says_why(tmp_path: Path) -> None:
-    file = ScanFile("x", tmp_path / "x.nii.gz", "x")
+    file = ScanFile(tmp_path / "x.nii.gz", ParsedName("x", "x"), "x")
     pair = Pair(file, file, "")
     schemes = ("quicknat33", Deadly("quicknat33"), "quicknat33", "quicknat33")
     tasks = [Task("m", pair, scheme) for scheme in schemes]

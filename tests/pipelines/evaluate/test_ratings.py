@@ -16,7 +16,7 @@ from helpers.studies import write_study
 from trinat.pipelines.common.exits import Exit
 from trinat.pipelines.evaluate import cohort, evaluation
 from trinat.pipelines.evaluate.measuring import Task, read_pair
-from trinat.pipelines.study.files import ScanFile
+from trinat.pipelines.study.files import ParsedName, ScanFile
 from trinat.pipelines.study.pairing import Pair
 from trinat.pipelines.study.ratings import Rating, save_rating
 from trinat.segmentation.errors import ConfigError
@@ -117,9 +117,10 @@ def test_a_map_of_parcels_is_rejected_by_the_ratings_of_its_label_map(
     # Other bytes than those that were rated.
     parcels = nib.Nifti1Image(np.asarray(image.dataobj), image.affine)
     nib.save(parcels, tmp_path / "c_parcels.nii.gz")
+    name = ParsedName("c", "c")
     pair = Pair(
-        ScanFile("c", study / "truth/c_dseg.nii.gz", "c"),
-        ScanFile("c", tmp_path / "c_parcels.nii.gz", "c"),
+        ScanFile(study / "truth/c_dseg.nii.gz", name, "c"),
+        ScanFile(tmp_path / "c_parcels.nii.gz", name, "c"),
         "name",
     )
     rejected = {sha256_of(Path(labels)): {"Left-Thalamus": "anna"}}

@@ -8,18 +8,14 @@ from pathlib import Path
 import pytest
 
 from trinat.pipelines.models.held_out import BEFORE, choose, fit_held_out
-from trinat.pipelines.study.files import ScanFile
+from trinat.pipelines.study.files import ParsedName, ScanFile
 from trinat.pipelines.study.pairing import Pair
 from trinat.segmentation.models.model_info import Fusion
 
 
 def pair(participant: str) -> Pair:
-    file = ScanFile(
-        participant,
-        Path(f"{participant}.nii"),
-        subject=participant,
-        participant=participant,
-    )
+    name = ParsedName(participant, participant)
+    file = ScanFile(Path(f"{participant}.nii"), name, participant)
     return Pair(file, file, how="name")
 
 

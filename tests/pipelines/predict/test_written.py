@@ -549,7 +549,7 @@ def test_parcels_of_a_bids_dataset_have_names_of_bids(tmp_path: Path) -> None:
     assert structures.path.name == "sub-01_space-orig_desc-trinat_dseg.nii.gz"
     (parcels,) = find_files(tmp_path / "out", kind="parcels")
     assert parcels.path.name == f"{name}.nii.gz"
-    assert parcels.identity == structures.identity
+    assert parcels.parsed.entities == structures.parsed.entities
 
 
 def test_a_model_without_parcels_is_refused_before_anything_is_written(

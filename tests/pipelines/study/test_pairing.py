@@ -44,7 +44,7 @@ def test_bids_names_pair_by_entities_and_ignore_descriptions(tmp_path: Path) -> 
         ("sub-01_ses-a_desc-manual_dseg", "sub-01_ses-a_space-orig_desc-trinat_dseg"),
         ("sub-01_ses-b_desc-manual_dseg", "sub-01_ses-b_space-orig_desc-trinat_dseg"),
     ]
-    assert [(p.truth.subject, p.truth.session) for p in found.pairs] == [
+    assert [(p.truth.parsed.subject, p.truth.parsed.session) for p in found.pairs] == [
         ("sub-01", "ses-a"),
         ("sub-01", "ses-b"),
     ]
@@ -58,7 +58,9 @@ def test_label_maps_in_subfolders_pair_with_predictions_of_the_same_folder(
         ["p1/labels.nii.gz", "p2/labels.nii.gz"],
         ["p1/labels_dseg.nii.gz", "p2/labels_dseg.nii.gz"],
     )
-    assert [(p.truth.subject, p.prediction.subject) for p in found.pairs] == [
+    assert [
+        (p.truth.parsed.subject, p.prediction.parsed.subject) for p in found.pairs
+    ] == [
         ("p1_labels", "p1_labels"),
         ("p2_labels", "p2_labels"),
     ]
@@ -73,7 +75,7 @@ def test_a_participants_scans_have_names_of_their_own(tmp_path: Path) -> None:
     path = tmp_path / "sub-01_acq-x_run-2_ses-1_desc-a_dseg.nii"
     path.touch()
     (file,) = find_files(path)
-    assert (file.subject, file.session, file.scan) == (
+    assert (file.parsed.subject, file.parsed.session, file.parsed.scan) == (
         "sub-01",
         "ses-1",
         "ses-1_acq-x_run-2",
@@ -321,7 +323,7 @@ def test_files_of_one_name_pair_by_their_folders(tmp_path: Path) -> None:
     names = ["p1/T1_dseg.nii.gz", "p2/T1_dseg.nii.gz"]
     found = pairing(tmp_path, names, names[::-1])
     assert named(found) == [("p1_T1", "p1_T1"), ("p2_T1", "p2_T1")]
-    assert [pair.truth.subject for pair in found.pairs] == ["p1_T1", "p2_T1"]
+    assert [pair.truth.parsed.subject for pair in found.pairs] == ["p1_T1", "p2_T1"]
 
 
 def test_a_subjects_dir_pairs_with_bids_names(tmp_path: Path) -> None:
