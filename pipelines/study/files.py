@@ -7,7 +7,7 @@ are found here. `pipelines/study/stored.py` finds the files that a slice store w
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -70,6 +70,7 @@ _NOT_IDENTITY = ("space", "desc", "label", "res", "den", "seg", "atlas")
 NO_ENTRY = Entry("", "done")
 # Output folder and ledger entry of a label map.
 Listed = tuple[Path, Entry]
+_NOT_LISTED: Listed = (Path(), NO_ENTRY)
 # Facts about a participant without a row in the participants table.
 _NO_FACTS = Facts()
 
@@ -137,7 +138,7 @@ class ScanFile:
 
     path: Path
     parsed: ParsedName
-    participant: str = ""
+    participant: str
     session: str = ""
     # Names of the folders between the searched folder and the file, if they identify the subject;
     # empty in BIDS.
@@ -218,6 +219,21 @@ class ScanFile:
         return "/".join((*self.folders, self.path.name))
 
 
+@dataclass(frozen=True)
+class FoundFile:
+    """A label map or an image as it was found, before `name_files` decides whose scan it is.
+
+    `folders` and `corrects` are as in `ScanFile`. `identity` has the participant if a SUBJECTS_DIR
+    has named it; None if the names of the file and its folders decide.
+    """
+
+    path: Path
+    parsed: ParsedName
+    folders: tuple[str, ...] = ()
+    corrects: Path | None = None
+    identity: Identity | None = None
+
+
 def find_files(
     place: Path,
     *,
@@ -250,8 +266,9 @@ def find_files(
             raise EvaluationError(
                 "not a known kind of scan", where=place, remedy=remedy_for_format(place)
             )
-        file = ScanFile(place, parse_name(place), is_given=True)
-        return name_files([file], place.parent, entries)
+        found = [FoundFile(place, parse_name(place))]
+        (file,) = name_files(found, place.parent, entries)
+        return [replace(file, is_given=True)]
     if not place.is_dir():
         remedy = "check the path; a relative one starts at the current folder"
         raise ConfigError("no such file or folder", where=place, remedy=remedy)
@@ -288,7 +305,7 @@ def find_images(place: Path, label_maps: Iterable[Path]) -> list[ScanFile]:
     return find_files(place, suffix=suffix)
 
 
-def _files_below(place: Path, suffix: str, kind: MapKind) -> list[ScanFile]:
+def _files_below(place: Path, suffix: str, kind: MapKind) -> list[FoundFile]:
     """Return the label maps or images in a folder of unknown layout.
 
     `suffix` is that of the BIDS names, such as dseg or T1w, and `kind` that of the label maps.
@@ -299,7 +316,7 @@ def _files_below(place: Path, suffix: str, kind: MapKind) -> list[ScanFile]:
         return _lesion_masks(place)
     parcels = kind == "parcels"
     of_labels = suffix == Product.LABELS.suffix
-    bids = [ScanFile(path, parse_name(path)) for path in anat_files(place, suffix)]
+    bids = [FoundFile(path, parse_name(path)) for path in anat_files(place, suffix)]
     if bids:
         if not of_labels:
             return bids
@@ -322,13 +339,13 @@ def _files_below(place: Path, suffix: str, kind: MapKind) -> list[ScanFile]:
     return _any_images(place, lambda path: of_labels or not is_result(path))
 
 
-def _any_images(place: Path, is_wanted: Callable[[Path], bool]) -> list[ScanFile]:
+def _any_images(place: Path, is_wanted: Callable[[Path], bool]) -> list[FoundFile]:
     """Return the wanted images of a folder; if it has none, those at any depth.
 
     `trinat predict` searches subfolders for scans in the same way.
     """
     files = [
-        ScanFile(path, parse_name(path))
+        FoundFile(path, parse_name(path))
         for path in image_files(place, _READ).values()
         if is_wanted(path)
     ]
@@ -341,14 +358,14 @@ def _any_images(place: Path, is_wanted: Callable[[Path], bool]) -> list[ScanFile
     ]
 
 
-def _lesion_masks(place: Path) -> list[ScanFile]:
+def _lesion_masks(place: Path) -> list[FoundFile]:
     """Return the masks of lesions in a folder: of BIDS, files called *_lesions, or any files.
 
     Results of other kinds are not masks of lesions.
     """
     label = Product.LESIONS.own_entities["label"]
     bids = [
-        ScanFile(path, parse_name(path))
+        FoundFile(path, parse_name(path))
         for path in anat_files(place, Product.LESIONS.suffix)
         if entities(without_suffix(path)).get("label") == label
         and CHANGED not in path.name
@@ -362,10 +379,12 @@ def _lesion_masks(place: Path) -> list[ScanFile]:
     return _any_images(place, lambda path: not stem_ends(path, *others))
 
 
-def _with_corrections(files: Sequence[ScanFile], *, corrected: bool) -> list[ScanFile]:
+def _with_corrections(
+    files: Sequence[FoundFile], *, corrected: bool
+) -> list[FoundFile]:
     """Return the files, with the path of each corrected label map replaced by its correction.
 
-    The replaced path is in `ScanFile.corrects`. Without `corrected`, paths are not replaced. In
+    The replaced path is in `FoundFile.corrects`. Without `corrected`, paths are not replaced. In
     both cases, a correction is not listed as a file of its own if its label map is listed.
     """
     paths_of_files = {file.path for file in files}
@@ -381,13 +400,13 @@ def _with_corrections(files: Sequence[ScanFile], *, corrected: bool) -> list[Sca
     return kept
 
 
-def _of_one_kind(files: Sequence[ScanFile], kinds: Sequence[str]) -> list[ScanFile]:
+def _of_one_kind(files: Sequence[FoundFile], kinds: Sequence[str]) -> list[FoundFile]:
     """Return one label map for each scan of a BIDS dataset, if scans have several kinds of them.
 
     `kinds` are values of `kind_of_labels` in the order of preference; the first kind that a scan
     has is used. Label maps belong to one scan if they are in one folder and have the same identity.
     """
-    of_scan: dict[object, list[ScanFile]] = defaultdict(list)
+    of_scan: dict[object, list[FoundFile]] = defaultdict(list)
     for file in files:
         of_scan[file.path.parent, file.parsed.entities].append(file)
     kept = []
@@ -410,7 +429,9 @@ def _is_plain(labels: Path) -> bool:
     return is_on_scan and not is_cortical_parcellation(labels)
 
 
-def _of_subjects_dir(root: Path, find: Callable[[Path], Path | None]) -> list[ScanFile]:
+def _of_subjects_dir(
+    root: Path, find: Callable[[Path], Path | None]
+) -> list[FoundFile]:
     """Return the file that `find` returns for each subject in a SUBJECTS_DIR.
 
     `find` gets the folder of a subject, and returns None if the file is missing. The list is empty
@@ -432,7 +453,8 @@ def _of_subjects_dir(root: Path, find: Callable[[Path], Path | None]) -> list[Sc
             facts = entities(folder.name)
         words = tuple(sorted(facts.items()))
         parsed = ParsedName(folder.name, participant, names.scan, words)
-        files.append(ScanFile(path, parsed, participant, parsed.scan))
+        identity = Identity(participant, scan=parsed.scan)
+        files.append(FoundFile(path, parsed, identity=identity))
     return files
 
 
@@ -472,103 +494,121 @@ def _with_parcels(place: Path, structures: Sequence[Path]) -> list[Path]:
     return kept
 
 
-def file_below(place: Path, path: Path) -> ScanFile:
-    """Return a file with the participant and session that its name says.
+def file_below(place: Path, path: Path) -> FoundFile:
+    """Return a file with what its name says.
 
-    If its name has no BIDS entities, it is identified by its folders below `place`, too.
+    If the name has no BIDS entities, it is identified by its folders below `place`, too.
     """
     parsed = parse_name(path)
     if parsed.entities:
-        return ScanFile(path, parsed)
-    return ScanFile(path, parsed, folders=path.parent.relative_to(place).parts)
+        return FoundFile(path, parsed)
+    return FoundFile(path, parsed, folders=path.parent.relative_to(place).parts)
 
 
-def _with_unique_names(files: Sequence[ScanFile]) -> Iterator[ScanFile]:
-    """Yield the files with unique names: equal names are prefixed with the folders of the files.
+def name_files(
+    found: Iterable[FoundFile], place: Path, entries: Mapping[Path, Listed]
+) -> list[ScanFile]:
+    """Return found files as scans with unique names, and participants and sessions for tables.
+
+    `place` is the folder that was searched. Files with BIDS names that occur in several folders get
+    the names of their folders. `entries` has the output folder and the ledger entry, by absolute
+    path of the label map; see `find_files`.
+    """
+    files = []
+    listed = []
+    identities = []
+    for file in found:
+        folders = file.path.parent.relative_to(place).parts
+        folder, entry = entries.get(absolute(file.corrects or file.path), _NOT_LISTED)
+        if entry is not NO_ENTRY:
+            given = given_names(entry.input)
+            folders = tuple(given.get(name, name) for name in folders)
+            file = _as_given(file, given)
+        files.append(file)
+        listed.append((folder, entry))
+        identities.append(_decide_identity(file, folders, entry))
+    scans = []
+    names = _unique_names(files)
+    for file, name, identity, (folder, entry) in zip(
+        files, names, disambiguate(identities), listed, strict=True
+    ):
+        folders = file.folders
+        if name.entities and identity.participant != name.subject:
+            folders = identity.site
+        scan = ScanFile(
+            file.path,
+            name,
+            identity.participant,
+            identity.scan,
+            folders=folders,
+            corrects=file.corrects,
+            entry=entry,
+            folder=folder,
+        )
+        scans.append(scan)
+    return scans
+
+
+def _decide_identity(
+    file: FoundFile, folders: tuple[str, ...], entry: Entry
+) -> Identity:
+    """Return the participant of a file, and what distinguishes its scan, without other files.
+
+    A run that has segmented the scan together with others has named the participant, in its ledger
+    entry. Otherwise it is the subject in a SUBJECTS_DIR, or the participant in the name of the file
+    or of the `folders` around it. A name without a recognisable participant counts as a participant
+    of its own.
+    """
+    identity = file.identity
+    if identity is None:
+        identity = identity_alone(Named(file.parsed.name, folders))
+        if file.parsed.entities:
+            # BIDS scans are distinguished by entities only, not by the suffix or the kind of file.
+            identity = replace(identity, scan=file.parsed.scan)
+    together = entry.result.longitudinal
+    if together is None or together.participant == identity.participant:
+        return identity
+    scan = identity.scan or file.parsed.name
+    site = identity.site
+    # The participant may be named with the folders in front.
+    if together.participant.startswith("/".join((*site, ""))):
+        site = ()
+    return Identity(together.participant, scan=scan, site=site)
+
+
+def _unique_names(files: Sequence[FoundFile]) -> list[ParsedName]:
+    """Return a unique name of each file: equal names are prefixed with the folders of the files.
 
     a/T1 and b/T1 belong to two participants; their names become a_T1 and b_T1. If two of these
     would be equal (a_b/c and a/b_c), the names become a_b/c and a/b_c.
     """
-    times = Counter(file.name for file in files)
+    times = Counter(file.parsed.name for file in files)
     names = []
     for file in files:
-        if times[file.name] > 1 and not file.parsed.entities:
-            names.append("_".join((*file.folders, file.name)))
-        else:
-            names.append(file.name)
+        name = file.parsed.name
+        if times[name] > 1 and not file.parsed.entities:
+            name = "_".join((*file.folders, name))
+        names.append(name)
     times = Counter(names)
+    unique = []
     for file, name in zip(files, names, strict=True):
-        if name == file.name:
-            yield file
-            continue
-        distinct = name
-        if times[name] > 1:
-            distinct = "/".join((*file.folders, file.name))
-        parsed = replace(file.parsed, name=distinct, subject=distinct)
-        yield replace(file, parsed=parsed)
+        parsed = file.parsed
+        if name != parsed.name:
+            if times[name] > 1:
+                name = "/".join((*file.folders, parsed.name))
+            parsed = replace(parsed, name=name, subject=name)
+        unique.append(parsed)
+    return unique
 
 
-def name_files(
-    files: Iterable[ScanFile], place: Path, entries: Mapping[Path, Listed]
-) -> list[ScanFile]:
-    """Return the files with unique names, and the participants and sessions for tables.
-
-    `place` is the folder that was searched. A name without a recognisable participant counts as a
-    participant of its own. Files with BIDS names that occur in several folders get the names of
-    their folders. `entries` has the output folder and the ledger entry, by absolute path of the
-    label map; see `find_files`.
-    """
-    identified = []
-    identities = []
-    for file in files:
-        folders = file.path.parent.relative_to(place).parts
-        listed = entries.get(absolute(file.result))
-        if listed is not None:
-            folder, entry = listed
-            given = given_names(entry.input)
-            folders = tuple(given.get(folder, folder) for folder in folders)
-            file = replace(_as_given(file, given), entry=entry, folder=folder)
-        identified.append(file)
-        identity = identity_alone(Named(file.name, folders))
-        if file.participant:
-            identity = Identity(file.participant, scan=file.session)
-        elif file.parsed.entities:
-            # BIDS scans are distinguished by entities only, not by the suffix or the kind of file.
-            identity = replace(identity, scan=file.parsed.scan)
-        together = file.entry.result.longitudinal
-        if together is not None and together.participant != identity.participant:
-            # The run that segmented the scans together has named the participant, perhaps with
-            # the folders in front.
-            scan = identity.scan or file.name
-            site = identity.site
-            if together.participant.startswith("/".join((*site, ""))):
-                site = ()
-            identity = Identity(together.participant, scan=scan, site=site)
-        identities.append(identity)
-    named = []
-    for file, identity in zip(identified, disambiguate(identities), strict=True):
-        folders = file.folders
-        if file.parsed.entities and identity.participant != file.parsed.subject:
-            folders = identity.site
-        named.append(
-            replace(
-                file,
-                participant=identity.participant,
-                session=identity.scan,
-                folders=folders,
-            )
-        )
-    return list(_with_unique_names(named))
-
-
-def _as_given(file: ScanFile, given: Mapping[str, str]) -> ScanFile:
+def _as_given(file: FoundFile, given: Mapping[str, str]) -> FoundFile:
     """Return a label map with the names of its scan and folders as the user gave them.
 
     `given` maps names in the output, which are safe as file names, to names as given.
     """
     folders = tuple(given.get(folder, folder) for folder in file.folders)
     file = replace(file, folders=folders)
-    name = file.name.removesuffix(f"_{Product.LABELS.suffix}")
+    name = file.parsed.name.removesuffix(f"_{Product.LABELS.suffix}")
     if name not in given:
         return file
     return replace(file, parsed=parse_name(Path(f"{given[name]}.nii")))

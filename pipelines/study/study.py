@@ -282,7 +282,8 @@ class Study:
 
     def _scans_of_ledgers(self) -> list[ScanFile]:
         """Return the scans in the ledgers, except skipped ones."""
-        scans = []
+        found = []
+        cases = []
         entries = {}
         for folder, of_folder in self.folders.items():
             for entry in of_folder:
@@ -292,14 +293,14 @@ class Study:
                 labels = entry.output(folder, Product.LABELS)
                 # A failed scan has the participant in the name of its case.
                 path = labels or case.with_name(f"{case.name}.nii.gz")
-                scan = replace(
-                    file_below(self.folder, path),
-                    case=case.relative_to(self.folder).as_posix(),
-                    is_missing=labels is None,
-                )
-                scans.append(scan)
+                found.append(file_below(self.folder, path))
+                cases.append((case.relative_to(self.folder).as_posix(), labels is None))
                 entries[absolute(path)] = (folder, entry)
-        return name_files(scans, self.folder, entries)
+        scans = name_files(found, self.folder, entries)
+        return [
+            replace(scan, case=case, is_missing=is_missing)
+            for scan, (case, is_missing) in zip(scans, cases, strict=True)
+        ]
 
 
 def _output_folders(place: Path) -> list[Path]:
