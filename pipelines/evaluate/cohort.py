@@ -53,6 +53,7 @@ from trinat.pipelines.study.files import (
     segmented_together,
     two_maps_of_a_scan,
 )
+from trinat.pipelines.study.participants import Facts, Matched
 from trinat.pipelines.study.participants_check import match_participants
 from trinat.pipelines.study.ratings import (
     Rating,
@@ -91,8 +92,8 @@ class Known:
     `study` has the run ledgers next to the label maps, and `files` are the label maps. `scheme` is
     the label scheme to measure with. `norms` are the normative values by age and sex from the
     user's table; None if no table was given. `ratings` are the judgements of people from
-    ratings.tsv. `table` is the path of the participants table, from which the label maps have facts
-    about their participants; `remarks` say how it was read.
+    ratings.tsv. `table` is the path of the participants table, and `matched` has its rows of the
+    label maps; `remarks` say how it was read.
     """
 
     study: Study
@@ -101,6 +102,7 @@ class Known:
     ratings: list[Rating]
     files: list[ScanFile]
     table: Path
+    matched: Matched
     remarks: tuple[str, ...]
 
 
@@ -240,7 +242,10 @@ def measure_group(
         _log.info("%s", corrected)
     checked = study.checked(found, lesions=not settings.uncorrected)
     fit = [file for file in checked if not file.unfit]
-    unmeasured = [_scan_of(file, settings.excluded) for file in fit]
+    unmeasured = [
+        _scan_of(file, known.matched.of(file.name, file.participant), settings.excluded)
+        for file in fit
+    ]
     facts = [
         (scan.subject, scan.age, scan.sex, scan.site, scan.group)
         for scan in unmeasured
@@ -314,9 +319,6 @@ def _read_known(settings: CohortSettings) -> Known:
         is_given=settings.participants is not None,
         together=segmented_together(files),
     )
-    files = [
-        replace(file, facts=matched.of(file.name, file.participant)) for file in files
-    ]
     clash = clash_among(file.participant for file in files)
     if clash:
         _log.warning("%s", clash)
@@ -324,17 +326,18 @@ def _read_known(settings: CohortSettings) -> Known:
     if twice:
         _log.warning("%s: each map counts as a scan", twice)
     remarks = matched.table.notes + matched.remarks
-    return Known(study, scheme, norms, ratings, files, table, remarks)
+    return Known(study, scheme, norms, ratings, files, table, matched, remarks)
 
 
-def _scan_of(file: ScanFile, excluded: Collection[str]) -> MeasuredScan:
+def _scan_of(
+    file: ScanFile, participant: Facts, excluded: Collection[str]
+) -> MeasuredScan:
     """Return the scan of a label map before its volumes are measured.
 
-    It has the data of the participant and the grades of the run ledger. A scan whose quality grade
-    is in `excluded` has the reason in `left_out`.
+    It has the facts about the `participant` and the grades of the run ledger. A scan whose quality
+    grade is in `excluded` has the reason in `left_out`.
     """
     result = file.judged
-    participant = file.facts
     uncertainty = {
         structure: variation
         for structure, variation in result.volume_cv.items()

@@ -27,7 +27,6 @@ from trinat.pipelines.study.corrections import (
 from trinat.pipelines.study.discovery import is_result, stem_ends, walk
 from trinat.pipelines.study.entry import Entry
 from trinat.pipelines.study.naming import LAYERS, RESULT_ENDINGS, Product
-from trinat.pipelines.study.participants import Facts
 from trinat.pipelines.study.record import ScanResult
 from trinat.segmentation.data.identity import (
     Identity,
@@ -71,8 +70,6 @@ NO_ENTRY = Entry("", "done")
 # Output folder and ledger entry of a label map.
 Listed = tuple[Path, Entry]
 _NOT_LISTED: Listed = (Path(), NO_ENTRY)
-# Facts about a participant without a row in the participants table.
-_NO_FACTS = Facts()
 
 
 @dataclass(frozen=True)
@@ -154,7 +151,6 @@ class ScanFile:
     # Name in the list of a `Study`: the id of the case with the name of a subfolder in front.
     case: str = ""
     is_missing: bool = False  # without a label map
-    facts: Facts = _NO_FACTS  # about the participant, if a participants table was read
     unfit: str = ""  # reason not to use the label map, after `Study.checked`
 
     @property
