@@ -314,7 +314,7 @@ def _read_known(settings: CohortSettings) -> Known:
     table = settings.participants or settings.predictions / "participants.tsv"
     matched = match_participants(
         table,
-        {(file.name, file.participant): file.folders for file in files},
+        {(file.name, file.participant): file.parsed.folders for file in files},
         strict=settings.strict,
         is_given=settings.participants is not None,
         together=segmented_together(files),

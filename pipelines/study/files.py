@@ -7,7 +7,7 @@ are found here. `pipelines/study/stored.py` finds the files that a slice store w
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -74,36 +74,30 @@ _NOT_LISTED: Listed = (Path(), NO_ENTRY)
 
 @dataclass(frozen=True)
 class StoreRecord:
-    """What a slice store says about reading a file that it was made from.
+    """What a slice store says about reading a file that it was made from."""
 
-    `axes` are the voxel axes (such as LAS) if the header lacks them, and `sha256` is the hash when
-    the store was made. `numbers` maps the dataset's own label numbers to FreeSurfer numbers; `fold`
-    is the folding table, which is applied after this mapping.
-    """
-
-    axes: str | None = None
-    sha256: str = ""
+    axes: str | None = None  # voxel axes (such as LAS) if the header lacks them
+    sha256: str = ""  # hash of the file when the store was made
+    # Mapping from the dataset's own label numbers to FreeSurfer numbers.
     numbers: Mapping[int, int] = field(default_factory=dict)
-    fold: FoldingTable | None = None
-
-
-# The record of files that are in no store.
-_NOT_STORED = StoreRecord()
+    fold: FoldingTable | None = None  # applied after this mapping
 
 
 @dataclass(frozen=True)
 class ParsedName:
-    """Name of a file without its suffix, and the parts of it that pair the file with others.
+    """Name of a file without its suffix, and what it says about the scan, to find pairs of files.
 
-    `subject` is "sub-01" in a BIDS name, and otherwise the whole name. Only in a SUBJECTS_DIR or a
-    store, it is the participant. It never says whose scan a table has: `ScanFile.participant` does.
-    `entities` are BIDS entities, sorted; empty for other names.
+    `subject` is "sub-01" in a BIDS name, the participant in a SUBJECTS_DIR or a store, and the
+    whole name elsewhere: `ScanFile.participant` says whose scan it is. `entities` are the BIDS
+    entities, sorted; empty for other names. `folders` are the names of the folders between the
+    searched folder and the file, if they identify the subject; empty in BIDS.
     """
 
     name: str
     subject: str
     session: str = ""
     entities: tuple[tuple[str, str], ...] = ()
+    folders: tuple[str, ...] = ()
 
     @property
     def scan(self) -> str:
@@ -137,13 +131,10 @@ class ScanFile:
     parsed: ParsedName
     participant: str
     session: str = ""
-    # Names of the folders between the searched folder and the file, if they identify the subject;
-    # empty in BIDS.
-    folders: tuple[str, ...] = ()
     is_given: bool = False  # named by itself, not found in a folder
     # For a correction: the path of the label map that it corrects, whose name it has here.
     corrects: Path | None = None
-    stored: StoreRecord = _NOT_STORED  # what the store says, for a file of a store
+    stored: StoreRecord = StoreRecord()  # what the store says, for a file of a store
     # Ledger entry of the run that made the label map; an empty one if no ledger lists it. Its
     # result describes the predicted label map, even if a rater has corrected it since.
     entry: Entry = NO_ENTRY
@@ -212,21 +203,16 @@ class ScanFile:
     @property
     def shown(self) -> str:
         """Name of the file in messages: the names of its folders and its own, joined by slashes."""
-        return "/".join((*self.folders, self.path.name))
+        return "/".join((*self.parsed.folders, self.path.name))
 
 
 @dataclass(frozen=True)
 class FoundFile:
-    """A label map or an image as it was found, before `name_files` decides whose scan it is.
-
-    `folders` and `corrects` are as in `ScanFile`. `identity` has the participant if a SUBJECTS_DIR
-    has named it; None if the names of the file and its folders decide.
-    """
+    """A label map or an image as it was found, before `name_files` decides whose scan it is."""
 
     path: Path
     parsed: ParsedName
-    folders: tuple[str, ...] = ()
-    corrects: Path | None = None
+    # Participant and session if a SUBJECTS_DIR has named them.
     identity: Identity | None = None
 
 
@@ -268,11 +254,17 @@ def find_files(
     if not place.is_dir():
         remedy = "check the path; a relative one starts at the current folder"
         raise ConfigError("no such file or folder", where=place, remedy=remedy)
-    found = _with_corrections(_files_below(place, suffix, kind), corrected=corrected)
-    if found:
+    found = _files_below(place, suffix, kind)
+    paths = {file.path for file in found}
+    # A correction is no file of its own, even without `corrected`.
+    corrections = {corrected_path(path) for path in paths}
+    results = [file for file in found if file.path not in corrections]
+    if results:
+        files = name_files(results, place, entries)
+        if corrected:
+            files = [_newest_among(paths, file) for file in files]
         return sorted(
-            name_files(found, place, entries),
-            key=lambda file: (natural_order(file.name), str(file.path)),
+            files, key=lambda file: (natural_order(file.name), str(file.path))
         )
     what = "no image here"
     remedy = (
@@ -284,6 +276,14 @@ def find_files(
     elif suffix == Product.LABELS.suffix:
         what = "no label map here"
     raise EvaluationError(what, where=place, remedy=remedy)
+
+
+def _newest_among(paths: Collection[Path], file: ScanFile) -> ScanFile:
+    """Return a label map with the path of its correction, if that is among `paths`."""
+    path = corrected_path(file.path)
+    if path not in paths:
+        return file
+    return replace(file, path=path, corrects=file.path)
 
 
 def find_images(place: Path, label_maps: Iterable[Path]) -> list[ScanFile]:
@@ -375,27 +375,6 @@ def _lesion_masks(place: Path) -> list[FoundFile]:
     return _any_images(place, lambda path: not stem_ends(path, *others))
 
 
-def _with_corrections(
-    files: Sequence[FoundFile], *, corrected: bool
-) -> list[FoundFile]:
-    """Return the files, with the path of each corrected label map replaced by its correction.
-
-    The replaced path is in `FoundFile.corrects`. Without `corrected`, paths are not replaced. In
-    both cases, a correction is not listed as a file of its own if its label map is listed.
-    """
-    paths_of_files = {file.path for file in files}
-    corrections = {corrected_path(file.path) for file in files}
-    kept = []
-    for file in files:
-        if file.path in corrections:
-            continue
-        path = corrected_path(file.path)
-        if corrected and path in paths_of_files:
-            file = replace(file, path=path, corrects=file.path)
-        kept.append(file)
-    return kept
-
-
 def _of_one_kind(files: Sequence[FoundFile], kinds: Sequence[str]) -> list[FoundFile]:
     """Return one label map for each scan of a BIDS dataset, if scans have several kinds of them.
 
@@ -443,13 +422,12 @@ def _of_subjects_dir(
     files = []
     named = identify([Named(folder.name) for folder, _ in found])
     for (folder, path), names in zip(found, named, strict=True):
-        participant = names.participant
         facts: dict[str, str] = {}
         if folder.name.startswith("sub-"):
             facts = entities(folder.name)
         words = tuple(sorted(facts.items()))
-        parsed = ParsedName(folder.name, participant, names.scan, words)
-        identity = Identity(participant, scan=parsed.scan)
+        parsed = ParsedName(folder.name, names.participant, names.scan, words)
+        identity = Identity(names.participant, scan=parsed.scan)
         files.append(FoundFile(path, parsed, identity=identity))
     return files
 
@@ -496,13 +474,13 @@ def file_below(place: Path, path: Path) -> FoundFile:
     If the name has no BIDS entities, it is identified by its folders below `place`, too.
     """
     parsed = parse_name(path)
-    if parsed.entities:
-        return FoundFile(path, parsed)
-    return FoundFile(path, parsed, folders=path.parent.relative_to(place).parts)
+    if not parsed.entities:
+        parsed = replace(parsed, folders=path.parent.relative_to(place).parts)
+    return FoundFile(path, parsed)
 
 
 def name_files(
-    found: Iterable[FoundFile], place: Path, entries: Mapping[Path, Listed]
+    found: Sequence[FoundFile], place: Path, entries: Mapping[Path, Listed]
 ) -> list[ScanFile]:
     """Return found files as scans with unique names, and participants and sessions for tables.
 
@@ -510,34 +488,29 @@ def name_files(
     the names of their folders. `entries` has the output folder and the ledger entry, by absolute
     path of the label map; see `find_files`.
     """
-    files = []
     listed = []
+    given_as = []
     identities = []
     for file in found:
+        folder, entry = entries.get(absolute(file.path), _NOT_LISTED)
+        given = {} if entry is NO_ENTRY else given_names(entry.input)
+        parsed = _as_given(file.parsed, given)
         folders = file.path.parent.relative_to(place).parts
-        folder, entry = entries.get(absolute(file.corrects or file.path), _NOT_LISTED)
-        if entry is not NO_ENTRY:
-            given = given_names(entry.input)
-            folders = tuple(given.get(name, name) for name in folders)
-            file = _as_given(file, given)
-        files.append(file)
+        folders = tuple(given.get(part, part) for part in folders)
         listed.append((folder, entry))
-        identities.append(_decide_identity(file, folders, entry))
+        given_as.append(parsed)
+        identities.append(_decide_identity(file, parsed, folders, entry))
     scans = []
-    names = _unique_names(files)
-    for file, name, identity, (folder, entry) in zip(
-        files, names, disambiguate(identities), listed, strict=True
+    for file, parsed, identity, (folder, entry) in zip(
+        found, _unique_names(given_as), disambiguate(identities), listed, strict=True
     ):
-        folders = file.folders
-        if name.entities and identity.participant != name.subject:
-            folders = identity.site
+        if parsed.entities and identity.participant != parsed.subject:
+            parsed = replace(parsed, folders=identity.site)
         scan = ScanFile(
             file.path,
-            name,
+            parsed,
             identity.participant,
             identity.scan,
-            folders=folders,
-            corrects=file.corrects,
             entry=entry,
             folder=folder,
         )
@@ -545,69 +518,65 @@ def name_files(
     return scans
 
 
+def _as_given(parsed: ParsedName, given: Mapping[str, str]) -> ParsedName:
+    """Return the name of a label map with the names of its scan and folders as the user gave them.
+
+    `given` maps names in the output, which are safe as file names, to names as given.
+    """
+    folders = tuple(given.get(folder, folder) for folder in parsed.folders)
+    name = parsed.name.removesuffix(f"_{Product.LABELS.suffix}")
+    if name in given:
+        parsed = parse_name(Path(f"{given[name]}.nii"))
+    return replace(parsed, folders=folders)
+
+
 def _decide_identity(
-    file: FoundFile, folders: tuple[str, ...], entry: Entry
+    file: FoundFile, parsed: ParsedName, folders: tuple[str, ...], entry: Entry
 ) -> Identity:
     """Return the participant of a file, and what distinguishes its scan, without other files.
 
     A run that has segmented the scan together with others has named the participant, in its ledger
     entry. Otherwise it is the subject in a SUBJECTS_DIR, or the participant in the name of the file
     or of the `folders` around it. A name without a recognisable participant counts as a participant
-    of its own.
+    of its own. `parsed` and `folders` are as the user gave them.
     """
     identity = file.identity
     if identity is None:
-        identity = identity_alone(Named(file.parsed.name, folders))
-        if file.parsed.entities:
+        identity = identity_alone(Named(parsed.name, folders))
+        if parsed.entities:
             # BIDS scans are distinguished by entities only, not by the suffix or the kind of file.
-            identity = replace(identity, scan=file.parsed.scan)
+            identity = replace(identity, scan=parsed.scan)
     together = entry.result.longitudinal
     if together is None or together.participant == identity.participant:
         return identity
-    scan = identity.scan or file.parsed.name
     site = identity.site
     # The participant may be named with the folders in front.
     if together.participant.startswith("/".join((*site, ""))):
         site = ()
-    return Identity(together.participant, scan=scan, site=site)
+    return Identity(together.participant, scan=identity.scan or parsed.name, site=site)
 
 
-def _unique_names(files: Sequence[FoundFile]) -> list[ParsedName]:
-    """Return a unique name of each file: equal names are prefixed with the folders of the files.
+def _unique_names(names: Sequence[ParsedName]) -> Iterator[ParsedName]:
+    """Yield each name such that it is unique: equal names are prefixed with their folders.
 
     a/T1 and b/T1 belong to two participants; their names become a_T1 and b_T1. If two of these
     would be equal (a_b/c and a/b_c), the names become a_b/c and a/b_c.
     """
-    times = Counter(file.parsed.name for file in files)
-    names = []
-    for file in files:
-        name = file.parsed.name
-        if times[name] > 1 and not file.parsed.entities:
-            name = "_".join((*file.folders, name))
-        names.append(name)
-    times = Counter(names)
-    unique = []
-    for file, name in zip(files, names, strict=True):
-        parsed = file.parsed
-        if name != parsed.name:
-            if times[name] > 1:
-                name = "/".join((*file.folders, parsed.name))
-            parsed = replace(parsed, name=name, subject=name)
-        unique.append(parsed)
-    return unique
-
-
-def _as_given(file: FoundFile, given: Mapping[str, str]) -> FoundFile:
-    """Return a label map with the names of its scan and folders as the user gave them.
-
-    `given` maps names in the output, which are safe as file names, to names as given.
-    """
-    folders = tuple(given.get(folder, folder) for folder in file.folders)
-    file = replace(file, folders=folders)
-    name = file.parsed.name.removesuffix(f"_{Product.LABELS.suffix}")
-    if name not in given:
-        return file
-    return replace(file, parsed=parse_name(Path(f"{given[name]}.nii")))
+    times = Counter(parsed.name for parsed in names)
+    longer = []
+    for parsed in names:
+        name = parsed.name
+        if times[name] > 1 and not parsed.entities:
+            name = "_".join((*parsed.folders, name))
+        longer.append(name)
+    times = Counter(longer)
+    for parsed, name in zip(names, longer, strict=True):
+        if name == parsed.name:
+            yield parsed
+            continue
+        if times[name] > 1:
+            name = "/".join((*parsed.folders, parsed.name))
+        yield replace(parsed, name=name, subject=name)
 
 
 def corrected_among(files: Sequence[ScanFile], *, lesions: bool = False) -> str:

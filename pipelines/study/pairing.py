@@ -403,7 +403,7 @@ def _differ_in_detail(one: ScanFile, other: ScanFile) -> bool:
 
 def _safe_folders(file: ScanFile) -> list[str]:
     """Return the names of a file's folders as they are in the output of `trinat predict`."""
-    return [safe_component(part) for part in file.folders]
+    return [safe_component(part) for part in file.parsed.folders]
 
 
 def _folders_differ(one: ScanFile, other: ScanFile) -> bool:

@@ -160,7 +160,7 @@ def describe_table(
     else:
         files = Study(results).label_maps()
         matched = participants_table.match(
-            {(file.name, file.participant): file.folders for file in files}
+            {(file.name, file.participant): file.parsed.folders for file in files}
         )
         _refuse_strangers(table, matched)
         refuse_merged_participants(table, matched, segmented_together(files))
