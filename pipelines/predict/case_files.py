@@ -312,7 +312,7 @@ class CaseFiles:
 
     def _write_label_tables(self) -> None:
         """Write the tables that explain the numbers of the label maps that are written."""
-        by_index = self.settings.output.format == "index"
+        by_index = self._output.format == "index"
         for product, plain, in_bids in LABEL_TABLES.values():
             if not self.wants(product):
                 continue
@@ -343,8 +343,8 @@ class CaseFiles:
         found = self.found
         match product:
             case Product.PARCELS:
-                is_aseg = self._output.format == "aseg"
-                return found.parcel_labels if is_aseg else found.parcel_indices
+                by_index = self._output.format == "index"
+                return found.parcel_indices if by_index else found.parcel_labels
             case Product.CALLOSUM:
                 return found.callosum.labels
             case Product.LESIONS:
@@ -375,9 +375,9 @@ class CaseFiles:
 
     def _write_labels(self) -> None:
         """Write the label map, with a JSON sidecar in a BIDS dataset."""
-        labels = self.found.indices
-        if self._output.format == "aseg":
-            labels = self.found.labels
+        labels = self.found.labels
+        if self._output.format == "index":
+            labels = self.found.indices
         path = self.names.labels(self._output, self.case.path)
         labels.write(path, labels=True)
         self._write_sidecar(Product.LABELS)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from natsort import natsorted
+from pydantic import TypeAdapter, ValidationError
 
 from trinat.pipelines.predict.engine import SerialEngine
 from trinat.pipelines.predict.progress import listener
@@ -23,9 +24,8 @@ from trinat.pipelines.study.discovery import find_cases
 from trinat.pipelines.study.entry import Entry
 from trinat.pipelines.study.ledger import ledgers_in, read_entries
 from trinat.pipelines.study.naming import Product
-from trinat.segmentation.errors import ConfigError, reason_of
+from trinat.segmentation.errors import ConfigError, first_mistake, reason_of
 from trinat.segmentation.io.foreign_images import is_foreign_image, is_subject
-from trinat.segmentation.io.orientation import check_trust
 from trinat.segmentation.io.volume import ScanLike, Volume
 from trinat.segmentation.models.zoo import find_model, warn_of_licence
 from trinat.segmentation.space.views import View, chosen_views
@@ -60,8 +60,10 @@ def segment_many(
     model, device, image, views
         As in `trinat.segment`.
     **settings
-        Fields of `OutputSettings`, which are options of `trinat predict`: `mirror=True`,
-        `clean=True`, `samples=10`, `stats=True`, `longitudinal=True`.
+        Options of `trinat predict` that affect the results: `mirror=True`, `stats=True`,
+        `longitudinal=True`. Four have names of their own here: `samples` (`--uncertainty`),
+        `picture` (`--pictures`), `smallest_lesion_mm3` (`--smallest-lesion`) and `fmriprep=True`
+        (`--for fmriprep`).
 
     Returns
     -------
@@ -75,7 +77,7 @@ def segment_many(
     ModelError
         If the model cannot be loaded.
     ConfigError
-        If a setting is invalid.
+        If a setting is unknown or has an impossible value.
     DeviceError
         If the device does not exist.
     OutputError
@@ -95,8 +97,7 @@ def segment_many(
     views_in_order = tuple(view.value for view in View if view in chosen)
     # Without an output folder these files would be discarded.
     written_files = dict.fromkeys(("picture", "brain_mask"), out is not None)
-    output = OutputSettings(views=views_in_order, **(written_files | settings))
-    check_trust(output.trust_affine)
+    output = _output_settings({**written_files, **settings, "views": views_in_order})
     with TemporaryDirectory() as temporary, TemporaryDirectory() as images:
         inputs, written, refused = _split_inputs(paths, Path(images), image)
         entries: list[Entry] = []
@@ -131,6 +132,23 @@ def segment_many(
         known = read_entries(ledgers_in(folder))
     rows = [known.get(entry.case, entry) for entry in entries]
     return _result_table(rows, None if out is None else folder)
+
+
+def _output_settings(settings: Mapping[str, Any]) -> OutputSettings:
+    """Return settings given by name as `OutputSettings`; raise ConfigError if one is invalid."""
+    # Norms require a table of participants, which `segment_many` does not take.
+    known = [
+        field.name for field in fields(OutputSettings) if field.name != "reference"
+    ]
+    for name in settings:
+        if name not in known:
+            raise ConfigError(
+                f"unknown setting {name!r}", remedy=f"use {', '.join(known)}"
+            )
+    try:
+        return TypeAdapter(OutputSettings).validate_python(settings)
+    except ValidationError as error:
+        raise ConfigError(first_mistake(error)) from error
 
 
 def _is_array_with_affine(scans: Any) -> bool:

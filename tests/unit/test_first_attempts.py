@@ -132,8 +132,26 @@ def test_many_scans_take_the_settings_of_the_command_line(
     written = {path.name for path in out.iterdir()}
     assert {"scan_aseg.stats", "scan_dseg.nii.gz"} <= written
     assert not any(name.endswith(".png") for name in written)
-    with pytest.raises(TypeError, match="mirorr"):
-        trinat.segment_many([small], model=random_model(), mirorr=True)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"mirorr": True},
+        {"threads": 2},
+        {"format": "freesurfer"},
+        {"mirror": "banana"},
+        {"samples": "some"},
+    ],
+)
+def test_settings_of_many_scans_are_checked_before_any_is_segmented(
+    small: Path, tmp_path: Path, setting: dict[str, object]
+) -> None:
+    with refusal(ConfigError):
+        trinat.segment_many(
+            [small], tmp_path / "out", model=random_model(), progress=False, **setting
+        )
+    assert not (tmp_path / "out").exists()
 
 
 def test_images_in_memory_are_rows_and_are_done_once(small: Path) -> None:
