@@ -300,6 +300,7 @@ def split(
             "--validation cannot be combined with --kfold, which takes a fold for validation",
             remedy="leave it out, or give 0",
         )
+    has_validation = False
     for path, split in split_store(
         store,
         ratios=ratios,
@@ -314,6 +315,7 @@ def split(
             f"{path}: {len(split.train)} train, {len(split.validation)} validation, "
             f"{len(split.test)} test"
         )
+        has_validation = has_validation or bool(split.validation)
     if out is None:
         source = opened.info.source
         folds = [] if kfold is None else ["--folds"]
@@ -321,8 +323,12 @@ def split(
         recipe = "quicknat" if count_gpus() else "finetune"
         if source == "malc":
             recipe = "manual"
-        out_of_train = Path("runs") / source
-        say_next("train", recipe, "--store", store, *folds, "--out", out_of_train)
+        settings = []
+        if recipe == "finetune" and not has_validation:
+            # Unlike the other two, it refuses a split without participants for validation.
+            settings = ["--set", "validation=null"]
+        run = Path("runs") / source
+        say_next("train", recipe, "--store", store, *folds, *settings, "--out", run)
 
 
 @with_fields

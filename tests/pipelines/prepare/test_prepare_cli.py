@@ -202,14 +202,27 @@ def test_a_one_sided_scheme_gets_the_views_that_it_can_have(tmp_path: Path) -> N
         )
 
 
-@pytest.mark.parametrize(("gpus", "recipe"), [(0, "finetune"), (1, "quicknat")])
+@pytest.mark.parametrize(
+    ("gpus", "validation", "proposed"),
+    [
+        (0, "1", ("finetune", "")),
+        (0, "0", ("finetune", " --set validation=null")),
+        (1, "0", ("quicknat", "")),
+    ],
+)
 def test_split_proposes_what_the_machine_can_train(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: int, recipe: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    gpus: int,
+    validation: str,
+    proposed: tuple[str, str],
 ) -> None:
     monkeypatch.setattr(hardware, "count_gpus", lambda: gpus)
     store = small_store(tmp_path / "store", dict.fromkeys("abc", (16, 16, 16)))
-    done = CliRunner().invoke(app, ["split", str(store), "--ratios", "1", "1", "1"])
-    assert f"next: trinat train {recipe} --store {store}" in done.output
+    words = ["split", str(store), "--ratios", "1", validation, "1"]
+    done = CliRunner().invoke(app, words)
+    recipe, settings = proposed
+    assert f"next: trinat train {recipe} --store {store}{settings} --out" in done.output
 
 
 def test_a_pipe_for_a_store_is_named_as_what_it_is(tmp_path: Path) -> None:
