@@ -176,7 +176,8 @@ def prepare(
     config: Annotated[
         Path | None,
         typer.Option(
-            help="YAML file with any of these settings, and with extra and ignore."
+            help="YAML file with any of these settings (label_maps: aparc+aseg.mgz), and with "
+            "extra and ignore."
         ),
     ] = None,
     jobs: Annotated[

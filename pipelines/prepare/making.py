@@ -219,8 +219,8 @@ def _list_subjects(config: PrepareConfig) -> Listing:
     the dataset's own and the one of the user. Entries that are not understood are logged.
     """
     fold = None
-    if config.fold is not None:
-        fold = load_folding(config.fold)
+    if config.numbering is not None:
+        fold = load_folding(config.numbering)
     options = SourceOptions(
         scheme=config.labels,
         image=config.image,

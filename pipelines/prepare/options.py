@@ -50,7 +50,8 @@ class PrepareConfig(BaseModel):
         str | None,
         Option(
             "Image to use: oasis1 t88-masked, t88, subj111, raw, freesurfer; neurite orig, "
-            "norm; malc head, stripped; freesurfer a file name in mri/."
+            "norm, aligned_orig, aligned_norm; malc head, stripped; freesurfer a file name in "
+            "mri/; pairs a folder."
         ),
     ] = None
     mixed_heads: Annotated[
@@ -62,15 +63,15 @@ class PrepareConfig(BaseModel):
     label_maps: Annotated[
         str | None,
         Option(
-            "Labels to use: freesurfer a file name in mri/; bids a derivatives folder."
+            "Labels to use: freesurfer a file name in mri/; bids a derivatives folder; pairs a "
+            "folder."
         ),
     ] = None
-    fold: Annotated[
+    numbering: Annotated[
         str | None,
         Option(
             "Numbering of the label maps, if not FreeSurfer's: neuromorphometrics, or a TSV "
-            "file with columns first, last, name, target.",
-            names=("--numbering",),
+            "file with columns first, last, name, target."
         ),
     ] = None
     subjects_dir: Annotated[

@@ -69,7 +69,7 @@ def list_subjects(
     if dataset.fixed_numbers and changes_numbers:
         raise ConfigError(
             f"the label numbers of {source} are known",
-            remedy="leave out the folding table (fold), extra and ignore",
+            remedy="leave out numbering, extra and ignore",
         )
     for name, option in _OPTIONS.items():
         if getattr(options, name) is not None and name not in dataset.uses:

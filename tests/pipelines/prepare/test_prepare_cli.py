@@ -150,6 +150,9 @@ def test_own_numbers_are_folded_by_a_table(tmp_path: Path) -> None:
     assert voxels["Left-Cerebellum-White-Matter"] == 0, "7 is FreeSurfer's"
     (tmp_path / "own.tsv").write_text("first\tlast\ttarget\n7\t8\t2\n")
     assert "1 made" in call(*words), "another table is another result"
+    own = f"grid: [64, 64, 64]\nnumbering: {tmp_path / 'own.tsv'}\n"
+    (tmp_path / "c.yaml").write_text(own)
+    assert "1 up to date" in call(*words[:-2]), "a file may name the table too"
 
 
 def test_terms_must_be_accepted_before_anything_is_fetched(tmp_path: Path) -> None:
