@@ -48,7 +48,9 @@ class TrainSettings:
         Path | None, Option("Run folder. Default: runs/NAME.", names=("--out", "-o"))
     ] = None
     resume: Annotated[bool, Option("Continue the run in --out.")] = False
-    device: Annotated[str, Option("auto, cpu, cuda, cuda:1 or mps.")] = "auto"
+    device: Annotated[
+        str, Option("auto, cpu, cuda, cuda:1 or mps.", envvar="TRINAT_DEVICE")
+    ] = "auto"
     seconds: Annotated[
         float | None,
         Option(

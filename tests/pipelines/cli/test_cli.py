@@ -10,6 +10,7 @@ from textwrap import dedent
 
 import pytest
 from typer.main import get_command
+from typer.testing import CliRunner
 
 from trinat.pipelines.cli import app
 from trinat.pipelines.cli.options import say_next
@@ -229,6 +230,15 @@ def test_a_cluster_sets_device_and_threads(
     done = python(code, "predict", "no.nii.gz", "--out", "out", **{variable: value})
     assert done.returncode == Exit.USAGE
     assert done.stderr.startswith(said)
+
+
+def test_a_cluster_sets_the_device_of_a_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRINAT_DEVICE", "gpu")
+    words = ["train", "smoke", "--out", str(tmp_path / "run")]
+    with pytest.raises(errors.DeviceError):
+        CliRunner().invoke(app, words, catch_exceptions=False)
 
 
 @pytest.mark.parametrize("own", [None, "ACTIVE"])
