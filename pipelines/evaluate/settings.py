@@ -59,8 +59,8 @@ class LabelMapOptions:
     ratings: Annotated[
         Path | None,
         Option(
-            "ratings.tsv of trinat view: leave out rejected scans and structures, and write "
-            "raters.csv (agreement, Cohen's kappa)."
+            "ratings.tsv of trinat view: leave out rejected scans and structures; evaluate and "
+            "report also write raters.csv (agreement, Cohen's kappa)."
         ),
     ] = None
     uncorrected: Annotated[
