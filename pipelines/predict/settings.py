@@ -404,8 +404,8 @@ class PredictRequest(WorkerOptions):
     inputs: Annotated[
         Sequence[str],
         Option(
-            "Scans, folders, glob patterns, lists (.txt), DICOM files or zips, a BIDS dataset "
-            "or a SUBJECTS_DIR.",
+            "Scans, folders, glob patterns, lists (.txt, .list), DICOM files or zips, a BIDS "
+            "dataset or a SUBJECTS_DIR.",
             is_argument=True,
             typed=list[str] | None,
             parse=as_tuple,
