@@ -190,14 +190,16 @@ def _implausible_places(
     x, y, z = np.nonzero(numbers)
     if any(len(np.unique(axis)) == 1 for axis in (x, y, z)):
         reasons.append("all lesions lie in one slice")
-    # A voxel is on the side whose white matter is nearer.
-    is_left = np.isin(structures.data, [white[0]])
-    is_right = np.isin(structures.data, [white[1]])
-    from_left = ndimage.distance_transform_edt(~is_left) if is_left.any() else None
-    from_right = ndimage.distance_transform_edt(~is_right) if is_right.any() else None
-    if from_left is not None and from_right is not None:
+    # A voxel is on the side whose white matter is nearer, and on no side if both are equally near.
+    is_left = structures.data == white[0]
+    is_right = structures.data == white[1]
+    if is_left.any() and is_right.any():
+        spacing_mm = structures.grid.spacing_mm
+        from_left = ndimage.distance_transform_edt(~is_left, spacing_mm)
+        from_right = ndimage.distance_transform_edt(~is_right, spacing_mm)
         on_left = (from_left < from_right)[x, y, z]
-        if on_left.all() or not on_left.any():
+        on_right = (from_right < from_left)[x, y, z]
+        if on_left.any() != on_right.any():
             reasons.append("all lesions lie on one side")
     return reasons
 

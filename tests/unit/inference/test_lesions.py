@@ -179,3 +179,40 @@ def test_implausible_lesions_are_doubted(boxes, is_flair, grade):
     lesions = found(*boxes, is_flair=is_flair)
     assert len(lesions.reasons) == (0 if grade == "pass" else 1)
     assert lesions.grade == grade
+
+
+@pytest.mark.parametrize(("first", "second"), [(2, 41), (41, 2)])
+def test_a_lesion_up_to_the_midline_is_on_one_side_in_the_mirror_image_too(
+    first: int, second: int
+) -> None:
+    classes = np.zeros((61, 40, 40), np.uint8)
+    classes[:30] = index(first)
+    classes[31:] = index(second)
+    probability = np.zeros(classes.shape, np.float32)
+    # Column 30 is as near to the first side as to the second.
+    probability[20:31, 10:20, 10:20] = 0.8
+    lesions = find_lesions(
+        Volume(probability, np.eye(4)),
+        Volume(classes, np.eye(4)),
+        STRUCTURES,
+        is_flair=True,
+    )
+    assert (lesions.grade, len(lesions.reasons)) == ("look", 1)
+
+
+def test_the_side_of_a_lesion_is_the_nearer_one_in_millimetres() -> None:
+    affine = np.diag([1, 1, 6.5, 1])
+    classes = np.zeros((60, 40, 20), np.uint8)
+    classes[:30, :, 10:] = index(2)
+    classes[35:] = index(41)
+    probability = np.zeros(classes.shape, np.float32)
+    probability[40:50, 10:20, 5:9] = 0.8
+    # The left white matter is 1 slice, 6.5 mm, away, and the right one 5 and 6 voxels of 1 mm.
+    probability[29:31, 10:20, 9] = 0.8
+    lesions = find_lesions(
+        Volume(probability, affine),
+        Volume(classes, affine),
+        STRUCTURES,
+        is_flair=True,
+    )
+    assert (lesions.grade, len(lesions.reasons)) == ("look", 1)
