@@ -40,7 +40,7 @@ from trinat.pipelines.report.cohort import (
     VOLUMES,
     Section,
     cohort_of,
-    participants_of,
+    facts_of,
 )
 from trinat.pipelines.report.cohort_page import cohort_drawings, cohort_page
 from trinat.pipelines.report.harmonised import refuse_unharmonisable
@@ -175,7 +175,7 @@ def report_cohort(
         folder: participants_in(entries, folder)
         for folder, entries in study.folders.items()
     }
-    facts_of_participants = participants_of(cohort.frame, "volume")
+    facts_of_participants = facts_of(cohort.frame)
     sections = []
     for section in (
         Section.of_volumes(cohort),

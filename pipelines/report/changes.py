@@ -49,8 +49,6 @@ if TYPE_CHECKING:
 
 Values = NDArray[np.float64]
 
-# Columns with the group, site, sex, age and intracranial volume of participants.
-_FACTS = ["group", "site", "sex", "age", "icv"]
 # A table shows at most this number of changes: the largest ones, relative to noise.
 _MOST_ROWS = 1000
 # In years; a little less than a day, so that rounding does not split a day.
@@ -240,7 +238,7 @@ class Changes:
 
 def compare_changes(
     courses: Sequence[Course],
-    participants: pd.DataFrame,
+    facts: pd.DataFrame,
     covariates: Collection[str] | None = None,
 ) -> Changes:
     """Compare the yearly changes of volumes between groups, by the linear model of `fit_groups`.
@@ -250,8 +248,7 @@ def compare_changes(
     changes per year over a few weeks are mostly noise. Robust standard errors hold whatever the
     weights.
 
-    `participants` has a row for each participant and structure, with the columns that
-    `cohort.participants_of` returns. It has all participants, even those with one scan.
+    `facts` is the table of `cohort.facts_of`. It has all participants, even those with one scan.
     `covariates` are the terms to include besides group and site: age, sex or icv (the intracranial
     volume). If None, each covariate is included that is known for most participants.
     """
@@ -278,7 +275,6 @@ def compare_changes(
     usual = slopes.loc[slopes["value"].notna(), "spread"].median()
     slopes["weight"] = slopes["spread"] / (slopes["spread"] + usual)
     with_slope = set(slopes.dropna(subset="value")["subject"])
-    facts = participants.groupby("subject", sort=False)[_FACTS].first()
     notices = []
     if several:
         notices.append(

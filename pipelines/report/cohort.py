@@ -552,23 +552,30 @@ def participants_of(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
     order of the structures.
     """
     values = frame[frame["metric"] == metric]
-    known = {fact: values[fact].where(values[fact] != "") for fact in FACTORS}
-    values = values.assign(**known)
     by = values.groupby(["structure", "subject"], sort=False)
-    facts = {fact: (fact, "first") for fact in FACTORS}
-    found = by.agg(
-        value=("value", "mean"),
-        age=("age", "mean"),
-        icv=("intracranial_mm3", "mean"),
-        **facts,
-    )
+    found = by.agg(value=("value", "mean")).join(facts_of(frame), on="subject")
     measured = values.dropna(subset="value").groupby(["structure", "subject"])
     for name, column in (("age", "age"), ("icv", "intracranial_mm3")):
         of_measured = measured[column].mean().reindex(found.index)
         found[name] = of_measured.fillna(found[name])
+    return found.reset_index()
+
+
+def facts_of(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return a table with a row for each participant, over all scans of the participant.
+
+    `frame` is the frame of a `Cohort`. The index is the participant, and the columns are the means
+    of `age` and `icv` (the intracranial volume), and group, site and sex, which are "" if they are
+    unknown or differ between the scans.
+    """
+    scans = frame.drop_duplicates("scan")
+    known = {fact: scans[fact].where(scans[fact] != "") for fact in FACTORS}
+    by = scans.assign(**known).groupby("subject", sort=False)
+    facts = {fact: (fact, "first") for fact in FACTORS}
+    found = by.agg(age=("age", "mean"), icv=("intracranial_mm3", "mean"), **facts)
     names = list(FACTORS)
     found[names] = found[names].where(by[names].nunique() == 1, "")
-    return found.reset_index()
+    return found
 
 
 def differing_participants(frame: pd.DataFrame, fact: str) -> list[str]:

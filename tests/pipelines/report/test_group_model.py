@@ -46,6 +46,12 @@ def people(count: int, **facts: Sequence[object]) -> pd.DataFrame:
     return pd.concat(tables, ignore_index=True)
 
 
+def facts_of_people(count: int, **facts: Sequence[object]) -> pd.DataFrame:
+    """Return these attributes of participants in the form of `cohort.facts_of`."""
+    columns = ["group", "site", "sex", "age", "icv"]
+    return people(count, **facts).groupby("subject")[columns].first()
+
+
 def fitted(
     participants: pd.DataFrame, covariates: Sequence[str] | None = None
 ) -> GroupModel:
@@ -191,9 +197,9 @@ def test_a_participant_in_two_folders_has_one_change() -> None:
             courses.append(
                 Course(name, "", STRUCTURES[0], ["a", "b"], years, [1, 2], change, None)
             )
-    participants = people(12, group=["a", "b"] * 6)
-    changes = compare_changes(courses, participants)
-    longest = compare_changes(courses[1::2], participants)
+    facts = facts_of_people(12, group=["a", "b"] * 6)
+    changes = compare_changes(courses, facts)
+    longest = compare_changes(courses[1::2], facts)
     assert changes.model is not None
     assert longest.model is not None
     pd.testing.assert_frame_equal(changes.model.effects, longest.model.effects)
@@ -330,7 +336,7 @@ def course_of(participant: str, rate: float, years: Sequence[float | None]) -> C
 
 
 def test_scans_without_dates_do_not_change_the_comparison_of_changes() -> None:
-    facts = people(12, group=["a", "b"] * 6)
+    facts = facts_of_people(12, group=["a", "b"] * 6)
     dated = [
         course_of(f"sub-{number:02}", rate, [0.0, 0.5 + number, 8.0])
         for number, rate in enumerate([-1.0, -2.0, -1.5, -2.5, -0.5, -3.0])
@@ -346,7 +352,7 @@ def test_scans_without_dates_do_not_change_the_comparison_of_changes() -> None:
 def test_changes_are_compared_by_the_same_model_and_participants_with_one_scan_named() -> (
     None
 ):
-    facts = people(7, group=["a", "b"] * 3 + ["a"])
+    facts = facts_of_people(7, group=["a", "b"] * 3 + ["a"])
     rates = [-1.0, -2.0, -1.5, -2.5, -0.5, -3.0]
     courses = [
         course_of(f"sub-{number:02}", rate, [0.0, 1.0, 2.0])
