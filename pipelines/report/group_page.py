@@ -122,13 +122,15 @@ def effect_tables(model: GroupModel, unit: str, digits: int) -> list[Table]:
     """Return a table for each pair of groups, sexes or sites, with a row for each structure.
 
     Columns are the difference between the two with its interval, Hedges' g, and p, from
-    `model.effects`. `unit` is the unit of the differences, `digits` the number of their decimals.
+    `model.effects`. `unit` is the unit of the differences, "" if units of structures differ, and
+    `digits` the number of their decimals.
     """
+    in_unit = f" ({unit})" if unit else ""
     columns: NamedColumns = {
         "structure": "Structure",
         "participants": Column("Participants", 0),
         "difference": Column(
-            f"Difference ({unit})", digits, "Where the covariates are equal", sign=True
+            f"Difference{in_unit}", digits, "Where the covariates are equal", sign=True
         ),
         "interval": "95 % interval",
         "g": Column("Hedges' g", 2, "Difference in standard deviations", sign=True),
@@ -177,15 +179,16 @@ def effect_tables(model: GroupModel, unit: str, digits: int) -> list[Table]:
 def slope_table(model: GroupModel, unit: str, digits: int) -> Table | None:
     """Return the table of the change of each structure per year of age, between participants.
 
-    `unit` is the unit of the structures' values, and `digits` the number of decimals. Returns None
-    if age is not a term of the model.
+    `unit` is the unit of the structures' values, "" if their units differ, and `digits` the number
+    of decimals. Returns None if age is not a term of the model.
     """
     if model.slopes.empty:
         return None
+    per_year = f"{unit} a year".strip()
     columns: NamedColumns = {
         "structure": "Structure",
         "participants": Column("Participants", 0),
-        "slope": Column(f"Slope ({unit} a year)", digits, sign=True),
+        "slope": Column(f"Slope ({per_year})", digits, sign=True),
         "interval": "95 % interval",
         "share": Column(
             "% a year", 2, "Slope in percent of the mean volume", sign=True

@@ -14,6 +14,7 @@ from trinat.pipelines.report.group_page import (
     effect_tables,
     forest_plots,
     methods_text,
+    slope_table,
 )
 from trinat.segmentation.errors import EvaluationError
 
@@ -293,6 +294,25 @@ def test_a_group_of_one_participant_is_named_and_has_no_number() -> None:
     known = model.effects.dropna(subset="p")
     assert set(known["second_group"]) == {"b"}
     assert any("c has one participant" in notice for notice in model.notices)
+
+
+@pytest.mark.parametrize(
+    ("unit", "difference", "slope"),
+    [
+        ("mm³", "Difference (mm³)", "Slope (mm³ a year)"),
+        # Structures of several units have theirs in their names.
+        ("", "Difference", "Slope (a year)"),
+    ],
+)
+def test_titles_have_the_unit_if_all_structures_have_one(
+    unit: str, difference: str, slope: str
+) -> None:
+    model = fitted(people(12, group=["a", "b"] * 6, age=range(50, 62)))
+    (effects,) = effect_tables(model, unit, 0)
+    slopes = slope_table(model, unit, 0)
+    assert slopes is not None
+    assert difference in [column.title for column in effects.columns]
+    assert slope in [column.title for column in slopes.columns]
 
 
 def test_the_forest_plot_has_a_mark_for_each_structure_side_by_side() -> None:
