@@ -89,11 +89,11 @@ _OUTPUTS = (*_TABLES, "figures", "report.html")
 class Known:
     """Label maps of a report, with the tables that are read before anything is measured.
 
-    `study` has the run ledgers next to the label maps, and `files` are the label maps. `scheme` is
-    the label scheme to measure with. `norms` are the normative values by age and sex from the
-    user's table; None if no table was given. `ratings` are the judgements of people from
-    ratings.tsv. `table` is the path of the participants table, and `matched` has its rows of the
-    label maps; `remarks` say how it was read.
+    `study` has the run ledgers next to the label maps, and `files` are the label maps, as
+    `Study.checked` returns them. `scheme` is the label scheme to measure with. `norms` are the
+    normative values by age and sex from the user's table; None if no table was given. `ratings` are
+    the judgements of people from ratings.tsv. `table` is the path of the participants table, and
+    `matched` has its rows of the label maps; `remarks` say how it was read.
     """
 
     study: Study
@@ -236,12 +236,10 @@ def measure_group(
     """
     known = _read_known(settings)
     study = known.study
-    found = known.files
-    corrected = corrected_among(found, lesions=not settings.uncorrected)
+    corrected = corrected_among(known.files, lesions=not settings.uncorrected)
     if corrected:
         _log.info("%s", corrected)
-    checked = study.checked(found, lesions=not settings.uncorrected)
-    fit = [file for file in checked if not file.unfit]
+    fit = [file for file in known.files if not file.unfit]
     unmeasured = [
         _scan_of(file, known.matched.of(file.name, file.participant), settings.excluded)
         for file in fit
@@ -260,7 +258,7 @@ def measure_group(
 
     # Label maps that are unfit or could not be read, and scans without a label map.
     failures = [
-        *((file.name, file.unfit) for file in checked if file.unfit),
+        *((file.name, file.unfit) for file in known.files if file.unfit),
         *((each.file.name, each.failure) for each in volumes if each.failure),
         *((entry.case, entry.reason) for entry in study.failed),
     ]
@@ -268,7 +266,7 @@ def measure_group(
         _log.warning("%s: %s", name, reason)
     if not scans:
         raise EvaluationError(
-            f"none of {len(found)} label maps could be measured; the first: {failures[0][1]}",
+            f"none of {len(known.files)} label maps could be measured; the first: {failures[0][1]}",
             where=settings.predictions,
         )
     if all(scan.left_out for scan in scans):
@@ -291,7 +289,7 @@ def measure_group(
 
 
 def _read_known(settings: CohortSettings) -> Known:
-    """Read the label scheme and the tables of a report, find the label maps, and match the two.
+    """Read the label scheme and the tables of a report; find, match and check the label maps.
 
     Equal names of participants in several folders, and several label maps of one scan, are logged.
     Raises ConfigError for the label scheme of lesions, and if a table that the user has named does
@@ -326,7 +324,8 @@ def _read_known(settings: CohortSettings) -> Known:
     if twice:
         _log.warning("%s: each map counts as a scan", twice)
     remarks = matched.table.notes + matched.remarks
-    return Known(study, scheme, norms, ratings, files, table, matched, remarks)
+    checked = study.checked(files, lesions=not settings.uncorrected)
+    return Known(study, scheme, norms, ratings, checked, table, matched, remarks)
 
 
 def _scan_of(
@@ -470,14 +469,13 @@ def _courses(
 ) -> list[Course]:
     """Return the values over time of the measures in a section, without what the report leaves out.
 
-    `longitudinal` has the participants that were segmented longitudinally, in each output folder,
-    as `participants_in` returns them. `section` is the name of the section, such as volumes or
-    thickness.
+    Scans whose label map was corrected by hand have none: values over time are those of the
+    prediction. `longitudinal` has the participants that were segmented longitudinally, in
+    each output folder, as `participants_in` returns them. `section` is the name of the section,
+    such as volumes or thickness.
     """
     output = "" if section == VOLUMES else section
-    scans = group.counted
-    if output:
-        scans = [scan for scan in scans if scan.file.corrects is None]
+    scans = [scan for scan in group.counted if not scan.file.is_by_hand]
     courses = []
     for folder, participants in longitudinal.items():
         of_folder = {

@@ -144,7 +144,7 @@ def _with_further(
     result = scan.file.entry.result
     further = result.further().get(name)
     # Lesions stay valid if the structures were corrected by hand; other measures do not.
-    if further is None or (scan.file.corrects is not None and name != "lesions"):
+    if further is None or (scan.file.is_by_hand and name != "lesions"):
         return None
     why = {}
     if further.grade in excluded:
@@ -166,7 +166,7 @@ def _with_parcels(scan: MeasuredScan, excluded: Collection[str]) -> Scan | None:
     `structures_left_out` has the reason.
     """
     result = scan.file.entry.result
-    if not result.parcels or scan.file.corrects is not None:
+    if not result.parcels or scan.file.is_by_hand:
         return None
     left_out = result.structures_left_out(excluded)
     volumes_mm3 = {

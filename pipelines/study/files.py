@@ -142,7 +142,10 @@ class ScanFile:
     # Name in the list of a `Study`: the id of the case with the name of a subfolder in front.
     case: str = ""
     is_missing: bool = False  # without a label map
-    unfit: str = ""  # reason not to use the label map, after `Study.checked`
+    # Found by `Study.checked`: the reason not to use the label map, and whether another program has
+    # changed it since a run wrote it.
+    unfit: str = ""
+    is_edited: bool = False
 
     @property
     def name(self) -> str:
@@ -172,13 +175,18 @@ class ScanFile:
         return None if self.labels is None else correction_of(self.labels)
 
     @property
+    def is_by_hand(self) -> bool:
+        """True if the label map is a correction or was edited, so the ledger describes another."""
+        return self.corrects is not None or self.is_edited
+
+    @property
     def judged(self) -> ScanResult:
         """Volumes, grades and notes in the ledger; without grades if it was corrected by hand.
 
         The grades are those of the predicted label map, before a rater corrected it.
         """
         result = self.entry.result
-        return result if self.corrects is None else result.corrected()
+        return result.corrected() if self.is_by_hand else result
 
     def output(self, product: Product) -> Path | None:
         """Return the path of one kind of output file of the scan; None if no ledger lists one."""
@@ -582,8 +590,9 @@ def _unique_names(names: Sequence[ParsedName]) -> Iterator[ParsedName]:
 def corrected_among(files: Sequence[ScanFile], *, lesions: bool = False) -> str:
     """Return a sentence about label maps that raters have corrected; "" if there are none.
 
-    With `lesions`, it also mentions masks of lesions. It also mentions parcels: they are never
-    corrected, so they may disagree with the corrected structures of their scan.
+    `files` are those of `Study.checked`. With `lesions`, it also mentions masks of lesions. It also
+    mentions parcels: they are never corrected, so they may disagree with the corrected structures
+    of their scan.
     """
     masks = 0
     if lesions:
@@ -595,11 +604,20 @@ def corrected_among(files: Sequence[ScanFile], *, lesions: bool = False) -> str:
     counts = [
         f"{count} of {len(files)} {kind}" for kind, count in corrected.items() if count
     ]
+    sentences = []
     if counts:
-        return (
+        sentences.append(
             f"{' and '.join(counts)} are corrected by hand; --uncorrected takes them as they were "
             "predicted"
         )
+    edited = sum(file.is_edited and file.corrects is None for file in files)
+    if edited:
+        sentences.append(
+            f"{edited} of {len(files)} label maps were edited since they were predicted, and count "
+            "as corrected by hand, with --uncorrected too"
+        )
+    if sentences:
+        return ". ".join(sentences)
     before = sum(has_parcels_from_before(file.path) for file in files)
     if before:
         return (

@@ -161,6 +161,7 @@ class Study:
     ) -> list[ScanFile]:
         """Return label maps with the reason, in `ScanFile.unfit`, if they must not be used.
 
+        `ScanFile.is_edited` tells whether a label map has other bytes than a run has written.
         A label map is unfit if its scan has changed since or was segmented under another name, or
         if a later run has failed or was not finished. A label map that the user has changed or
         added is never unfit. A corrected label map is unfit if its correction was made on another
@@ -170,10 +171,10 @@ class Study:
         """
 
         def check(file: ScanFile) -> ScanFile:
-            unfit = self._why_unfit(file)
+            file = self._compared(file)
             correction = file.lesion_correction if lesions else None
-            if unfit or correction is None:
-                return replace(file, unfit=unfit)
+            if file.unfit or correction is None:
+                return file
             reason = correction.why_unfit(file.entry.input_sha256)
             if reason:
                 return replace(file, unfit=f"its mask of lesions {reason}")
@@ -201,9 +202,10 @@ class Study:
         lesions = measure_corrected(*files, *map(digest, files))
         return scan.entry.result.model_copy(update={"lesions": lesions})
 
-    def _why_unfit(self, file: ScanFile) -> str:
-        """Return why a label map is no longer a valid result of its scan; "" if it is valid."""
+    def _compared(self, file: ScanFile) -> ScanFile:
+        """Return a label map with `unfit` and `is_edited`: its bytes compared with the ledgers."""
         scan = ""
+        are_written = []
         for folder, contents in self._ledgers.items():
             name = os.path.relpath(file.result, folder)
             if name not in contents.writers:
@@ -211,17 +213,23 @@ class Study:
             entry = contents.entries.get(contents.writers[name])
             scan = "" if entry is None else entry.input_sha256
             digest = str(digest_of(folder / name))
-            if (name, digest) in contents.written:
-                reason = _why_outdated(entry, name, digest, folder)
-                if reason:
-                    return reason
-                counts_as = self._moved[folder].get(contents.writers[name])
-                if counts_as:
-                    return f"is an old result: its scan counts as {counts_as} now; remove it"
+            is_written = (name, digest) in contents.written
+            are_written.append(is_written)
+            if not is_written:
+                continue
+            reason = _why_outdated(entry, name, digest, folder)
+            counts_as = self._moved[folder].get(contents.writers[name])
+            if counts_as and not reason:
+                reason = (
+                    f"is an old result: its scan counts as {counts_as} now; remove it"
+                )
+            if reason:
+                return replace(file, unfit=reason)
+        file = replace(file, is_edited=bool(are_written) and not any(are_written))
         correction = file.correction if file.corrects else None
         if correction is None:
-            return ""
-        return correction.why_unfit(scan)
+            return file
+        return replace(file, unfit=correction.why_unfit(scan))
 
     @cached_property
     def scans(self) -> list[ScanFile]:

@@ -65,7 +65,7 @@ def write_study(
 
 def add_result(folder: Path, case: str, *outputs: str, **result: Any) -> None:
     """Add a scan that is done to the ledger of a folder."""
-    hashes = dict.fromkeys(outputs, "0")
+    hashes = {name: sha256_of(folder / name) for name in outputs}
     with Ledger(folder / "run.jsonl") as ledger:
         ledger.add(Entry(case, "done", outputs=hashes, result=ScanResult(**result)))
 

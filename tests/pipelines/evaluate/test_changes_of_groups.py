@@ -232,10 +232,20 @@ def test_changes_of_thickness_are_compared_between_groups(study: Path) -> None:
     assert 'id="thickness-change-means-table"' in page
 
 
-def test_thickness_of_a_corrected_scan_has_no_change(study: Path) -> None:
-    """Thickness was measured in the labels before their correction."""
+@pytest.mark.parametrize("is_edited", [False, True])
+def test_a_corrected_scan_has_no_thickness_and_no_change(
+    study: Path, is_edited: bool
+) -> None:
+    """Both were measured in the labels before their correction."""
     result = study / "scan0_dseg.nii.gz"
-    correct_voxel(result, (0, 0, 0), 2, "Left-Cerebral-White-Matter")
+    correction = correct_voxel(result, (0, 0, 0), 2, "Left-Cerebral-White-Matter")
+    if is_edited:
+        # Another program has written over the result.
+        correction.path.replace(result)
     report_cohort(CohortSettings(study, study / "out", jobs=1))
-    effects = pd.read_csv(study / "out/thickness_change_effects.csv")
-    assert set(effects["participants"]) == {PARTICIPANTS - 1}
+    thickness = pd.read_csv(study / "out/thickness.csv")
+    measured = thickness.groupby("subject")["session"].nunique()
+    assert (measured["P0"], measured["P1"]) == (1, 2)
+    for table in ("change_effects.csv", "thickness_change_effects.csv"):
+        effects = pd.read_csv(study / "out" / table)
+        assert set(effects["participants"]) == {PARTICIPANTS - 1}

@@ -175,6 +175,21 @@ def test_report_counts_a_corrected_scan_whatever_grade_its_result_had(
     assert "corrected by hand" in (study / "report/report.html").read_text()
 
 
+def test_a_label_map_that_was_edited_counts_as_corrected(tmp_path: Path) -> None:
+    # The result of c is graded reject.
+    out = write_study(tmp_path / "out", ["a", "b", "c"])
+    path = out / "c_dseg.nii.gz"
+    labels = Volume.read(path, labels=True)
+    labels.data[15, 8, 6] = 49
+    labels.write(path, labels=True)
+    study = Study(out)
+    files = study.checked(study.label_maps())
+    assert [file.is_by_hand for file in files] == [False, False, True]
+    assert [file.unfit for file in files] == ["", "", ""]
+    assert (files[2].entry.result.grade, files[2].judged.grade) == ("reject", "")
+    assert corrected_among(files).startswith("1 of 3 label maps were edited")
+
+
 def test_a_correction_of_a_scan_that_has_changed_since_is_not_measured(
     study: Path, logged: pytest.LogCaptureFixture
 ) -> None:

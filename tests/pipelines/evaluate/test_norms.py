@@ -27,6 +27,7 @@ from trinat.pipelines.study.entry import Entry
 from trinat.pipelines.study.ledger import Ledger
 from trinat.pipelines.study.record import ScanResult, SheetResult, ThicknessResult
 from trinat.segmentation.errors import ConfigError, EvaluationError, OutputError
+from trinat.segmentation.io.files import sha256_of
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import load_scheme
 from trinat.segmentation.metrics.norms import Curve
@@ -122,7 +123,8 @@ def with_thickness(
             thickness = ThicknessResult(grade="pass", reasons=[], sheets=sheets)
             result = ScanResult(thickness=thickness)
             output = f"{name}_dseg.nii.gz"
-            ledger.add(Entry(name, "done", outputs={output: "0"}, result=result))
+            outputs = {output: sha256_of(results / output)}
+            ledger.add(Entry(name, "done", outputs=outputs, result=result))
     return results
 
 
@@ -163,7 +165,8 @@ def test_ages_are_those_of_the_scans_that_have_the_structure(tmp_path: Path) -> 
             labels = np.zeros((16, 16, 16), np.int16)
             labels.reshape(-1)[: 300 + number % 7] = 16
             name = f"s{number:02d}_ses-{session}"
-            Volume(labels, np.eye(4)).write(folder / f"{name}_dseg.nii.gz", labels=True)
+            path = folder / f"{name}_dseg.nii.gz"
+            Volume(labels, np.eye(4)).write(path, labels=True)
             people.append(f"{name}\t{30 + number % 11 + later}\t{'FM'[number % 2]}")
             grade = "reject" if later and number % 2 else "pass"
             result = ScanResult(
@@ -173,7 +176,7 @@ def test_ages_are_those_of_the_scans_that_have_the_structure(tmp_path: Path) -> 
                 volumes_mm3={"Brain-Stem": 300.0},
             )
             with Ledger(folder / "run.jsonl") as ledger:
-                outputs = {f"{name}_dseg.nii.gz": "0"}
+                outputs = {path.name: sha256_of(path)}
                 ledger.add(Entry(name, "done", outputs=outputs, result=result))
     (folder / "participants.tsv").write_text("\n".join(people) + "\n")
     out = tmp_path / "norms.tsv"
