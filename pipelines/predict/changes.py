@@ -133,7 +133,7 @@ def _left_out(
     `scans` are the ledger entries of the participant's scans; `excluded` are the grades to exclude.
     """
     rows = []
-    first_with: dict[str, str] = {}
+    first_with: dict[tuple[str, str], str] = {}
     for entry in scans:
         why = entry.result.why_left_out(excluded) or _why_unfit(entry, first_with)
         if why:
@@ -144,16 +144,18 @@ def _left_out(
     return rows
 
 
-def _why_unfit(entry: Entry, first_with: dict[str, str]) -> str:
+def _why_unfit(entry: Entry, first_with: dict[tuple[str, str], str]) -> str:
     """Return why no change over time may be computed from a scan; "" if one may.
 
     The grade is ignored. Reasons are that it is a copy of another scan, or that the size of the
-    head differs. `first_with` maps the SHA-256 of a scan to the first case of the participant with
+    head differs. `first_with` maps the content of a scan to the first case of the participant with
     these bytes; the scan of `entry` is added.
     """
-    digest = entry.input_sha256
-    if digest and first_with.setdefault(digest, entry.case) != entry.case:
-        return f"byte for byte the same as {first_with[digest]}"
+    first = entry.case
+    if entry.input_sha256:
+        first = first_with.setdefault(entry.content, entry.case)
+    if first != entry.case:
+        return f"byte for byte the same as {first}"
     stretch = _time_point(entry).stretch_percent
     if not stretch:
         return ""

@@ -148,6 +148,18 @@ class Entry:
         )
 
     @property
+    def content(self) -> tuple[str, str]:
+        """Key of the scan's content, equal for scans with the same bytes.
+
+        It has the hash of the scan, and the name of the series if the scan is in a zip: all series
+        in a zip have the hash of the zip.
+        """
+        series = ""
+        if self.scan.lower().endswith(".zip"):
+            series = self.case.rpartition("/")[2]
+        return self.input_sha256, series
+
+    @property
     def is_refusal(self) -> bool:
         """True if the input was refused before any model was loaded."""
         return not self.model
@@ -248,12 +260,12 @@ def find_moved(entries: Iterable[Entry], folder: Path) -> dict[str, str]:
     output folder.
     """
     root = folder.resolve()
-    by_bytes: dict[str, list[Entry]] = defaultdict(list)
+    by_content: dict[tuple[str, str], list[Entry]] = defaultdict(list)
     for entry in entries:
         if entry.status == "done" and entry.scan and entry.input_sha256:
-            by_bytes[entry.input_sha256].append(entry)
+            by_content[entry.content].append(entry)
     moved = {}
-    for same in by_bytes.values():
+    for same in by_content.values():
         if len(same) == 1:
             continue
         same.sort(key=attrgetter("finished"))

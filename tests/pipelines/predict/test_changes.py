@@ -301,6 +301,15 @@ def test_a_copy_under_another_date_is_noted_and_does_not_count(tmp_path: Path) -
     assert "byte for byte the same as a" in (tmp_path / "changes.html").read_text()
 
 
+def test_two_series_in_a_zip_are_no_copies(tmp_path: Path) -> None:
+    names = ("a/series-1", "a/series-2")
+    scans = [
+        replace(session(name, 1, year, names, digest="a"), scan="../a.zip")
+        for year, name in enumerate(names)
+    ]
+    assert volumes(tmp_path, *scans) == ("1.0", "1.0")
+
+
 def test_a_head_of_another_size_is_named_and_in_no_change(tmp_path: Path) -> None:
     names = ("a", "b")
     scans = [session("a", 100, 1, names), session("b", 200, 2, names)]
