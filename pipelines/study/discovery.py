@@ -478,13 +478,18 @@ def _series_in(
         refusals.append(Refusal(place.name, reason))
     has_scan = any(not series.reason for series in found)
     for series in found:
+        source = place
+        files = series.files
         if names:
-            folders = [Path(file).parent for file in series.files]
+            # The folder of the series itself is the same whatever else is given.
+            folders = [Path(file).parent for file in files]
             folder = Path(os.path.commonpath(folders))
+            source = place / folder
+            files = tuple(str(Path(file).relative_to(folder)) for file in files)
         parts = (*folder.parts, series.name)
         name = "/".join(safe_component(part) for part in parts)
         if not series.reason:
-            yield Case(name, place, "/".join(parts), series=series.files)
+            yield Case(name, source, "/".join(parts), series=files)
         elif has_scan and not series.damaged:
             # The series is no scan, but there is a scan beside it. A damaged file may be a part of
             # a scan.

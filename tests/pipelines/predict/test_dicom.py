@@ -20,7 +20,7 @@ import pydicom
 import pytest
 from helpers.dicom import enhanced, save, write_classic
 from helpers.overfitted import miniature, overfitted_model, random_model
-from helpers.serial import QUICK, run_serially
+from helpers.serial import QUICK, run_serially, table
 
 from trinat.pipelines.common.exits import Exit
 from trinat.pipelines.predict.engine import SerialEngine
@@ -158,6 +158,27 @@ def test_what_is_done_is_not_done_again_and_what_has_changed_is(tmp_path: Path) 
     assert run_serially(tmp_path / "in", tmp_path / "out").skipped == 1
     save(enhanced(head("LPS"), EchoTrainLength=2), path)
     assert run_serially(tmp_path / "in", tmp_path / "out").done == 1
+
+
+def test_two_series_in_a_zip_are_two_scans(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "two.zip", "w") as archive:
+        for series in ("first", "second"):
+            for path in write_classic(tmp_path / series, head("LPS"), series):
+                archive.write(path, f"{series}/{path.name}")
+    given = [str(tmp_path / "two.zip")]
+    assert run_serially(given, tmp_path / "out").done == 2
+    assert len(table(tmp_path / "out/volumes.tsv")) == 2
+
+
+def test_a_series_that_is_given_again_with_another_folder_counts_once(
+    tmp_path: Path,
+) -> None:
+    for series in ("a", "b"):
+        save(enhanced(head("LPS"), series), tmp_path / "in" / series / "image")
+    run_serially(tmp_path / "in/a", tmp_path / "out")
+    run_serially(tmp_path / "in", tmp_path / "out")
+    rows = table(tmp_path / "out/volumes.tsv")
+    assert [row["case"].split("/")[0] for row in rows] == ["a", "b"]
 
 
 def test_a_dicom_seg_of_another_format_is_refused_in_one_line(
