@@ -20,11 +20,10 @@ from trinat.pipelines.study.cases import Case, Found, Refusal
 from trinat.pipelines.study.naming import LEDGERS, LEFT_OUT, RESULT_ENDINGS, T1W
 from trinat.segmentation.data.sources.base import safe_component, without_suffix
 from trinat.segmentation.data.sources.bids import (
-    NO_MAGNITUDE,
     anat_files,
     entities,
-    is_magnitude,
     naming_problem,
+    why_left_out,
 )
 from trinat.segmentation.data.sources.freesurfer import find_image, why_no_scan
 from trinat.segmentation.errors import ConfigError, InputError, reason_of, some
@@ -520,10 +519,10 @@ def find_bids(
 
     `participants` and `sessions` are labels with or without their prefix (01, sub-01); if empty,
     all are taken. Folders that cannot be read, images whose names and folders name different
-    participants, and requested participants without such a scan are refused. Phase images are left
-    out. InputError is raised if the whole dataset has no such scan, or no folder of any requested
-    participant. Results of scans other than T1w get the suffix as the entity `space` of their
-    names, as in BIDS.
+    participants, and requested participants without such a scan are refused. Phase images and
+    images in the space of a template are left out. InputError is raised if the whole dataset has no
+    such scan, or no folder of any requested participant. Results of scans other than T1w get the
+    suffix as the entity `space` of their names, as in BIDS.
     """
     wanted = {label.removeprefix("sub-") for label in participants}
     wanted_sessions = {label.removeprefix("ses-") for label in sessions}
@@ -556,8 +555,8 @@ def find_bids(
             continue
         if wanted_sessions and facts.get("ses") not in wanted_sessions:
             continue
-        if not is_magnitude(facts):
-            reason = f"{LEFT_OUT}{NO_MAGNITUDE}"
+        if why := why_left_out(facts):
+            reason = f"{LEFT_OUT}{why}"
             refusals.append(Refusal(str(place), reason, harmless=True))
             continue
         # Names of results get their own values of these two entities.

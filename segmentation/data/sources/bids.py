@@ -27,11 +27,10 @@ from trinat.segmentation.errors import DatasetError
 # Values of the entity `part`: the image shows no anatomy, unlike a magnitude image (`mag`).
 _OTHER_PARTS = ("phase", "real", "imag")
 _ENTITY = re.compile(r"([a-zA-Z0-9]+)-([a-zA-Z0-9+]+)")
-# Reason to leave out an image that is not `is_magnitude`.
-NO_MAGNITUDE = "no magnitude image"
 # Entities that distinguish the scans of a participant; a scan's label map has the same values.
 _SCAN_ENTITIES = ("sub", "ses", "run", "acq", "ce", "rec")
-# A label map in one of these spaces is on the grid of its T1w image.
+# An image in one of these spaces was not resampled to a template, and a label map is on the grid of
+# its T1w image.
 OWN_SPACES = frozenset({None, "orig", "T1w", "individual"})
 # Values for cortical parcellations and other maps that do not segment structures.
 _NOT_STRUCTURES = frozenset({"aparcaseg", "carpet", "ribbon"})
@@ -69,8 +68,9 @@ def _find(root: Path, options: SourceOptions) -> Listed:
             yield Exclusion(name, reason, broken=True)
             continue
         own = entities(name.removesuffix("_T1w"))
-        if not is_magnitude(own):
-            yield Exclusion(name, NO_MAGNITUDE)
+        reason = why_left_out(own)
+        if reason:
+            yield Exclusion(name, reason)
             continue
         pairs: set[tuple[Path, Path]] = set()
         for pipeline in pipelines:
@@ -133,12 +133,17 @@ def entities(name: str) -> dict[str, str]:
     return found
 
 
-def is_magnitude(own: Mapping[str, str]) -> bool:
-    """Return False for the phase, or for one component, of a complex image.
+def why_left_out(own: Mapping[str, str]) -> str:
+    """Return the reason why an image is no scan of its participant, or "" if it is one.
 
     `own` has the BIDS entities of the image.
     """
-    return own.get("part") not in _OTHER_PARTS
+    if own.get("part") in _OTHER_PARTS:
+        return "no magnitude image"
+    space = own.get("space")
+    if space not in OWN_SPACES:
+        return f"resampled to the space {space}"
+    return ""
 
 
 def naming_problem(path: Path, root: Path) -> str:
@@ -224,7 +229,8 @@ def _freesurfer_pair(
         of_folder = [
             path
             for path in scans.rglob("*")
-            if _is_image(path, "T1w") and is_magnitude(entities(without_suffix(path)))
+            if _is_image(path, "T1w")
+            and not why_left_out(entities(without_suffix(path)))
         ]
         if labels is None or scan != min(of_folder):
             continue

@@ -110,7 +110,7 @@ def test_a_scan_whose_name_has_a_space_is_a_t1w_scan_like_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     raw, out = tmp_path / "raw", tmp_path / "out"
-    write_scans(raw, "sub-01/anat/sub-01_space-MNI_T1w.nii.gz")
+    write_scans(raw, "sub-01/anat/sub-01_space-T1w_T1w.nii.gz")
     (raw / "dataset_description.json").write_text(
         '{"Name": "x", "BIDSVersion": "1.10.0"}'
     )

@@ -214,6 +214,16 @@ def test_bids_leaves_out_what_is_no_magnitude(tmp_path: Path) -> None:
     assert all(refusal.harmless for refusal in found.refusals)
 
 
+def test_bids_leaves_out_what_is_in_the_space_of_a_template(tmp_path: Path) -> None:
+    anat = "sub-01/anat/sub-01"
+    in_template = f"{anat}_space-MNI152NLin2009cAsym_desc-preproc_T1w.nii.gz"
+    touch(tmp_path, f"{anat}_desc-preproc_T1w.nii.gz", in_template)
+    found = find_cases([tmp_path])
+    assert ids(found) == [f"{anat}_desc-preproc"]
+    (refusal,) = found.refusals
+    assert (refusal.shown, refusal.harmless) == (in_template, True)
+
+
 def test_of_a_bids_dataset_scans_of_another_suffix_are_taken_if_asked_for(
     tmp_path: Path,
 ) -> None:
@@ -237,7 +247,7 @@ def test_of_a_bids_dataset_scans_of_another_suffix_are_taken_if_asked_for(
 def test_two_bids_scans_whose_results_would_have_one_name_are_not_mixed(
     tmp_path: Path,
 ) -> None:
-    names = ("desc-preproc_T1w", "space-MNI_desc-preproc_T1w", "acq-b_T1w")
+    names = ("desc-preproc_T1w", "space-orig_desc-preproc_T1w", "acq-b_T1w")
     touch(tmp_path, *(f"sub-01/anat/sub-01_{name}.nii" for name in names))
     found = find_cases([tmp_path])
     assert ids(found) == ["sub-01/anat/sub-01_acq-b"]

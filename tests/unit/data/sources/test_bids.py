@@ -64,6 +64,14 @@ def test_bids_takes_magnitude_images_only(tmp_path: Path) -> None:
     assert not any(exclusion.broken for exclusion in listing.exclusions)
 
 
+def test_bids_takes_no_image_in_the_space_of_a_template(tmp_path: Path) -> None:
+    for name in ("sub-01_desc-preproc_T1w", "sub-01_space-MNI152Lin_T1w"):
+        bids_scan(tmp_path, f"{name}.nii.gz", "sub-01", "anat")
+    listing = list_subjects("bids", tmp_path, DEFAULT)
+    assert ids(listing) == ["sub-01_desc-preproc"]
+    assert set(reasons(listing)) == {"sub-01_space-MNI152Lin_T1w"}
+
+
 @pytest.mark.parametrize(
     ("right", "other"),
     [
