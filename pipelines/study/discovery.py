@@ -165,7 +165,7 @@ def find_cases(
     refusals: list[Refusal] = []
     remarks: list[str] = []
     root, paths, named = _expand_all(inputs, exclude, refusals, remarks)
-    paths = _without_results(named, paths, refusals)
+    paths = _without_results(root, named, paths, refusals)
     dicom: dict[Path, None] = {}  # used as an ordered set
     for path in paths:
         if not is_scan(path) and is_dicom_or_zip(path):
@@ -191,17 +191,18 @@ def _expand_all(
     roots: list[Path] = []
     paths: list[Path] = []
     named: set[Path] = set()
+    closed: list[Path] = []
     for given in inputs:
         text = str(given)
         path = absolute(text)
         try:
             if is_dir(path):
-                root, scans = _expand_folder(path, exclude, refusals, remarks)
+                root, scans = _expand_folder(path, exclude, closed, remarks)
             elif path.suffix.lower() in _LISTS and is_file(path):
                 root, scans = _read_list(path)
                 named.update(scans)
             elif glob.has_magic(text) and not is_file(path):
-                root, scans = _expand_glob(text, exclude)
+                root, scans = _expand_glob(text, exclude, refusals, closed, remarks)
             else:
                 root, scans = path.parent, [path]
                 named.add(path)
@@ -210,20 +211,21 @@ def _expand_all(
         else:
             roots.append(root)
             paths += scans
-    if not roots:
-        return Path.cwd(), paths, named
-    return absolute(os.path.commonpath(roots)), paths, named
+    root = absolute(os.path.commonpath(roots)) if roots else Path.cwd()
+    refusals += [_closed_folder(os.path.relpath(path, root)) for path in closed]
+    return root, paths, named
 
 
 def _without_results(
+    root: Path,
     named: Collection[Path],
     paths: list[Path],
     refusals: list[Refusal],
 ) -> list[Path]:
     """Return the paths without files that are named like results, such as NAME_dseg.nii.gz.
 
-    These files are added to `refusals`. Results that the user `named` stay. If there are only
-    results, all paths stay.
+    These files are added to `refusals`, with their paths below `root`. Results that the user
+    `named` stay. If there are only results, all paths stay.
     """
     results = {path for path in paths if path not in named and is_result(path)}
     if len(results) == len(set(paths)):
@@ -232,19 +234,20 @@ def _without_results(
     for path in paths:
         if path in results:
             reason = "a result by its name, not a scan"
-            refusals.append(Refusal(path.name, reason, harmless=True))
+            shown = str(path.relative_to(root))
+            refusals.append(Refusal(shown, reason, harmless=True))
         else:
             scans.append(path)
     return scans
 
 
 def _expand_folder(
-    folder: Path, exclude: Path | None, refusals: list[Refusal], remarks: list[str]
+    folder: Path, exclude: Path | None, closed: list[Path], remarks: list[str]
 ) -> tuple[Path, list[Path]]:
     """Return a folder and the paths of all scans and DICOM files below it.
 
     For a FreeSurfer subject, return the folder above it and the subject's image. Subfolders that
-    cannot be read are added to `refusals`, messages about files that are left out to `remarks`.
+    cannot be read are added to `closed`, messages about files that are left out to `remarks`.
     The output folder `exclude` is not searched. InputError is raised if there is no scan,
     ConfigError if a BIDS dataset or SUBJECTS_DIR is below the folder, or if it is a part of a BIDS
     dataset with other images than T1w scans.
@@ -259,7 +262,7 @@ def _expand_folder(
         return folder.parent, [image]
 
     def note_closed(error: OSError) -> None:
-        refusals.append(_closed_folder(os.path.relpath(error.filename, folder)))
+        closed.append(Path(error.filename))
 
     def is_visible(file: Path) -> bool:
         return not file.name.startswith(".")
@@ -296,7 +299,7 @@ def _expand_folder(
         remarks.append(
             f"{folder.name}/: images of kinds that are not read: {some(images)}"
         )
-    if not scans:
+    if not scans and folder not in closed:
         known = f"{', '.join(SCAN_SUFFIXES[:4])}, DICOM"
         raise InputError(f"no scan in this folder ({known})", where=folder)
     return folder, scans
@@ -368,25 +371,43 @@ def _read_list(path: Path) -> tuple[Path, list[Path]]:
     return absolute(os.path.commonpath(folders)), scans
 
 
-def _expand_glob(pattern: str, exclude: Path | None) -> tuple[Path, list[Path]]:
+def _expand_glob(
+    pattern: str,
+    exclude: Path | None,
+    refusals: list[Refusal],
+    closed: list[Path],
+    remarks: list[str],
+) -> tuple[Path, list[Path]]:
     """Return a root folder and the paths of the scans that match a glob pattern.
 
-    The root consists of the parts of the pattern before the first wildcard. Files below `exclude`
-    are omitted unless all matches are there.
+    The root consists of the parts of the pattern before the first wildcard. Folders that match are
+    searched by `_expand_folder`; those without a scan are added to `refusals`. Files below
+    `exclude` are omitted unless all matches are there.
     """
     scans = []
+    searched: set[Path] = set()
+    if exclude:
+        searched.add(absolute(exclude))
     # Patterns are relative to the current folder or absolute, as in a shell, which Path.glob does
     # not support.
     for match in natsorted(glob.glob(pattern, recursive=True)):  # noqa: PTH207
         path = absolute(match)
         if is_file(path) and (is_scan(path) or is_dicom_or_zip(path)):
             scans.append(path)
+        # A pattern with ** matches the folders in a folder, too.
+        elif is_dir(path) and searched.isdisjoint((path, *path.parents)):
+            searched.add(path)
+            try:
+                scans += _expand_folder(path, exclude, closed, remarks)[1]
+            except InputError as error:
+                refusals.append(Refusal(match, reason_of(error, where=False)))
     if exclude:
         output = absolute(exclude)
         outside = [path for path in scans if not path.is_relative_to(output)]
         # If all matches are in the output folder, keep them; results are recognised by name later.
         if outside:
             scans = outside
+    scans = list(dict.fromkeys(scans))
     if not scans:
         raise InputError("no scan matches this pattern", where=pattern)
     fixed: list[str] = []
@@ -444,37 +465,41 @@ def _name_series(
     loose: list[str] = []
     for path in paths:
         if path.suffix.lower() == ".zip":
-            relative = path.relative_to(root)
-            folder = relative.with_name(without_suffix(path))
-            yield from _series_in(path, folder, None, refusals, any_contrast)
+            yield from _series_in(path, root, None, refusals, any_contrast)
         else:
             loose.append(str(path.relative_to(root)))
     if loose:
-        yield from _series_in(root, Path(), loose, refusals, any_contrast)
+        yield from _series_in(root, root, loose, refusals, any_contrast)
 
 
 def _series_in(
     place: Path,
-    folder: Path,
+    root: Path,
     names: list[str] | None,
     refusals: list[Refusal],
     any_contrast: bool,
 ) -> Iterator[Case]:
     """Yield a case for each DICOM series that is a scan, in one zip or in files of a folder.
 
-    `place` is the zip, with `names` None, and the cases are named as if it were the folder
-    `folder`; or it is the folder, with the paths of the DICOM files relative to it. The other
+    `place` is the zip, with `names` None, and the cases are named by its path below `root` as if it
+    were a folder; or it is `root`, with the paths of the DICOM files relative to it. The other
     series are added to `refusals`.
     """
+    folder = Path()
+    shown = place.name
+    if names is None:
+        relative = place.relative_to(root)
+        folder = relative.with_name(without_suffix(place))
+        shown = str(relative)
     try:
         found = find_series(place, names, any_contrast=any_contrast)
     except (InputError, OSError) as error:
-        refusals.append(Refusal(place.name, reason_of(error, where=False)))
+        refusals.append(Refusal(shown, reason_of(error, where=False)))
         return
     if not found:
         remedy = "of a DICOMDIR give the folder; unpack a zip of NIfTI files"
         reason = f"no DICOM image in it ({remedy})"
-        refusals.append(Refusal(place.name, reason))
+        refusals.append(Refusal(shown, reason))
     has_scan = any(not series.reason for series in found)
     for series in found:
         source = place
@@ -501,12 +526,16 @@ def _series_in(
 def is_bids(root: Path, suffix: str = T1W) -> bool:
     """Return True for a BIDS dataset: it has dataset_description.json or scans in BIDS' layout.
 
-    `suffix` is the BIDS suffix of the scans, such as T1w.
+    `suffix` is the BIDS suffix of the scans, such as T1w. A SUBJECTS_DIR with a description is
+    none.
     """
     if not is_dir(root):
         return False
+    if any(anat_files(root, suffix)):
+        return True
+    # FreeSurfer subjects in BIDS' folder of derivatives are described, too.
     is_described = (root / "dataset_description.json").is_file()
-    return is_described or any(anat_files(root, suffix))
+    return is_described and not is_subjects_dir(root)
 
 
 def find_bids(

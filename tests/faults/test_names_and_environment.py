@@ -81,6 +81,15 @@ def test_a_folder_that_cannot_be_read_is_told_and_the_others_go_on(
     ]
 
 
+def test_closed_folders_of_one_name_are_told_apart(
+    tmp_path: Path, closed: set[Path]
+) -> None:
+    write_scans(tmp_path, "a/scan.nii.gz", "a/x/s.nii.gz", "b/s.nii.gz", "b/x/s.nii.gz")
+    closed.update((tmp_path / "a/x", tmp_path / "b/x"))
+    found = find_cases([tmp_path / "a", tmp_path / "b"])
+    assert [refusal.shown for refusal in found.refusals] == ["a/x", "b/x"]
+
+
 def test_a_comparison_without_a_folder_that_cannot_be_read_is_refused(
     tmp_path: Path, closed: set[Path]
 ) -> None:

@@ -66,6 +66,15 @@ def test_a_glob_mirrors_from_its_fixed_part(tmp_path: Path) -> None:
     assert ids(find_cases([f"{tmp_path}/*/T1.nii"])) == ["s1/T1", "s2/T1"]
 
 
+@pytest.mark.parametrize("pattern", ["*", "**"])
+def test_folders_that_match_a_glob_are_searched(tmp_path: Path, pattern: str) -> None:
+    touch(tmp_path, "p1/a/T1.nii", "p2/T1.nii", "x.nii", "none/notes.txt")
+    found = find_cases([f"{tmp_path}/{pattern}"], exclude=tmp_path / "p2")
+    assert ids(found) == ["p1/a/T1", "x"]
+    empty = [f"{tmp_path}/none"] if pattern == "*" else []
+    assert list(refused(found)) == empty
+
+
 def test_a_file_whose_name_looks_like_a_glob_is_a_file(tmp_path: Path) -> None:
     touch(tmp_path, "scan[1].nii", "scan1.nii")
     (case,) = find_cases([tmp_path / "scan[1].nii"]).cases
@@ -290,6 +299,17 @@ def test_subjects_dir_takes_the_least_processed_image(tmp_path: Path) -> None:
         ("s1/s1", "orig.mgz")
     ]
     assert list(refused(found)) == ["s2"]
+
+
+def test_a_subjects_dir_in_derivatives_is_no_raw_dataset(tmp_path: Path) -> None:
+    touch(tmp_path, "dataset_description.json", "sub-01/mri/orig.mgz")
+    assert ids(find_cases([tmp_path])) == ["sub-01/sub-01"]
+
+
+def test_refused_inputs_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    touch(tmp_path, "p1/scan.zip", "p2/scan.zip")
+    found = find_cases([tmp_path / "p1/scan.zip", tmp_path / "p2/scan.zip"])
+    assert set(refused(found)) == {"p1/scan.zip", "p2/scan.zip"}
 
 
 def test_templates_bases_and_scans_that_are_there_twice_are_passed_over(
