@@ -98,6 +98,7 @@ def command(
     """
     from trinat.pipelines.predict.progress import run_with_progress
     from trinat.pipelines.predict.run import merge
+    from trinat.pipelines.study.discovery import is_bids
     from trinat.segmentation.models.zoo import default_model
 
     if level not in ("participant", "group"):
@@ -117,8 +118,9 @@ def command(
         )
         options.say_merged(outcome, output_dir)
         return outcome.exit
-    if not (bids_dir / "dataset_description.json").is_file():
-        what = "not a BIDS dataset: dataset_description.json is missing"
+    is_described = (bids_dir / "dataset_description.json").is_file()
+    if not is_described or not is_bids(bids_dir):
+        what = "not a BIDS dataset with a dataset_description.json"
         raise InputError(
             what, where=bids_dir, remedy="use trinat predict for other folders"
         )

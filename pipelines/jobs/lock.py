@@ -47,8 +47,15 @@ class _Holder:
 
     host: str
     pid: int
+    # Machines that were copied from one image share a host name, but not the id of their boot.
+    boot: str
     # Containers may share a host name but have separate process numbers.
     namespace: str
+
+    @property
+    def kernel(self) -> tuple[str, str, str]:
+        """Key of the processes that the kernel's locks reach."""
+        return self.host, self.boot, self.namespace
 
 
 @contextmanager
@@ -185,7 +192,7 @@ def _refuse_living(path: Path, descriptor: int) -> None:
     if holder is None:
         return
     me = _myself()
-    if (holder.host, holder.namespace) == (me.host, me.namespace):
+    if holder.kernel == me.kernel:
         return
     # Measure its age with the clock of the disk, which may differ from ours.
     probe = path.with_name(f"{path.name}.{os.getpid()}")
@@ -233,11 +240,12 @@ def _read_patiently(descriptor: int) -> _Holder | None:
 
 def _myself() -> _Holder:
     """Return this process as the holder of a lock."""
-    try:
+    boot = namespace = ""
+    # Only Linux has these files.
+    with contextlib.suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         namespace = str(Path("/proc/self/ns/pid").readlink())
-    except OSError:
-        namespace = ""
-    return _Holder(socket.gethostname(), os.getpid(), namespace)
+    return _Holder(socket.gethostname(), os.getpid(), boot, namespace)
 
 
 def _locked(path: Path, holder: _Holder | None) -> LockedError:

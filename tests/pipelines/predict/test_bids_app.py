@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
+from helpers.files import touch
 from helpers.miniatures import without_orientation
 from helpers.overfitted import random_model, with_parcels
 from helpers.refusals import refusal
@@ -233,13 +234,17 @@ def test_the_version_is_told(tmp_path: Path, monkeypatch, capsys) -> None:
     assert capsys.readouterr().out == f"trinat {version('trinat')}\n"
 
 
+@pytest.mark.parametrize(
+    "files", [(), ("dataset_description.json", "sub-01/mri/orig.mgz")]
+)
 def test_a_folder_that_is_no_dataset_is_refused(
-    tmp_path: Path, monkeypatch, capsys
+    files: tuple[str, ...], tmp_path: Path, monkeypatch, capsys
 ) -> None:
+    touch(tmp_path, *files)
     assert (
         run(monkeypatch, tmp_path, tmp_path / "out", "participant") == Exit.ALL_FAILED
     )
-    assert "dataset_description.json is missing" in capsys.readouterr().err
+    assert "use trinat predict" in capsys.readouterr().err
 
 
 def test_an_unknown_level_is_refused(tmp_path: Path, monkeypatch, capsys) -> None:
