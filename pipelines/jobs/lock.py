@@ -16,6 +16,7 @@ import fcntl
 import json
 import os
 import shutil
+import signal
 import socket
 import threading
 import time
@@ -64,7 +65,8 @@ def run_lock(path: Path, *, patience_s: float = 0.0) -> Iterator[None]:
 
     If another process holds it, this tries again for `patience_s` seconds, then raises LockedError,
     which names the holder. Folders that were created for the lock are removed afterwards if they
-    are empty.
+    are empty. If this process stood still for so long that another one took the lock, the block is
+    interrupted as by Ctrl-C, and LockedError is raised at its end.
     """
     made = [folder for folder in path.parents if not folder.exists()]
     try:
@@ -80,10 +82,12 @@ def run_lock(path: Path, *, patience_s: float = 0.0) -> Iterator[None]:
     except BaseException:
         _remove_empty(path.parent, *made)
         raise
+    # Do not compare with `_myself()` later: the name of a host may change.
+    own = _read_holder(descriptor)
     stop = threading.Event()
     beat = threading.Thread(
         target=_touch_periodically,
-        args=(descriptor, stop),
+        args=(descriptor, own, stop),
         daemon=True,
         name="lock",
     )
@@ -93,10 +97,14 @@ def run_lock(path: Path, *, patience_s: float = 0.0) -> Iterator[None]:
     finally:
         stop.set()
         beat.join()
-        with contextlib.suppress(OSError):
-            path.unlink()
-            _remove_empty(path.parent, *made)
+        other = _read_other_holder(descriptor, own)
+        if other is None:
+            with contextlib.suppress(OSError):
+                path.unlink()
+                _remove_empty(path.parent, *made)
         os.close(descriptor)
+        if other is not None:
+            raise _locked(path, other)
 
 
 def _remove_empty(*folders: Path) -> None:
@@ -140,10 +148,7 @@ def _lock_and_sign(path: Path, descriptor: int) -> bool:
     Returns False if the file is no longer at `path`, because the previous holder has removed it.
     Raises LockedError if another process holds it.
     """
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise _locked(path, _read_patiently(descriptor)) from None
+    _lock_file(path, descriptor, fcntl.LOCK_EX)
     # The previous holder may have removed the file between our opening and locking it.
     try:
         found = path.lstat()
@@ -163,6 +168,25 @@ def _lock_and_sign(path: Path, descriptor: int) -> bool:
     return True
 
 
+def _lock_file(path: Path, descriptor: int, kind: int) -> None:
+    """Lock an open file, exclusively (LOCK_EX) or shared (LOCK_SH).
+
+    LockedError is raised if another process holds it, OutputError if its disk has no file locks.
+    """
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise _locked(path, _read_patiently(descriptor)) from None
+    except OSError as error:
+        if not os.fstat(descriptor).st_size:
+            path.unlink(missing_ok=True)  # our file, still without a name
+        raise OutputError(
+            f"its disk has no file locks ({error.strerror})",
+            where=path.parent,
+            remedy="mount the disk with locks (Lustre: -o flock), or choose a folder elsewhere",
+        ) from error
+
+
 def refuse_held(path: Path) -> None:
     """Raise LockedError, which names the holder, if `path` is locked now; do not acquire it.
 
@@ -174,10 +198,8 @@ def refuse_held(path: Path) -> None:
     except FileNotFoundError:
         return
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        _lock_file(path, descriptor, fcntl.LOCK_SH)
         _refuse_living(path, descriptor)
-    except BlockingIOError:
-        raise _locked(path, _read_patiently(descriptor)) from None
     finally:
         os.close(descriptor)
 
@@ -210,11 +232,28 @@ def _refuse_living(path: Path, descriptor: int) -> None:
         raise _locked(path, holder)
 
 
-def _touch_periodically(descriptor: int, stop: threading.Event) -> None:
-    """Set the time of the lock file to now every 15 seconds, until `stop` is set."""
+def _touch_periodically(
+    descriptor: int, own: _Holder | None, stop: threading.Event
+) -> None:
+    """Set the time of the lock file to now every 15 seconds, until `stop` is set.
+
+    If another process than `own` has taken the lock, interrupt the main thread instead.
+    """
     while not stop.wait(_BEAT_S):
+        if _read_other_holder(descriptor, own) is not None:
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            return
         with contextlib.suppress(OSError):
             os.utime(descriptor)
+
+
+def _read_other_holder(descriptor: int, own: _Holder | None) -> _Holder | None:
+    """Return the process that has taken over an open lock file from `own`; None if none has."""
+    with contextlib.suppress(OSError):
+        holder = _read_holder(descriptor)
+        if holder != own:
+            return holder
+    return None
 
 
 def _read_holder(descriptor: int) -> _Holder | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -84,9 +85,10 @@ def test_lock_file_is_gone_afterwards(lock) -> None:
     assert not lock.parent.exists()
 
 
-def _written_elsewhere(lock: Path, seconds_ago: float) -> None:
-    lock.parent.mkdir(parents=True)
-    lock.write_text(json.dumps({"host": "node7", "pid": 41, "namespace": "pid:[1]"}))
+def _written_elsewhere(lock: Path, seconds_ago: float, **changes: object) -> None:
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    holder = {"host": "node7", "pid": 41, "boot": "b", "namespace": "pid:[1]"}
+    lock.write_text(json.dumps(holder | changes))
     then = time.time() - seconds_ago
     os.utime(lock, (then, then))
 
@@ -101,6 +103,39 @@ def test_silent_holder_on_another_machine_is_dead(lock) -> None:
     _written_elsewhere(lock, seconds_ago=90)
     with run_lock(lock):
         assert json.loads(lock.read_text())["pid"] == os.getpid()
+
+
+def test_machines_of_one_name_are_told_apart(lock) -> None:
+    with run_lock(lock):
+        own = json.loads(lock.read_text())
+    _written_elsewhere(lock, 30, **(own | {"boot": "another"}))
+    with refusal(LockedError, lock.parent), run_lock(lock):
+        pass
+
+
+def test_a_process_whose_lock_was_taken_over_is_stopped_and_keeps_the_lock(
+    lock, monkeypatch
+) -> None:
+    monkeypatch.setattr("trinat.pipelines.jobs.lock._BEAT_S", 0.01)
+
+    def lose_it() -> None:
+        with run_lock(lock):
+            _written_elsewhere(lock, seconds_ago=0)
+            time.sleep(60)
+
+    with pytest.raises(LockedError, match="process 41 on node7"):
+        lose_it()
+    assert json.loads(lock.read_text())["pid"] == 41
+
+
+def test_a_disk_without_locks_is_told(lock, monkeypatch) -> None:
+    def refuse(descriptor: int, kind: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    with refusal(OutputError, lock.parent, remedy="mount"), run_lock(lock):
+        pass
+    assert not lock.parent.exists()
 
 
 def test_a_lock_dated_in_the_future_blocks_for_no_longer_than_any_other(lock) -> None:
