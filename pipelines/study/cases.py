@@ -9,14 +9,15 @@ import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from operator import attrgetter
 from pathlib import Path
-
-from natsort import natsorted
 
 from trinat.pipelines.study.participants import Facts
 from trinat.segmentation.data.identity import Named
-from trinat.segmentation.data.sources.base import safe_component, without_suffix
+from trinat.segmentation.data.sources.base import (
+    natural_order,
+    safe_component,
+    without_suffix,
+)
 from trinat.segmentation.io.files import files_of_scan
 
 
@@ -224,5 +225,5 @@ class Found:
                 )
                 reason = f"{others} beside it would get the same output: keep one"
                 twins.append(Refusal(case.shown, reason, case=case.id))
-        ordered = tuple(natsorted(alone, key=attrgetter("id")))
+        ordered = tuple(sorted(alone, key=lambda case: natural_order(case.id)))
         return cls(ordered, (*refusals, *twins), bids_root, tuple(remarks))

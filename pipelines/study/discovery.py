@@ -97,9 +97,9 @@ def walk(
 ) -> Iterator[Path]:
     """Yield files below a folder for which `wanted` returns True, in any depth.
 
-    Links to folders are followed, but no folder is searched twice. The folder `exclude` and hidden
-    folders are not searched. `on_closed` is called with the error for each folder that cannot be
-    read; by default it raises the error.
+    Links to folders are followed, after the folders beside them, but no folder is searched twice.
+    The folder `exclude` and hidden folders are not searched. `on_closed` is called with the error
+    for each folder that cannot be read; by default it raises the error.
     """
     seen: set[Path] = set()
     if exclude:
@@ -112,7 +112,11 @@ def walk(
             continue
         seen.add(real)
         # Assign in place: os.walk enters the folders that are left in this list.
-        subfolders[:] = [name for name in subfolders if not name.startswith(".")]
+        shown = [name for name in subfolders if not name.startswith(".")]
+        # A folder that is reached by a link, too, has its own name, whatever the order on disk.
+        subfolders[:] = sorted(
+            shown, key=lambda name: ((here / name).is_symlink(), name)
+        )
         for name in names:
             if wanted(here / name):
                 yield here / name

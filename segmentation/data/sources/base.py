@@ -26,7 +26,15 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 _PLAIN_LENGTH = 56
 _DIGEST_LENGTH = 6
 
-natural_order = natsort_keygen()
+_by_numbers = natsort_keygen()
+
+
+def natural_order(name: str) -> tuple[object, str]:
+    """Return the sort key of a name in natural order: s2 before s10.
+
+    Names with equal numbers, such as s1 and s01, have a fixed order, too.
+    """
+    return _by_numbers(name), name
 
 
 @dataclass(frozen=True)

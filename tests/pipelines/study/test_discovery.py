@@ -9,7 +9,7 @@ import pytest
 from helpers.files import touch
 from helpers.refusals import refusal
 
-from trinat.pipelines.study.cases import Found
+from trinat.pipelines.study.cases import Case, Found
 from trinat.pipelines.study.discovery import find_bids, find_cases
 from trinat.segmentation.errors import ConfigError, InputError
 
@@ -51,6 +51,19 @@ def test_a_loop_of_links_ends(tmp_path: Path) -> None:
     touch(tmp_path, "a/x.nii")
     (tmp_path / "a" / "again").symlink_to(tmp_path)
     assert ids(find_cases([tmp_path])) == ["a/x"]
+
+
+def test_a_folder_reached_by_a_link_too_has_its_own_name(tmp_path: Path) -> None:
+    touch(tmp_path, "n/x.nii")
+    for link in "abcdefxyz":
+        (tmp_path / link).symlink_to("n")
+    assert ids(find_cases([tmp_path])) == ["n/x"]
+
+
+@pytest.mark.parametrize("names", [("s1", "s01", "s001"), ("s01", "s001", "s1")])
+def test_names_with_equal_numbers_have_one_order(names: tuple[str, ...]) -> None:
+    cases = [Case(name, Path(name), name) for name in names]
+    assert ids(Found.of(cases, [])) == ["s001", "s01", "s1"]
 
 
 def test_equal_scans_linked_to_one_file_are_two_cases(tmp_path: Path) -> None:
