@@ -27,6 +27,7 @@ from trinat.pipelines.study.naming import FOLD, LEDGERS
 from trinat.segmentation.errors import IntegrityError, OutputError
 from trinat.segmentation.io.files import (
     append_whole,
+    not_written,
     open_regular,
     open_to_append,
     sha256_of,
@@ -149,7 +150,7 @@ class Ledger:
         They are the outputs of `entry`, or files of the whole run if it is None. An existing file
         with the same bytes stays. A file that a run has written is replaced, and with `overwrite`
         any other file, too. The ledger lists the files before the first of them appears. If moving
-        fails with an OSError, all outputs of the entry that were moved are deleted.
+        fails, all outputs of the entry that were moved are deleted, and OutputError is raised.
         """
         known: Mapping[str, str] = {} if entry is None else entry.outputs
         sources: dict[str, Path] = {}
@@ -174,12 +175,12 @@ class Ledger:
                 final.parent.mkdir(parents=True, exist_ok=True)
                 sources[name].replace(final)
                 placed.append(final)
-        except OSError:
+        except OSError as error:
             # Remove the partial result of a case.
             if entry is not None:
-                for final in placed:
-                    final.unlink(missing_ok=True)
-            raise
+                for whole in placed:
+                    whole.unlink(missing_ok=True)
+            raise not_written(final, error) from error
         shutil.rmtree(staged)
 
     def _announce(self, digests: Mapping[str, str], entry: Entry | None) -> None:

@@ -51,6 +51,7 @@ _REMEDIES = {
     errno.ENOTDIR: _NO_FOLDER,
     errno.EISDIR: "choose a name that is not a folder's",
     errno.ENAMETOOLONG: "choose a shorter name",
+    errno.EXDEV: "a folder in the output folder is on another disk: put it on the same",
 }
 
 

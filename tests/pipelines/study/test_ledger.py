@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -243,9 +244,28 @@ def test_a_result_that_could_not_be_placed_wholly_leaves_nothing(
     (staged / "later" / "file").write_text("second")
     (out / "later").write_text("no folder: nothing can be placed in it")
     outputs = {name: sha256_of(staged / name) for name in ("first", "later/file")}
-    with Ledger(out / "run.jsonl") as ledger, pytest.raises(OSError, match="later"):
+    with (
+        Ledger(out / "run.jsonl") as ledger,
+        refusal(OutputError, out / "later" / "file"),
+    ):
         ledger.move_in(staged, replace(DONE, outputs=outputs))
     assert not (out / "first").exists()
+
+
+def test_a_folder_of_results_on_another_disk_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(source: Path, target: Path) -> None:
+        raise OSError(errno.EXDEV, "Invalid cross-device link", str(source))
+
+    (tmp_path / "staged").mkdir()
+    (tmp_path / "staged/file").write_text("")
+    monkeypatch.setattr(Path, "replace", refuse)
+    with (
+        Ledger(tmp_path / "run.jsonl") as ledger,
+        refusal(OutputError, tmp_path / "file", remedy="another disk"),
+    ):
+        ledger.move_in(tmp_path / "staged")
 
 
 @pytest.mark.parametrize("name", ["../victim.txt", "/etc/victim", "a/../../b", ""])
