@@ -20,7 +20,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -60,13 +60,14 @@ class _Holder:
 
 
 @contextmanager
-def run_lock(path: Path, *, patience_s: float = 0.0) -> Iterator[None]:
+def run_lock(path: Path, *, patience_s: float = 0.0) -> Iterator[Callable[[], None]]:
     """Hold the lock file `path` while the block runs.
 
     If another process holds it, this tries again for `patience_s` seconds, then raises LockedError,
     which names the holder. Folders that were created for the lock are removed afterwards if they
     are empty. If this process stood still for so long that another one took the lock, the block is
-    interrupted as by Ctrl-C, and LockedError is raised at its end.
+    interrupted as by Ctrl-C, and LockedError is raised at its end. Yields a function that raises
+    it at once.
     """
     made = [folder for folder in path.parents if not folder.exists()]
     try:
@@ -92,19 +93,24 @@ def run_lock(path: Path, *, patience_s: float = 0.0) -> Iterator[None]:
         name="lock",
     )
     beat.start()
+
+    def refuse_lost() -> None:
+        other = _read_other_holder(descriptor, own)
+        if other is not None:
+            raise _locked(path, other)
+
     try:
-        yield
+        yield refuse_lost
     finally:
         stop.set()
         beat.join()
-        other = _read_other_holder(descriptor, own)
-        if other is None:
+        try:
+            refuse_lost()
             with contextlib.suppress(OSError):
                 path.unlink()
                 _remove_empty(path.parent, *made)
-        os.close(descriptor)
-        if other is not None:
-            raise _locked(path, other)
+        finally:
+            os.close(descriptor)
 
 
 def _remove_empty(*folders: Path) -> None:

@@ -138,8 +138,8 @@ def predict(request: PredictRequest, callbacks: Listener | None = None) -> Outco
     staging = work / f"staging{request.part}"
     settings = request.settings(model, staging, bids=found.bids_root is not None)
     with (
-        held(work, request.part),
-        _clean_staging(staging),
+        held(work, request.part) as refuse_lost,
+        _clean_staging(staging, refuse_lost),
         _open_ledger(request, settings, cases, refusals) as ledger,
     ):
         callbacks.on_start(given)
@@ -148,6 +148,7 @@ def predict(request: PredictRequest, callbacks: Listener | None = None) -> Outco
         with stop_on_signal(callbacks.on_stop) as stop:
             recorder.refuse(refusals, is_here=_refused_here(request))
             _segment(request, settings, recorder, units, stop, callbacks.on_stage)
+        refuse_lost()
         with stage("tables"):
             folder = _make_tables_folder(staging)
             if found.bids_root is not None:
@@ -251,8 +252,10 @@ def _inputs_of_part(
 
 
 @contextmanager
-def held(folder: Path, part: str) -> Iterator[None]:
+def held(folder: Path, part: str) -> Iterator[Callable[[], None]]:
     """Lock an output folder within the block, for all of the work or for a part of it.
+
+    Yields a function that raises LockedError if another process has taken the lock since.
 
     `folder` is the folder for unfinished files inside the output folder; OutputError is raised if
     it is a link, or if the output folder is a file. `part` is the name of the part, such as that of
@@ -266,14 +269,14 @@ def held(folder: Path, part: str) -> Iterator[None]:
             # `merge` takes the same lock: it may run beside parts, but not beside a whole run.
             stack.enter_context(run_lock(folder / "lock"))
         own = part or _WHOLE
-        stack.enter_context(run_lock(folder / f"lock{own}"))
+        refuse_lost = stack.enter_context(run_lock(folder / f"lock{own}"))
         # Check after taking our own lock: of two runs that start at once, at least one sees the
         # other.
         for lock in sorted(folder.glob("lock.*")):
             other = lock.name.removeprefix("lock")
             if not _may_be_beside(own, other):
                 refuse_held(lock)
-        yield
+        yield refuse_lost
 
 
 def _refuse_unusable(folder: Path) -> None:
@@ -307,15 +310,17 @@ def _may_be_beside(part: str, other: str) -> bool:
 
 
 @contextmanager
-def _clean_staging(staging: Path) -> Iterator[None]:
+def _clean_staging(staging: Path, refuse_lost: Callable[[], None]) -> Iterator[None]:
     """Empty a staging folder before and after the block.
 
-    Only a killed run leaves files there.
+    Only a killed run leaves files there. `refuse_lost` raises LockedError if another run has taken
+    the folder since, whose files are not removed.
     """
     shutil.rmtree(staging, ignore_errors=True)
     try:
         yield
     finally:
+        refuse_lost()
         shutil.rmtree(staging, ignore_errors=True)
 
 
@@ -499,7 +504,10 @@ def merge(
     work = out / WORK
     _refuse_unusable(work)
     staging = work / "staging"
-    with run_lock(work / "lock"), _clean_staging(staging):
+    with (
+        run_lock(work / "lock") as refuse_lost,
+        _clean_staging(staging, refuse_lost),
+    ):
         contents = LedgerContents()
         if joined.exists():
             contents.read(joined)

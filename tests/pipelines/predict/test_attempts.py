@@ -10,6 +10,7 @@ from datetime import datetime, tzinfo
 from pathlib import Path
 
 import pytest
+from helpers.overfitted import random_model
 from helpers.refusals import refusal
 from helpers.serial import QUICK, run_serially, small_scan, write_scans
 
@@ -21,8 +22,9 @@ from trinat.pipelines.evaluate.evaluation import (
 )
 from trinat.pipelines.evaluate.settings import CohortSettings
 from trinat.pipelines.jobs.lock import run_lock
-from trinat.pipelines.predict.run import merge
-from trinat.pipelines.predict.settings import SLICES, Shard
+from trinat.pipelines.predict.engine import SerialEngine
+from trinat.pipelines.predict.run import Listener, merge, predict
+from trinat.pipelines.predict.settings import SLICES, PredictRequest, Shard
 from trinat.pipelines.study.entry import Entry
 from trinat.pipelines.study.ledger import Ledger, read_entries
 from trinat.pipelines.study.naming import WORK
@@ -367,18 +369,30 @@ def test_a_whole_run_holds_its_folder_against_shards(tmp_path: Path) -> None:
         except LockedError as error:
             refused.append(str(error))
 
-    from helpers.overfitted import random_model
-
-    from trinat.pipelines.predict.engine import SerialEngine
-    from trinat.pipelines.predict.run import Listener, predict
-    from trinat.pipelines.predict.settings import PredictRequest
-
     request = PredictRequest(
         [str(scans)], out, str(random_model()), engine=SerialEngine, threads=1
     )
     assert predict(request, Listener(on_start=beside)).done == 1
     assert len(refused) == 1
     assert "\n" not in refused[0]
+
+
+def test_a_run_that_lost_its_folder_writes_no_tables(tmp_path: Path) -> None:
+    scans, out = write_scans(tmp_path / "in", "a.nii.gz"), tmp_path / "out"
+    work = out / WORK
+
+    def lose(_: object) -> None:
+        (work / "lock.all").write_text(
+            '{"host": "b", "pid": 1, "boot": "", "namespace": ""}'
+        )
+
+    request = PredictRequest(
+        [str(scans)], out, str(random_model()), engine=SerialEngine, threads=1
+    )
+    with refusal(LockedError, work):
+        predict(request, Listener(on_entry=lose))
+    assert not (out / "summary.tsv").exists()
+    assert {path.name for path in work.iterdir()} == {"lock.all", "staging"}
 
 
 def test_a_refused_input_whose_name_is_a_path_ends_no_run(tmp_path: Path) -> None:
