@@ -255,7 +255,8 @@ def _inputs_of_part(
 def held(folder: Path, part: str) -> Iterator[Callable[[], None]]:
     """Lock an output folder within the block, for all of the work or for a part of it.
 
-    Yields a function that raises LockedError if another process has taken the lock since.
+    Yields a function that raises LockedError if another process has taken the lock since. What
+    killed parts have left is removed before all of the work.
 
     `folder` is the folder for unfinished files inside the output folder; OutputError is raised if
     it is a link, or if the output folder is a file. `part` is the name of the part, such as that of
@@ -276,6 +277,11 @@ def held(folder: Path, part: str) -> Iterator[Callable[[], None]]:
             other = lock.name.removeprefix("lock")
             if not _may_be_beside(own, other):
                 refuse_held(lock)
+                if not part:
+                    lock.unlink(missing_ok=True)
+        if not part:
+            for left in folder.glob("staging.*"):
+                shutil.rmtree(left, ignore_errors=True)
         yield refuse_lost
 
 

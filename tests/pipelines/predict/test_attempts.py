@@ -395,6 +395,14 @@ def test_a_run_that_lost_its_folder_writes_no_tables(tmp_path: Path) -> None:
     assert {path.name for path in work.iterdir()} == {"lock.all", "staging"}
 
 
+def test_a_whole_run_removes_what_killed_shards_left(tmp_path: Path) -> None:
+    scans, out = write_scans(tmp_path / "in", "a.nii.gz"), tmp_path / "out"
+    (out / WORK / "staging.shard-1-of-2").mkdir(parents=True)
+    (out / WORK / "lock.shard-1-of-2").write_text("")
+    assert run_serially(scans, out).done == 1
+    assert not (out / WORK).exists()
+
+
 def test_a_refused_input_whose_name_is_a_path_ends_no_run(tmp_path: Path) -> None:
     scans, empty = write_scans(tmp_path / "in", "a.nii.gz"), tmp_path / "empty"
     empty.mkdir()
