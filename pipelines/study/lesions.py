@@ -14,6 +14,7 @@ from trinat.segmentation.inference.lesions import Lesions, find_lesions
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels import DEFAULT_SCHEME
 from trinat.segmentation.labels.scheme import load_scheme
+from trinat.segmentation.metrics.common_grid import on_grid_of
 
 
 def lesions_result(found: Lesions) -> LesionsResult:
@@ -46,9 +47,10 @@ def measure_corrected(
     The other arguments are hashes of the files, as a cache key.
     """
     mask = Correction(path, result, None).read()
-    labels = Volume.read(structures, labels=True)
+    # Another program may have saved corrected labels in another order of axes.
+    labels = on_grid_of(Volume.read(structures, labels=True), mask)[0]
     box = occupied_box((labels.data > 0) | (mask.data > 0))
-    affine = labels.grid.cut(box).affine
+    affine = mask.grid.cut(box).affine
     scheme = load_scheme(DEFAULT_SCHEME)
     classes = scheme.from_freesurfer(
         labels.data[box], spacing_mm=labels.spacing_mm, where=structures

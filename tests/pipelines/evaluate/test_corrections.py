@@ -21,8 +21,10 @@ from trinat.pipelines.study.corrections import (
 )
 from trinat.pipelines.study.files import corrected_among, find_files
 from trinat.pipelines.study.ledger import read_entries
+from trinat.pipelines.study.record import ScanResult
 from trinat.pipelines.study.study import Study
 from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.space.views import reoriented
 
 pytestmark = pytest.mark.usefixtures("without_figures")
 
@@ -141,6 +143,27 @@ def test_a_damaged_label_map_beside_corrected_lesions_fails_its_scan_only(
     assert [file.name for file in checked if file.unfit] == ["a"]
     settings = cohort.CohortSettings(out, study / "report", jobs=1)
     assert cohort.report_cohort(settings) == Exit.SOME_FAILED
+
+
+def test_corrected_lesions_have_their_regions_whatever_axes_the_labels_have(
+    study: Path,
+) -> None:
+    out = study / "out"
+    add_lesions(out, "c")
+    correct_voxel(out / "c_lesions.nii.gz", (6, 9, 12), 1, "White-matter-lesions")
+
+    def measured() -> ScanResult:
+        results = Study(out)
+        (scan,) = [scan for scan in results.scans if scan.case == "c"]
+        return results.result(scan)
+
+    before = measured()
+    assert before.lesions is not None
+    # Another program saves the corrected labels in other axes; the grid is not cubic.
+    path = corrected_path(out / "c_dseg.nii.gz")
+    labels = Volume.read(path, labels=True)
+    reoriented(labels, "LIA").write(path, labels=True)
+    assert measured() == before
 
 
 def test_a_correction_of_lesions_whose_saving_was_interrupted_counts_nowhere(
