@@ -49,11 +49,13 @@ def find_corrected(study: Study) -> tuple[list[Corrected], list[str]]:
 
     If the study was opened with a folder of other label maps (`study.against`), these are taken as
     the corrected label maps; otherwise the corrections painted in the viewer, or put next to the
-    results by another program. Raises EvaluationError if nothing was corrected.
+    results by another program. A scan that has several results is taken once. Raises
+    EvaluationError if nothing was corrected.
     """
     found = []
     failures = []
     used = set()
+    case_of: dict[str, str] = {}
     for scan in study.scans:
         labels = None
         structures = None
@@ -76,23 +78,37 @@ def find_corrected(study: Study) -> tuple[list[Corrected], list[str]]:
             continue
         used.add(labels)
         image = study.image(scan)
-        if image is None:
-            why = "its scan has been moved: give its folder with --images"
-            if (scan.folder / scan.entry.scan).is_dir():
-                why = "its scan is a DICOM series, from which trinat cannot learn"
+        why = _why_not_learnt(study, scan, image)
+        segmented = scan.entry.input_sha256
+        if segmented in case_of:
+            why = f"is the same scan as {case_of[segmented]}, which is used"
+        if image is None or why:
             failures.append(f"{scan.case}: {why}")
             continue
-        segmented = scan.entry.input_sha256
-        # In another folder the same scan may be compressed differently.
-        is_known = study.images is None and segmented
-        if is_known and scan.entry.digest_of_scan(scan.folder) != segmented:
-            failures.append(f"{scan.case}: its scan was changed since it was segmented")
-            continue
+        if segmented:
+            case_of[segmented] = scan.case
         found.append(Corrected(scan, image, labels, structures))
     failures.extend(_without_result(study, used))
     if not found and not failures:
         raise EvaluationError("has no corrections", where=study.folder, remedy=_CORRECT)
     return found, failures
+
+
+def _why_not_learnt(study: Study, scan: ScanFile, image: Path | None) -> str:
+    """Return why the image of a corrected scan cannot be learnt from; "" if it can.
+
+    `image` is the path of the image; None if it is missing.
+    """
+    if image is None:
+        if (scan.folder / scan.entry.scan).is_dir():
+            return "its scan is a DICOM series, from which trinat cannot learn"
+        return "its scan has been moved: give its folder with --images"
+    segmented = scan.entry.input_sha256
+    # In another folder the same scan may be compressed differently.
+    is_known = study.images is None and segmented
+    if is_known and scan.entry.digest_of_scan(scan.folder) != segmented:
+        return "its scan was changed since it was segmented"
+    return ""
 
 
 def _without_result(study: Study, used: Collection[Path]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -129,6 +130,20 @@ def test_what_was_corrected_is_found_with_its_scan_and_its_structures(
         "Left-Cerebral-White-Matter",
         "Left-Cerebral-Cortex",
     }
+
+
+def test_a_scan_that_was_corrected_in_two_output_folders_is_one_participant(
+    results: Path, tmp_path: Path
+) -> None:
+    correct(results, "sub-02", CORTEX, WHITE_MATTER)
+    shutil.copytree(results, tmp_path / "both/one/results")
+    shutil.copytree(results, tmp_path / "both/two/results")
+    shutil.copytree(tmp_path / "scans", tmp_path / "both/one/scans")
+    shutil.copytree(tmp_path / "scans", tmp_path / "both/two/scans")
+    found, failures = find_corrected(Study(tmp_path / "both"))
+    assert [each.scan.case for each in found] == ["one/results/sub-02_T1w"]
+    (failure,) = failures
+    assert failure.startswith("two/results/sub-02_T1w: is the same scan as one/")
 
 
 def test_label_maps_from_elsewhere_count_as_a_whole(
