@@ -109,9 +109,9 @@ def _count_pairs(
 ) -> Counts:
     """Count the voxels of a scan by their class in the correction and in the result, (K, K).
 
-    `result` is the path of the label map before the correction. K is the number of classes of
-    `scheme`. `numbering` maps the label numbers of the correction to FreeSurfer's; None if they are
-    FreeSurfer's.
+    `result` is the path of the label map before the correction; where a rater painted nothing, it
+    counts as equal to the correction. K is the number of classes of `scheme`. `numbering` maps the
+    label numbers of the correction to FreeSurfer's; None if they are FreeSurfer's.
     """
     labels = Volume.read(corrected.labels, labels=True)
     found, _ = on_grid_of(Volume.read(result, labels=True), labels)
@@ -124,6 +124,10 @@ def _count_pairs(
     classes = scheme.from_freesurfer(
         found.data, spacing_mm=labels.spacing_mm, where=result
     )
+    correction = corrected.scan.correction
+    if corrected.structures is not None and correction is not None:
+        # A later run may have replaced the result: only painted voxels differ by correction.
+        classes = np.where(correction.changed(), classes, truth)
     return joint_histogram(truth, classes, len(scheme))
 
 

@@ -399,6 +399,23 @@ def test_a_forecast_compares_the_structures_that_were_corrected_and_not_their_ne
     assert found.scans == 2
 
 
+def test_what_a_later_run_segments_differently_does_not_count_as_corrected(
+    results: Path,
+) -> None:
+    paint(results, "sub-01", shorten_hippocampi)
+    path = results / "sub-01_T1w_dseg.nii.gz"
+    labels = Volume.read(path, labels=True)
+    labels.data[labels.data == 10] = 0  # no left thalamus
+    labels.write(path, labels=True)
+    model = load_model(overfitted_model())
+    found = agreement_of(results, model=model)
+    assert {model.scheme.names[index] for index in found.changed} == {
+        "Left-Hippocampus",
+        "Right-Hippocampus",
+    }
+    assert found.dice == pytest.approx((16 / 20 + 10 / 13) / 2)
+
+
 def test_a_structure_that_was_painted_in_a_few_of_many_scans_is_found(
     tmp_path: Path,
 ) -> None:
