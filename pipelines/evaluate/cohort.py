@@ -50,6 +50,7 @@ from trinat.pipelines.study.entry import Entry, taught_by_models
 from trinat.pipelines.study.files import (
     ScanFile,
     corrected_among,
+    corrected_before_last_run,
     segmented_together,
     two_maps_of_a_scan,
 )
@@ -281,9 +282,9 @@ def measure_group(
     if len(study.models) > 1:
         _log.warning("results of %d models, whose volumes differ", len(study.models))
     scans, source, one_kind = _with_heads_of_one_kind(scans)
-    if one_kind:
-        _log.warning("%s", one_kind)
-        known = replace(known, remarks=(*known.remarks, one_kind))
+    for remark in filter(None, (one_kind, corrected_before_last_run(fit))):
+        _log.warning("%s", remark)
+        known = replace(known, remarks=(*known.remarks, remark))
     digests = frozenset(each.sha256 for each in volumes)
     return MeasuredGroup(known, scans, in_part, failures, digests, source)
 

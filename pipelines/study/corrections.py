@@ -43,6 +43,7 @@ from pydantic.alias_generators import to_pascal
 
 from trinat.pipelines.jobs.lock import run_lock
 from trinat.pipelines.study.discovery import is_scan, stem_ends
+from trinat.pipelines.study.entry import digest_of
 from trinat.pipelines.study.naming import CORRECTED, Product
 from trinat.segmentation.data.sources.base import without_suffix
 from trinat.segmentation.errors import (
@@ -179,6 +180,13 @@ class Correction:
         `scan_sha256` is the hash of the scan as it is now; "" if unknown.
         """
         return _is_same_scan(self.scan_sha256, scan_sha256)
+
+    @property
+    def is_of_earlier_run(self) -> bool:
+        """True if a later run has replaced the result that was corrected."""
+        if self.sidecar is None:
+            return False
+        return self.sidecar.result_sha256 != digest_of(self.result)
 
     def why_unfit(self, scan_sha256: str) -> str:
         """Return why the correction must not be used for a scan; "" if it can be used.

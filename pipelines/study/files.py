@@ -50,7 +50,7 @@ from trinat.segmentation.data.sources.freesurfer import (
     why_no_subject,
 )
 from trinat.segmentation.data.sources.pairs import image_files
-from trinat.segmentation.errors import ConfigError, EvaluationError
+from trinat.segmentation.errors import ConfigError, EvaluationError, some
 from trinat.segmentation.io.cells import composed
 from trinat.segmentation.io.files import absolute
 from trinat.segmentation.io.streams import SCAN_SUFFIXES, is_archive, remedy_for_format
@@ -625,6 +625,25 @@ def corrected_among(files: Sequence[ScanFile], *, lesions: bool = False) -> str:
             "of parcels are as they were predicted"
         )
     return ""
+
+
+def corrected_before_last_run(files: Iterable[ScanFile]) -> str:
+    """Return a sentence that names corrections of results that were replaced since; "" without any.
+
+    It is a warning: voxels that were not corrected are as the earlier run, maybe with another
+    model, has segmented them.
+    """
+    names = [
+        file.name
+        for file in files
+        if file.corrects and file.correction and file.correction.is_of_earlier_run
+    ]
+    if not names:
+        return ""
+    return (
+        f"corrected label maps whose results were replaced since: {some(names)}; outside of what "
+        "was corrected they are of the earlier run: correct the new results, or give --uncorrected"
+    )
 
 
 def segmented_together(files: Iterable[ScanFile]) -> set[str]:

@@ -163,9 +163,7 @@ class Corrections:
             said["at"] = last.at
             said["minutes"] = correction.sidecar.minutes
             said["voxels"] = correction.sidecar.changed_voxels
-            said["stale"] = correction.sidecar.result_sha256 != digest(
-                correction.result
-            )
+            said["stale"] = correction.is_of_earlier_run
         return said
 
     def draft(self, number: int, tab: str, layer: str) -> bytes:

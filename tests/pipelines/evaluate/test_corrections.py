@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,9 +21,10 @@ from trinat.pipelines.study.corrections import (
     sidecar_path,
 )
 from trinat.pipelines.study.files import corrected_among, find_files
-from trinat.pipelines.study.ledger import read_entries
+from trinat.pipelines.study.ledger import Ledger, read_entries
 from trinat.pipelines.study.record import ScanResult
 from trinat.pipelines.study.study import Study
+from trinat.segmentation.io.files import sha256_of
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.space.views import reoriented
 
@@ -211,6 +213,28 @@ def test_a_label_map_that_was_edited_counts_as_corrected(tmp_path: Path) -> None
     assert [file.unfit for file in files] == ["", "", ""]
     assert (files[2].entry.result.grade, files[2].judged.grade) == ("reject", "")
     assert corrected_among(files).startswith("1 of 3 label maps were edited")
+
+
+@pytest.mark.parametrize("uncorrected", [False, True])
+def test_report_names_corrections_whose_results_were_replaced_since(
+    study: Path, uncorrected: bool, logged: pytest.LogCaptureFixture
+) -> None:
+    result = study / "out/c_dseg.nii.gz"
+    labels = Volume.read(result, labels=True)
+    labels.data[3] = 0
+    labels.write(result, labels=True)
+    entry = read_entries([study / "out/run.jsonl"])["c"]
+    outputs = entry.outputs | {result.name: sha256_of(result)}
+    with Ledger.resume(study / "out/run.jsonl", []) as ledger:
+        ledger.add(replace(entry, outputs=outputs, attempt=2))
+    settings = cohort.CohortSettings(
+        study / "out", study / "report", jobs=1, uncorrected=uncorrected, excluded=()
+    )
+    logged.clear()
+    cohort.report_cohort(settings)
+    told = "were replaced since: c;"
+    assert any(told in line for line in logged.messages) is not uncorrected
+    assert (told in (study / "report/report.html").read_text()) is not uncorrected
 
 
 def test_a_correction_of_a_scan_that_has_changed_since_is_not_measured(
