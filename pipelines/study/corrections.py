@@ -24,7 +24,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -81,6 +81,13 @@ _LESIONS_IN_BIDS = f"_label-{Product.LESIONS.own_entities['label']}"
 _MASK = f"_{Product.BRAIN_MASK.suffix}"
 # Part of the names of masks of the voxels that were changed in a mask of lesions.
 CHANGED = "_desc-changed"
+# Endings of names of corrections and their masks, with the endings of the maps that they correct.
+_ENDINGS_OF_CORRECTIONS = (
+    (f"{CORRECTED}{_LABELS}", ""),
+    (f"{CORRECTED}{_MASK}", ""),
+    (f"{CORRECTED}{_LESIONS}", _LESIONS),
+    (f"{_LESIONS_IN_BIDS}{CORRECTED}{_MASK}", f"{_LESIONS_IN_BIDS}{_MASK}"),
+)
 _COLUMNS = (
     "scan",
     "corrected",
@@ -300,7 +307,8 @@ def structures_beside(path: Path) -> Path | None:
     stem = without_suffix(path)
     for parcels in _PARCELS:
         if stem.endswith(parcels):
-            return _label_map(path, stem.removesuffix(parcels))
+            of_structures = _label_maps(path, stem.removesuffix(parcels))
+            return next(filter(Path.is_file, of_structures), None)
     return None
 
 
@@ -327,26 +335,38 @@ def is_correction(path: Path) -> bool:
     return is_scan(path) and stem_ends(path, f"{CORRECTED}{_LABELS}")
 
 
-def result_of(path: Path) -> Path | None:
-    """Return the predicted label map that belongs to a corrected one, found by its name.
+def is_of_correction(path: Path) -> bool:
+    """Return True for a correction, or its mask of changed voxels, of a map in the same folder.
 
-    `path` is the corrected label map. None if the predicted one is missing.
+    The map is a label map or a mask of lesions.
     """
-    return _label_map(path, without_suffix(path)[: -len(f"{CORRECTED}{_LABELS}")])
+    return any(map(Path.is_file, possible_results(path)))
 
 
-def _label_map(beside: Path, stem: str) -> Path | None:
-    """Return a scan's label map of structures in the folder of another file; None if missing.
+def possible_results(path: Path) -> Iterator[Path]:
+    """Yield the paths that the predicted map of a correction may have.
 
-    `beside` is that file, and `stem` the beginning of the name of the label map. The file formats
+    `path` is the correction or its mask of changed voxels. Nothing is yielded for other files.
+    """
+    stem = without_suffix(path)
+    for of_correction, of_result in _ENDINGS_OF_CORRECTIONS:
+        if stem.endswith(of_correction):
+            yield from _label_maps(
+                path, f"{stem.removesuffix(of_correction)}{of_result}"
+            )
+
+
+def _label_maps(beside: Path, stem: str) -> Iterator[Path]:
+    """Yield the paths that a scan's label map of structures may have.
+
+    `beside` is another file in its folder, and `stem` the beginning of its name. The file formats
     may differ.
     """
     for name in (f"{stem}{_TRINAT}{_LABELS}", f"{stem}{_LABELS}", stem):
         for ending in _endings(beside):
             result = beside.with_name(f"{name}{ending}")
-            if result.is_file() and result != beside:
-                return result
-    return None
+            if result != beside:
+                yield result
 
 
 def correction_of(result: Path) -> Correction | None:

@@ -7,7 +7,7 @@ are found here. `pipelines/study/stored.py` finds the files that a slice store w
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -19,9 +19,8 @@ from trinat.pipelines.study.corrections import (
     corrected_path,
     correction_of,
     has_parcels_from_before,
-    is_correction,
+    is_of_correction,
     newest,
-    result_of,
     structures_beside,
 )
 from trinat.pipelines.study.discovery import is_result, stem_ends, walk
@@ -263,14 +262,11 @@ def find_files(
         remedy = "check the path; a relative one starts at the current folder"
         raise ConfigError("no such file or folder", where=place, remedy=remedy)
     found = _files_below(place, suffix, kind)
-    paths = {file.path for file in found}
-    # A correction is no file of its own, even without `corrected`.
-    corrections = {corrected_path(path) for path in paths}
-    results = [file for file in found if file.path not in corrections]
-    if results:
-        files = name_files(results, place, entries)
-        if corrected:
-            files = [_newest_among(paths, file) for file in files]
+    are_labels = suffix == Product.LABELS.suffix
+    if found:
+        files = name_files(found, place, entries)
+        if corrected and are_labels:
+            files = [_with_correction(file) for file in files]
         return sorted(
             files, key=lambda file: (natural_order(file.name), str(file.path))
         )
@@ -281,15 +277,15 @@ def find_files(
     if kind == "lesions":
         what = "no mask of lesions here"
         remedy = "give a folder of masks, or run trinat predict --lesions"
-    elif suffix == Product.LABELS.suffix:
+    elif are_labels:
         what = "no label map here"
     raise EvaluationError(what, where=place, remedy=remedy)
 
 
-def _newest_among(paths: Collection[Path], file: ScanFile) -> ScanFile:
-    """Return a label map with the path of its correction, if that is among `paths`."""
+def _with_correction(file: ScanFile) -> ScanFile:
+    """Return a label map with the path of its correction, if there is one."""
     path = corrected_path(file.path)
-    if path not in paths:
+    if not path.is_file():
         return file
     return replace(file, path=path, corrects=file.path)
 
@@ -314,13 +310,18 @@ def _files_below(place: Path, suffix: str, kind: MapKind) -> list[FoundFile]:
 
     `suffix` is that of the BIDS names, such as dseg or T1w, and `kind` that of the label maps.
     Layouts are tried one after the other (BIDS, SUBJECTS_DIR, files called *_dseg, any files, any
-    files at any depth); the first layout with any files is used.
+    files at any depth); the first layout with any files is used. A correction is no file of its own
+    if the label map that it corrects is beside it.
     """
     if kind == "lesions":
         return _lesion_masks(place)
     parcels = kind == "parcels"
     of_labels = suffix == Product.LABELS.suffix
-    bids = [FoundFile(path, parse_name(path)) for path in anat_files(place, suffix)]
+    bids = [
+        FoundFile(path, parse_name(path))
+        for path in anat_files(place, suffix)
+        if not is_of_correction(path)
+    ]
     if bids:
         if not of_labels:
             return bids
@@ -340,7 +341,8 @@ def _files_below(place: Path, suffix: str, kind: MapKind) -> list[FoundFile]:
         if marked:
             return [file_below(place, path) for path in marked]
     # Skip results beside the scans.
-    return _any_images(place, lambda path: of_labels or not is_result(path))
+    is_unwanted = is_of_correction if of_labels else is_result
+    return _any_images(place, lambda path: not is_unwanted(path))
 
 
 def _any_images(place: Path, is_wanted: Callable[[Path], bool]) -> list[FoundFile]:
@@ -373,6 +375,7 @@ def _lesion_masks(place: Path) -> list[FoundFile]:
         for path in anat_files(place, Product.LESIONS.suffix)
         if entities(without_suffix(path)).get("label") == label
         and CHANGED not in path.name
+        and not is_of_correction(path)
     ]
     if bids:
         return bids
@@ -446,7 +449,11 @@ def _marked_label_maps(place: Path, word: str) -> list[Path]:
     `word` may replace "dseg". The list is empty if no file has this ending.
     """
     ending = f"_{word}"
-    marked = [path for path in walk(place) if stem_ends(path, ending)]
+    marked = [
+        path
+        for path in walk(place)
+        if stem_ends(path, ending) and not is_of_correction(path)
+    ]
     if not marked:
         return []
     # The folder may also have the scans of the label maps, and other results of a run: leave these
@@ -468,12 +475,10 @@ def _with_parcels(place: Path, structures: Sequence[Path]) -> list[Path]:
     """
     parcels = _marked_label_maps(place, Product.PARCELS.plain)
     has_parcels = {structures_beside(path) for path in parcels}
-    kept = list(parcels)
-    for path in structures:
-        result = result_of(path) if is_correction(path) else path
-        if path not in parcels and result not in has_parcels:
-            kept.append(path)
-    return kept
+    others = [
+        path for path in structures if path not in parcels and path not in has_parcels
+    ]
+    return parcels + others
 
 
 def file_below(place: Path, path: Path) -> FoundFile:
