@@ -6,6 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+from trinat.pipelines.study.corrections import is_correction
 from trinat.pipelines.study.files import ParsedName, ScanFile, find_files
 from trinat.pipelines.study.pairing import Pair
 from trinat.pipelines.study.study import Study
@@ -128,6 +129,6 @@ def _without_result(study: Study, used: Collection[Path]) -> list[str]:
     left = [
         file
         for file in study.label_maps()
-        if file.corrects and absolute(file.corrects) not in results
+        if is_correction(file.path) and absolute(file.result) not in results
     ]
     return [f"{file.name}: {file.unfit}" for file in study.checked(left) if file.unfit]

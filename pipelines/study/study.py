@@ -14,6 +14,7 @@ from functools import cache, cached_property
 from pathlib import Path
 
 from trinat.pipelines.jobs.process import cpu_count
+from trinat.pipelines.study.corrections import possible_results
 from trinat.pipelines.study.discovery import walk
 from trinat.pipelines.study.entry import Entry, digest_of, find_moved
 from trinat.pipelines.study.files import (
@@ -165,9 +166,9 @@ class Study:
         A label map is unfit if its scan has changed since or was segmented under another name, or
         if a later run has failed or was not finished. A label map that the user has changed or
         added is never unfit. A corrected label map is unfit if its correction was made on another
-        scan, or if `Correction.why_unfit` finds it wrong. With `lesions`, the same is checked of
-        corrected lesions, and they replace the predicted lesions in the ledger entry; the label map
-        is unfit if they cannot be measured.
+        scan or its result is gone, or if `Correction.why_unfit` finds it wrong. With `lesions`, the
+        same is checked of corrected lesions, and they replace the predicted lesions in the ledger
+        entry; the label map is unfit if they cannot be measured.
         """
 
         def check(file: ScanFile) -> ScanFile:
@@ -228,8 +229,21 @@ class Study:
         file = replace(file, is_edited=bool(are_written) and not any(are_written))
         correction = file.correction if file.corrects else None
         if correction is None:
-            return file
+            return replace(file, unfit=self._why_alone(file))
         return replace(file, unfit=correction.why_unfit(scan))
+
+    def _why_alone(self, file: ScanFile) -> str:
+        """Return a reason if a correction is left of a result that a run has removed; else ""."""
+        if file.corrects is not None:
+            return ""
+        for folder, contents in self._ledgers.items():
+            for result in possible_results(file.path):
+                if os.path.relpath(result, folder) in contents.writers:
+                    return (
+                        "is a correction whose result is gone: run trinat predict again, or "
+                        "remove it"
+                    )
+        return ""
 
     @cached_property
     def scans(self) -> list[ScanFile]:

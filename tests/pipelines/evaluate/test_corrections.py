@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,8 +19,10 @@ from trinat.pipelines.evaluate import cohort, evaluation
 from trinat.pipelines.learn.corrected import find_corrected
 from trinat.pipelines.study.corrections import (
     corrected_path,
+    mask_path,
     sidecar_path,
 )
+from trinat.pipelines.study.entry import Entry
 from trinat.pipelines.study.files import corrected_among, find_files
 from trinat.pipelines.study.ledger import Ledger, read_entries
 from trinat.pipelines.study.record import ScanResult
@@ -58,6 +61,52 @@ def test_a_correction_stands_under_the_name_of_its_result(study: Path) -> None:
     assert files[0].path == files[0].result
     before = find_files(study / "out", corrected=False)
     assert [file.path.name for file in before] == [f"{n}_dseg.nii.gz" for n in "abc"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "s{}.nii.gz",
+        "s{}/seg.nii.gz",
+        "s{}/mri/aseg.mgz",
+        "sub-{0}/anat/sub-{0}_dseg.nii.gz",
+    ],
+)
+def test_the_first_correction_of_label_maps_from_elsewhere_takes_the_place_of_its_own(
+    tmp_path: Path, name: str
+) -> None:
+    paths = [tmp_path / name.format(number) for number in (1, 2, 3)]
+    for path in paths:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    before = find_files(tmp_path)
+    assert [file.path for file in before] == paths
+    corrected = corrected_path(paths[1])
+    corrected.touch()
+    mask_path(paths[1]).touch()
+    files = find_files(tmp_path)
+    assert [file.path for file in files] == [paths[0], corrected, paths[2]]
+    assert [file.parsed for file in files] == [file.parsed for file in before]
+    assert find_files(tmp_path, corrected=False) == before
+
+
+def test_a_correction_whose_result_a_run_has_removed_is_no_scan(study: Path) -> None:
+    out = study / "out"
+    (out / "c_dseg.nii.gz").unlink()
+    with Ledger.resume(out / "run.jsonl", []) as ledger:
+        ledger.add(Entry("c", "failed", "scan2.nii.gz", reason="damaged"))
+    results = Study(out)
+    (left,) = [f for f in results.checked(results.label_maps()) if f.unfit]
+    assert left.path == out / "c_desc-corrected_dseg.nii.gz"
+    found, failures = find_corrected(results)
+    assert found == []
+    assert failures == [f"{left.name}: {left.unfit}"]
+    # Copied elsewhere, it is a label map like any other.
+    copies = study / "copies"
+    copies.mkdir()
+    shutil.copy(left.path, copies)
+    copied = Study(copies)
+    assert [f.unfit for f in copied.checked(copied.label_maps())] == [""]
 
 
 @pytest.mark.parametrize(
