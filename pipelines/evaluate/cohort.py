@@ -209,7 +209,8 @@ def report_cohort(
             facts["ratings"] = use_of_ratings(
                 known.ratings, group.digests, group.in_part
             )
-            write_table(settings.out / "raters.csv", agreement_table(known.ratings))
+            agreement = agreement_table(known.ratings, group.digests)
+            write_table(settings.out / "raters.csv", agreement)
             written.append("raters.csv")
             _log.info("%s", facts["ratings"])
         corrected = corrected_among(known.files, lesions=not settings.uncorrected)

@@ -160,7 +160,8 @@ def _publish(
         lesion_tables = _write_lesions(out, measured)
         written += ["lesions.csv", "lesion_classes.csv"]
     if settings.ratings:
-        write_table(out / "raters.csv", agreement_table(inputs.ratings))
+        seen = {_rated_sha256(result) for result in done}
+        write_table(out / "raters.csv", agreement_table(inputs.ratings, seen))
         written.append("raters.csv")
     if not settings.tables_only:
         _write_page(inputs, evaluation, measured, facts, notices, lesion_tables)
@@ -257,6 +258,12 @@ def _row_alone(
     }
 
 
+def _rated_sha256(result: Done) -> str:
+    """Return the SHA-256 by which ratings identify a prediction; "" if it was not read."""
+    digest = result.facts.get("prediction_sha256", "")
+    return rated_sha256(result.task.pair.prediction, digest) if digest else ""
+
+
 def _notices(inputs: Inputs, done: Sequence[Done]) -> list[str]:
     """Return sentences for the report on how labels and predictions were made.
 
@@ -280,9 +287,7 @@ def _notices(inputs: Inputs, done: Sequence[Done]) -> list[str]:
         seen = set()
         in_part = set()
         for result in done:
-            digest = result.facts.get("prediction_sha256", "")
-            if digest:
-                digest = rated_sha256(result.task.pair.prediction, digest)
+            digest = _rated_sha256(result)
             seen.add(digest)
             if result.rejected:  # the whole map is rejected
                 continue

@@ -154,19 +154,21 @@ def use_of_ratings(
     return text
 
 
-def agreement_table(ratings: Iterable[Rating]) -> pd.DataFrame:
+def agreement_table(ratings: Iterable[Rating], seen: Collection[str]) -> pd.DataFrame:
     """Return the agreement of each pair of raters: equal ratings in percent, and Cohen's kappa.
 
     There is a row for scans and a row for structures; the column `of` says which. The other columns
     are the two raters, `rated_by_both` (number of items), `same_percent` and `kappa`. If a rater
     judged the same item twice, the last verdict counts. The table is empty if no two raters judged
-    the same item.
+    the same item. `seen` has the SHA-256 of all label maps; ratings of other maps are stale and do
+    not count.
     """
     import pandas as pd  # with SciPy too slow to import when the page starts
 
     from trinat.segmentation.metrics.statistics import cohen_kappa
 
-    given = pd.DataFrame([astuple(rating) for rating in ratings], columns=_COLUMNS)
+    fresh = [astuple(rating) for rating in ratings if rating.sha256 in seen]
+    given = pd.DataFrame(fresh, columns=_COLUMNS)
     given = given.drop_duplicates([*_JUDGED, "rater"], keep="last")
     # One row per scan or structure, one column per rater.
     table = given.pivot(index=list(_JUDGED), columns="rater", values="rating")

@@ -292,9 +292,16 @@ class ViewedStudy(Study):
     def raters(self) -> list[dict[str, object]]:
         """Return how well each pair of raters agrees, as rows of `agreement_table` in JSON values.
 
-        An undefined kappa is None.
+        An undefined kappa is None. Stale ratings do not count.
         """
-        table = agreement_table(read_ratings(self.folder / RATINGS)).astype(object)
+        ratings = read_ratings(self.folder / RATINGS)
+        rated = {rating.scan for rating in ratings}
+        seen = {
+            digest(scan.newest_labels)
+            for scan in self.scans
+            if cell_text(scan.case) in rated
+        }
+        table = agreement_table(ratings, seen).astype(object)
         known = table.where(table.notna(), None)
         rows = known.values.tolist()
         return [dict(zip(known.columns, row, strict=True)) for row in rows]

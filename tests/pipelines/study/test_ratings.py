@@ -91,7 +91,7 @@ def test_rejections_say_of_what_and_by_whom() -> None:
     assert found == {"x": {"": "anna, berta"}, "y": {"CSF": "anna"}}
 
 
-def test_two_raters_agree_by_what_both_said_of_the_same_bytes() -> None:
+def test_two_raters_agree_by_what_both_said_of_the_bytes_that_are_there() -> None:
     ratings = [
         rating("a", rating="pass"),
         rating("b", rating="reject"),
@@ -99,8 +99,9 @@ def test_two_raters_agree_by_what_both_said_of_the_same_bytes() -> None:
         rating("a", "berta", rating="pass"),
         rating("b", "berta", rating="pass"),
         rating("c", "berta", rating="pass", sha256="changed since"),
+        rating("c", rating="pass", sha256="changed since"),
     ]
-    (row,) = agreement_table(ratings).to_dict("records")
+    (row,) = agreement_table(ratings, seen={"0"}).to_dict("records")
     # Equal in 1 of 2. By chance: anna passes 1/2, berta all: 1/2. So kappa is 0.
     assert row["rated_by_both"] == 2
     assert row["same_percent"] == 50

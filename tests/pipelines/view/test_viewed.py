@@ -10,7 +10,7 @@ import nibabel as nib
 import numpy as np
 import pytest
 from helpers.refusals import refusal
-from helpers.studies import add_callosum, add_lesions, write_study
+from helpers.studies import add_callosum, add_lesions, correct_voxel, write_study
 
 from trinat.pipelines.study.ledger import Ledger
 from trinat.pipelines.study.study import Study
@@ -214,3 +214,19 @@ def test_a_rating_is_changed_and_withdrawn_whatever_the_names(tmp_path: Path) ->
         assert (rating["mine"], rating["stale"]) == (True, False)
     study.rate(scan, "", "", "", sha256)
     assert study.ratings() == []
+
+
+def test_raters_agree_on_maps_as_they_are_now(out: Path) -> None:
+    studies = [ViewedStudy(out, rater=rater) for rater in ("anna", "bert")]
+    for study in studies:
+        for scan in study.scans:
+            sha256 = str(study.detail(scan)["sha256"])
+            study.rate(scan, "", "pass", "", sha256)
+    (row,) = studies[0].raters()
+    rated = len(studies[0].scans)
+    assert row["rated_by_both"] == rated
+    result = studies[0].scans[0].labels
+    assert result is not None
+    correct_voxel(result, (0, 0, 0), 10, "Left-Thalamus")
+    (row,) = studies[0].raters()
+    assert row["rated_by_both"] == rated - 1
