@@ -91,6 +91,8 @@ def evaluate_predictions(
     fit = []
     for task in plan_tasks(inputs):
         reason = task.pair.prediction.unfit
+        if task.pair.truth.unfit:
+            reason = f"its true label map {task.pair.truth.unfit}"
         if reason:
             unfit.append(Done(task, failure=reason))
         else:

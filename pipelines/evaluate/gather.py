@@ -17,7 +17,6 @@ from trinat.pipelines.evaluate.measuring import Task
 from trinat.pipelines.evaluate.settings import EvaluationSettings
 from trinat.pipelines.study.files import (
     ScanFile,
-    find_files,
     find_images,
     two_maps_of_a_scan,
 )
@@ -132,7 +131,8 @@ def gather(settings: EvaluationSettings) -> Inputs:
         truths = stored_files(store, subjects, "labels")
         images = stored_files(store, subjects, "image")
     else:
-        truths = find_files(truth, kind=scheme.kind)
+        of_truth = Study(truth)
+        truths = of_truth.checked(of_truth.label_maps(kind=scheme.kind))
         if settings.images is not None:
             images = find_images(settings.images, [file.path for file in truths])
     clash = clash_among(file.participant for file in truths)

@@ -19,6 +19,7 @@ from trinat.pipelines.models.held_out import name_of
 from trinat.pipelines.study.files import ScanFile, find_files
 from trinat.pipelines.study.images import read_image
 from trinat.pipelines.study.pairing import Pair, Pairing, pair_files
+from trinat.pipelines.study.study import Study
 from trinat.segmentation.errors import EvaluationError, TrinatError
 from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.io.orientation import TrustAffine
@@ -94,7 +95,9 @@ def pair_scans(scans: Path, truth: Path) -> Pairing:
     `scans` and `truth` are folders or files. In each pair of the result, `truth` is the label map
     and `prediction` is the scan: `Pair` is made for predictions, but nothing is segmented yet.
     """
-    pairing = pair_files(find_files(truth), find_files(scans, suffix="T1w"))
+    study = Study(truth)
+    truths = study.checked(study.label_maps())
+    pairing = pair_files(truths, find_files(scans, suffix="T1w"))
     for guess in pairing.guesses:
         _log.info("check it: %s", guess)
     return pairing
@@ -128,6 +131,9 @@ def work_on_each(
     results = []
     failures = []
     for number, pair in enumerate(pairs, start=1):
+        if pair.truth.unfit:
+            failures.append(f"{pair.truth.name}: {pair.truth.unfit}")
+            continue
         try:
             result = work(pair)
         except (TrinatError, OSError) as error:

@@ -291,7 +291,7 @@ class Study:
         """Paths of the label maps in the folder `against`, by the path of the scan's own."""
         if self.against is None:
             return {}
-        return self._partners(find_files(self.against, kind=self.kind))
+        return self._partners(Study(self.against).label_maps(kind=self.kind))
 
     def _partners(self, files: Sequence[ScanFile]) -> dict[Path, Path]:
         """Return the file of another folder that belongs to each scan, by path of its label map.

@@ -155,6 +155,21 @@ def test_evaluate_measures_corrections_and_says_so(
     assert any(line.startswith(told) for line in logged.messages) is not uncorrected
 
 
+def test_a_truth_whose_saving_was_interrupted_is_not_used(study: Path) -> None:
+    sidecar_path(study / "out/c_dseg.nii.gz").unlink()
+    settings = evaluation.EvaluationSettings(
+        truth=study / "out",
+        models={"m": study / "truth"},
+        out=study / "evaluation",
+        jobs=1,
+        tables_only=True,
+    )
+    assert evaluation.evaluate_predictions(settings) == Exit.SOME_FAILED
+    pairs = pd.read_csv(study / "evaluation/pairs.csv").set_index("subject")
+    assert dict(pairs["status"]) == {"a": "measured", "b": "measured", "c": "failed"}
+    assert "interrupted" in pairs.loc["c", "note"]
+
+
 @pytest.mark.parametrize("uncorrected", [False, True])
 def test_report_counts_corrected_lesions(
     study: Path, uncorrected: bool, logged: pytest.LogCaptureFixture

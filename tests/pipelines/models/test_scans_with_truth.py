@@ -8,12 +8,15 @@ import numpy as np
 import pytest
 from helpers.files import touch
 from helpers.overfitted import random_model
+from helpers.studies import correct_voxel, write_study
 
 from trinat.pipelines.models.scans_with_truth import (
     pair_scans,
     refuse_another_head,
     without_partner,
+    work_on_each,
 )
+from trinat.pipelines.study.corrections import sidecar_path
 from trinat.segmentation.errors import EvaluationError
 from trinat.segmentation.metrics.overlap import joint_histogram
 from trinat.segmentation.models.checkpoint import load_model
@@ -27,6 +30,18 @@ def test_a_pair_of_which_one_side_says_less_is_named(
     assert len(pair_scans(scans, truths).pairs) == 1
     (line,) = logged.messages
     assert line.startswith("check it: sub-01_dseg.nii is compared with sub-01_ses-2")
+
+
+def test_a_truth_whose_saving_was_interrupted_is_not_used(tmp_path: Path) -> None:
+    results = write_study(tmp_path / "out", ["scan0", "scan1"])
+    result = results / "scan0_dseg.nii.gz"
+    correct_voxel(result, (15, 8, 6), 49, "Right-Thalamus")
+    sidecar_path(result).unlink()
+    pairing = pair_scans(tmp_path / "scans", results)
+    used, _, failures = work_on_each(pairing.pairs, lambda _: None)
+    assert [pair.truth.name for pair in used] == ["scan1"]
+    (failure,) = failures
+    assert failure.startswith("scan0: ")
 
 
 def test_pairs_by_name_need_no_check_and_others_say_why_they_have_none(

@@ -17,6 +17,7 @@ from trinat.pipelines.study.ledger import Ledger
 from trinat.pipelines.study.naming import Product
 from trinat.pipelines.study.record import ScanResult, TimePoint
 from trinat.pipelines.study.study import Study
+from trinat.segmentation.data.sources.base import safe_component
 from trinat.segmentation.errors import ConfigError, IntegrityError
 from trinat.segmentation.labels import Csf
 
@@ -129,6 +130,28 @@ def test_other_label_maps_of_scans_of_one_name_are_found_by_their_folders(
     assert [study.other(scan) for scan in study.scans] == [
         manual / name for name in maps
     ]
+
+
+def test_other_results_are_paired_by_the_names_that_the_scans_were_given(
+    tmp_path: Path,
+) -> None:
+    given = {safe_component(name): name for name in ("anna b", "Jörg")}
+    folders = [
+        write_study(tmp_path / name, list(given), scans=tmp_path / "scans")
+        for name in ("results", "better")
+    ]
+    for folder in folders:
+        ledger = folder / "run.jsonl"
+        lines = [json.loads(line) for line in ledger.read_text().splitlines()]
+        for line in lines:
+            line["input"] = f"{given[line['case']]}.nii.gz"
+        ledger.write_text("\n".join(map(json.dumps, lines)) + "\n")
+    results, better = folders
+    study = Study(better, against=results)
+    assert {scan.name for scan in study.scans} == set(given.values())
+    assert {study.other(scan) for scan in study.scans} == {
+        results / f"{case}_dseg.nii.gz" for case in given
+    }
 
 
 def test_a_ledger_that_names_a_file_outside_the_folder_is_refused(out: Path) -> None:
