@@ -45,6 +45,7 @@ from trinat.pipelines.jobs.lock import run_lock
 from trinat.pipelines.study.discovery import is_scan, stem_ends
 from trinat.pipelines.study.entry import digest_of
 from trinat.pipelines.study.naming import CORRECTED, Product
+from trinat.pipelines.study.shared_table import replace_row
 from trinat.segmentation.data.sources.base import without_suffix
 from trinat.segmentation.errors import (
     GeometryError,
@@ -55,13 +56,10 @@ from trinat.segmentation.errors import (
 )
 from trinat.segmentation.io.files import (
     not_written,
-    read_rows,
     read_text,
     remove_leftovers,
     sha256_of,
-    spreadsheet_safe,
     sync,
-    write_tsv,
     write_whole,
 )
 from trinat.segmentation.io.volume import Volume
@@ -87,17 +85,6 @@ _ENDINGS_OF_CORRECTIONS = (
     (f"{CORRECTED}{_MASK}", ""),
     (f"{CORRECTED}{_LESIONS}", _LESIONS),
     (f"{_LESIONS_IN_BIDS}{CORRECTED}{_MASK}", f"{_LESIONS_IN_BIDS}{_MASK}"),
-)
-_COLUMNS = (
-    "scan",
-    "corrected",
-    "changed_voxels",
-    "minutes",
-    "sessions",
-    "by",
-    "at",
-    "sha256",
-    "result_sha256",
 )
 _PATIENCE_S = 5.0
 # Temporary files older than this are leftovers of killed processes: writing one takes seconds.
@@ -489,28 +476,18 @@ def list_correction(
     sidecar = correction.sidecar
     assert sidecar is not None
     last = sidecar.savings[-1]
-    corrected = os.path.relpath(correction.path, table.parent)
-    row = [
-        scan,
-        corrected,
-        sidecar.changed_voxels,
-        round(sidecar.minutes, 1),
-        len(sidecar.savings),
-        last.by,
-        last.at,
-        sidecar.sha256,
-        sidecar.result_sha256,
-    ]
-    with run_lock(lock, patience_s=_PATIENCE_S):
-        rows = []
-        if table.is_file():
-            rows = read_rows(table, required=_COLUMNS, names=("scan", "by"))
-        kept = [
-            [other[column] or None for column in _COLUMNS]
-            for other in rows
-            if other["corrected"] != spreadsheet_safe(corrected)
-        ]
-        write_tsv(table, _COLUMNS, [*kept, row])
+    row = {
+        "scan": scan,
+        "corrected": os.path.relpath(correction.path, table.parent),
+        "changed_voxels": sidecar.changed_voxels,
+        "minutes": round(sidecar.minutes, 1),
+        "sessions": len(sidecar.savings),
+        "by": last.by,
+        "at": last.at,
+        "sha256": sidecar.sha256,
+        "result_sha256": sidecar.result_sha256,
+    }
+    replace_row(table, row, key=("corrected",), lock=lock)
 
 
 def _write(

@@ -8,22 +8,21 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable
-from dataclasses import astuple, dataclass, fields
+from dataclasses import asdict, astuple, dataclass, fields
 from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trinat.pipelines.common.text import count
-from trinat.pipelines.jobs.lock import run_lock
+from trinat.pipelines.study.shared_table import replace_row
 from trinat.segmentation.errors import ConfigError, DatasetError
-from trinat.segmentation.io.files import cell_text, read_rows, write_tsv
+from trinat.segmentation.io.files import read_rows
 
 if TYPE_CHECKING:
     import pandas as pd
 
 RATINGS = "ratings.tsv"
 VERDICTS = ("pass", "look", "reject")
-_PATIENCE_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -45,6 +44,8 @@ class Rating:
 
 _COLUMNS = tuple(field.name for field in fields(Rating))
 _JUDGED = ("scan", "structure", "sha256")
+# Columns by which an earlier rating is replaced.
+_RATED_BY = ("scan", "structure", "rater")
 
 
 def read_ratings(path: Path) -> list[Rating]:
@@ -71,13 +72,9 @@ def save_rating(path: Path, rating: Rating, *, lock: Path) -> None:
     A rating with an empty verdict only deletes the earlier one. The whole file is written while the
     file `lock` is locked; if another process holds it, this waits up to five seconds.
     """
-    with run_lock(lock, patience_s=_PATIENCE_S):
-        kept = [other for other in read_ratings(path) if _key(other) != _key(rating)]
-        if rating.rating:
-            kept.append(rating)
-        # Empty cells become n/a in the table.
-        lines = [[value or None for value in astuple(line)] for line in kept]
-        write_tsv(path, _COLUMNS, lines)
+    replace_row(
+        path, asdict(rating), key=_RATED_BY, is_kept=bool(rating.rating), lock=lock
+    )
 
 
 def rejections(ratings: Iterable[Rating]) -> dict[str, dict[str, str]]:
@@ -187,11 +184,6 @@ def agreement_table(ratings: Iterable[Rating], seen: Collection[str]) -> pd.Data
             rows.append((kind, one, two, len(both), same, kappa))
     columns = ["of", "rater", "other_rater", "rated_by_both", "same_percent", "kappa"]
     return pd.DataFrame(rows, columns=columns)
-
-
-def _key(rating: Rating) -> tuple[str, str, str]:
-    """Return scan, structure and rater, as in the table, by which an earlier rating is replaced."""
-    return cell_text(rating.scan), rating.structure, cell_text(rating.rater)
 
 
 def _plain(cell: str) -> str:

@@ -19,6 +19,7 @@ from trinat.pipelines.study.ratings import (
 )
 from trinat.segmentation.errors import DatasetError
 from trinat.segmentation.inference.checks.limits import GradeName
+from trinat.segmentation.io.files import read_rows
 
 
 def rating(scan: str = "a", rater: str = "anna", **facts: str) -> Rating:
@@ -38,6 +39,20 @@ def test_a_remark_comes_back_as_it_was_said(tmp_path: Path, remark: str) -> None
     for scan in ("a", "b"):  # existing rows are written again
         save_rating(path, rating(scan, remark=remark), lock=tmp_path / "lock")
     assert [r.remark for r in read_ratings(path)] == [remark, remark]
+
+
+def test_columns_of_a_users_own_stay_in_the_table(tmp_path: Path) -> None:
+    path = tmp_path / "ratings.tsv"
+    save_rating(path, rating("a"), lock=tmp_path / "lock")
+    header, row = path.read_text().splitlines()
+    path.write_text(f"{header}\tnote\n{row}\task\n")
+    for scan in ("b", "a"):
+        save_rating(path, rating(scan, rating="look"), lock=tmp_path / "lock")
+    rows = read_rows(path, required=("note",))
+    assert [(row["scan"], row["rating"], row["note"]) for row in rows] == [
+        ("b", "look", ""),
+        ("a", "look", "ask"),
+    ]
 
 
 def test_ratings_that_are_saved_at_once_are_all_kept(tmp_path: Path) -> None:
