@@ -104,10 +104,8 @@ def _why_not_learnt(study: Study, scan: ScanFile, image: Path | None) -> str:
         if (scan.folder / scan.entry.scan).is_dir():
             return "its scan is a DICOM series, from which trinat cannot learn"
         return "its scan has been moved: give its folder with --images"
-    segmented = scan.entry.input_sha256
     # In another folder the same scan may be compressed differently.
-    is_known = study.images is None and segmented
-    if is_known and scan.entry.digest_of_scan(scan.folder) != segmented:
+    if study.images is None and scan.entry.is_scan_changed(scan.folder):
         return "its scan was changed since it was segmented"
     return ""
 

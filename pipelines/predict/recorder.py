@@ -210,8 +210,7 @@ class Recorder:
             self.ledger.remove(slices_of(entry.case))
             if before is None:
                 return
-            now = before.digest_of_scan(self.settings.out)
-            if now is None or now == before.input_sha256:
+            if not before.is_scan_changed(self.settings.out):
                 return
         elif before is not None:
             # Files made from the same scan and label map with other settings are still valid.

@@ -65,9 +65,7 @@ class QueueStudy(ViewedStudy):
         """Restart the retention period of the scan: somebody is correcting it."""
         self.queue.renew(self._submission(scan))
 
-    def on_correction_saved(
-        self, scan: ScanFile, correction: Correction, lock: Path
-    ) -> None:
+    def on_correction_saved(self, scan: ScanFile, correction: Correction) -> None:
         """Restart the retention period of the scan: somebody is correcting it."""
         self.queue.renew(self._submission(scan))
 

@@ -227,6 +227,15 @@ class Entry:
         case = Case(self.case, folder.resolve() / self.scan, self.input)
         return digest_of(*case.files)
 
+    def is_scan_changed(self, folder: Path) -> bool:
+        """Return True if the scan is no longer what was segmented; False if that is unknown.
+
+        The path of the scan is relative to `folder`, the output folder.
+        """
+        now = self.digest_of_scan(folder)
+        is_known = now is not None and self.input_sha256 != ""
+        return is_known and now != self.input_sha256
+
 
 def digest_of(*paths: Path) -> str | None:
     """Return the SHA-256 of the concatenated bytes of files.

@@ -359,8 +359,7 @@ def _why_outdated(entry: Entry | None, name: str, digest: str, folder: Path) -> 
         return not_of_last_run
     if entry.status != "done":
         return f"is an old result: its scan has failed since ({entry.reason})"
-    now = entry.digest_of_scan(folder)
-    if now is not None and now != entry.input_sha256:
+    if entry.is_scan_changed(folder):
         return "is an old result: its scan was changed since; run trinat predict again"
     return ""
 

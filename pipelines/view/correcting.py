@@ -55,6 +55,10 @@ LAYERS_WITH_BRUSH = {"": Product.LABELS, "lesions": Product.LESIONS}
 # Maximum size of a request in bytes: room for 13 million changed voxels.
 MAX_CHANGES = 1 << 26
 _BYTES_A_VOXEL = 5
+_SCAN_CHANGED = (
+    "the scan was changed since it was segmented, so corrections would not count: run trinat "
+    "predict, and start the viewer again"
+)
 
 
 @dataclass(frozen=True)
@@ -107,7 +111,7 @@ class Corrections:
         All values are JSON values. `builds_on` is the SHA-256 of the map to correct; "" if the scan
         has none. `correction` is None if there is none; for a label map of another program most
         values are empty. `drafts` are sorted from newest to oldest. `unreadable` has a message for
-        each file that cannot be used.
+        each file that cannot be used, and for a scan that was changed since.
         """
         drafts: list[dict[str, Any]] = []
         unreadable: list[str] = []
@@ -130,6 +134,8 @@ class Corrections:
             voxels = len(changes) // _BYTES_A_VOXEL
             drafts.append({"tab": tab, "voxels": voxels, **asdict(known)})
         drafts.sort(key=lambda draft: draft["at"], reverse=True)
+        if scan.entry.is_scan_changed(scan.folder):
+            unreadable.append(_SCAN_CHANGED)
         correction = None
         shown = None
         result = _predicted(scan, layer)
@@ -210,10 +216,11 @@ class Corrections:
             return
         path.unlink(missing_ok=True)
 
-    def save(self, number: int, painted: Painted) -> None:
+    def save(self, number: int, painted: Painted) -> list[str]:
         """Write the corrected label map next to the result, and delete the draft of the tab.
 
-        A draft that is kept meanwhile stays: it may have further strokes.
+        A draft that is kept meanwhile stays: it may have further strokes. Returns a message if the
+        correction was saved but not recorded in the table of corrections.
 
         `number` is that of the scan, and `painted` has the changes. Raises InputError if nothing
         was changed or the map cannot be corrected here, and OvertakenError if the changes are not
@@ -228,13 +235,14 @@ class Corrections:
         indices, places = _parse_changes(painted.content)
         if not len(indices):
             raise InputError("there is no change to save", where=scan.case)
+        if scan.entry.is_scan_changed(scan.folder):
+            raise InputError(_SCAN_CHANGED, where=scan.case)
         numbers = np.array([0, LESIONS.number], np.int32)
         names = {LESIONS.number: LESIONS.name}
         if not painted.layer:
             numbers = self._numbers(scan)
             names = dict(zip(numbers[1:].tolist(), self._names(), strict=True))
         shown = newest(result, scan.entry.input_sha256)
-        lock = self._study.folder / WORK / "lock.corrections"
         correction = save_correction(
             result,
             self._apply_changes(number, shown, indices, places, numbers),
@@ -242,11 +250,16 @@ class Corrections:
             builds_on=painted.builds_on,
             names=names,
             scan_sha256=scan.entry.input_sha256,
-            lock=lock,
+            # Beside the label map: another viewer may show a folder around or inside this one.
+            lock=result.parent / WORK / "lock.corrections",
         )
         if _content(draft) == included:
             draft.unlink(missing_ok=True)
-        self._study.on_correction_saved(scan, correction, lock)
+        try:
+            self._study.on_correction_saved(scan, correction)
+        except TrinatError as error:
+            return [_client_reason(error)]
+        return []
 
     def _apply_changes(
         self,

@@ -83,10 +83,9 @@ class ViewedStudy(Study):
     def on_draft_saved(self, scan: ScanFile) -> None:
         """Record that a draft was saved; a folder of results needs no record."""
 
-    def on_correction_saved(
-        self, scan: ScanFile, correction: Correction, lock: Path
-    ) -> None:
+    def on_correction_saved(self, scan: ScanFile, correction: Correction) -> None:
         """Record that a correction was saved."""
+        lock = self.folder / WORK / "lock.corrections"
         list_correction(self.folder / CORRECTIONS, scan.case, correction, lock=lock)
 
     @cached_property

@@ -149,8 +149,10 @@ class _Answers:
         """Save a correction from the changes in the body; return updated details of the scan."""
         number = request.path_params["number"]
         painted = await _read_changes(request)
-        await run_in_threadpool(self._corrections.save, number, painted)
-        return JSONResponse(await run_in_threadpool(self._detail, request))
+        messages = await run_in_threadpool(self._corrections.save, number, painted)
+        detail = await run_in_threadpool(self._detail, request)
+        detail["unreadable"] += messages
+        return JSONResponse(detail)
 
     def draft(self, request: Request) -> Response:
         """Return the changes in the draft of a tab, as bytes."""

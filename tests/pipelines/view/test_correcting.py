@@ -22,7 +22,7 @@ from trinat.pipelines.study.naming import CORRECTIONS
 from trinat.pipelines.view import correcting
 from trinat.pipelines.view.viewed import ViewedStudy
 from trinat.pipelines.view.viewer import make_app
-from trinat.segmentation.io.files import sha256_of
+from trinat.segmentation.io.files import read_rows, sha256_of
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import load_scheme
 from trinat.segmentation.space.views import reoriented
@@ -84,6 +84,16 @@ def changes(place: int, *voxels: tuple[int, int, int]) -> bytes:
     i, j, k = np.array(voxels).T
     indices = i + SHAPE[0] * (j + SHAPE[1] * k)
     return indices.astype("<u4").tobytes() + bytes([place] * len(voxels))
+
+
+def change_scan(out: Path) -> tuple[str, str]:
+    """Change a voxel of the scan with the number 0; return its SHA-256 before and after."""
+    path = out.parent / "scans/scan1.nii.gz"
+    before = sha256_of(path)
+    scan = Volume.read(path)
+    scan.data[0, 0, 0] += 7
+    scan.write(path)
+    return before, sha256_of(path)
 
 
 def result(page: Page, out: Path) -> Path:
@@ -213,8 +223,8 @@ def test_a_correction_of_what_the_scan_was_before_is_replaced(out: Path) -> None
     predicted = Volume.read(path, labels=True).data
     page.save(changes(RIGHT_THALAMUS, (2, 3, 4)))
     ledger = out / "run.jsonl"
-    scan = out.parent / "scans/scan1.nii.gz"
-    ledger.write_text(ledger.read_text().replace(sha256_of(scan), "new"))
+    before, now = change_scan(out)
+    ledger.write_text(ledger.read_text().replace(before, now))
     page = Page(out)
     detail = page.detail()
     assert detail["correction"] is None
@@ -311,6 +321,66 @@ def test_the_table_of_a_folder_has_a_row_for_each_corrected_scan(out: Path) -> N
     ]
     corrected = f"{name}_desc-corrected_dseg.nii.gz"
     assert row.split("\t")[:6] == [name, corrected, "2", "5.0", "2", "anna"]
+
+
+def test_columns_that_a_user_adds_to_the_table_or_removes_hinder_no_saving(
+    out: Path,
+) -> None:
+    page = Page(out)
+    name = page.detail()["name"]
+    page.save(changes(RIGHT_THALAMUS, (2, 3, 4)))
+    corrected = f"{name}_desc-corrected_dseg.nii.gz"
+    (out / CORRECTIONS).write_text(
+        f"corrected\tnote\nother_dseg.nii.gz\tolder\n{corrected}\task\n"
+    )
+    answer = page.save(changes(RIGHT_THALAMUS, (2, 3, 5)))
+    assert answer.status_code == 200
+    assert answer.json()["unreadable"] == []
+    other, row = read_rows(out / CORRECTIONS, required=("scan", "note", "minutes"))
+    assert (other["scan"], other["note"]) == ("", "older")
+    assert (row["scan"], row["note"], row["minutes"]) == (name, "ask", "5.0")
+
+
+def test_a_correction_is_saved_if_its_table_cannot_be_written(out: Path) -> None:
+    page = Page(out)
+    painted = changes(RIGHT_THALAMUS, (2, 3, 4))
+    page.keep(painted)
+    (out / CORRECTIONS).write_text("a table\tof others\n")
+    answer = page.save(painted)
+    assert answer.status_code == 200
+    (message,) = answer.json()["unreadable"]
+    assert message.startswith(CORRECTIONS)
+    assert answer.json()["drafts"] == []
+    assert corrected_path(result(page, out)).is_file()
+
+
+def test_viewers_of_a_folder_and_of_the_one_around_it_wait_for_each_other(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    locks = []
+
+    def save(*words, lock: Path, **more_words) -> Correction:
+        locks.append(lock.resolve())
+        return save_correction(*words, lock=lock, **more_words)
+
+    monkeypatch.setattr(correcting, "save_correction", save)
+    for folder, voxel in ((out, (2, 3, 4)), (out.parent, (2, 3, 5))):
+        assert Page(folder).save(changes(RIGHT_THALAMUS, voxel)).status_code == 200
+    assert len(set(locks)) == 1
+
+
+def test_a_scan_that_was_changed_since_is_named_and_takes_no_correction(
+    out: Path,
+) -> None:
+    page = Page(out)
+    change_scan(out)
+    (message,) = page.detail()["unreadable"]
+    assert "changed" in message
+    painted = changes(RIGHT_THALAMUS, (2, 3, 4))
+    page.keep(painted)
+    assert page.save(painted).status_code == 422
+    assert not corrected_path(result(page, out)).exists()
+    assert len(page.detail()["drafts"]) == 1
 
 
 def test_lesions_are_painted_and_a_bridge_that_is_erased_splits_one(
