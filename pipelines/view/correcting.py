@@ -279,6 +279,8 @@ class Corrections:
         """
         scan = self._study[number]
         shown = Volume.read(path, labels=True)
+        if path == scan.newest_labels:
+            self._study.refuse_other_numbers(scan, shown)
         ras = reoriented(shown, "RAS")
         try:
             on_grid_of(ras, self._voxels.scan(number))

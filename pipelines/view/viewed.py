@@ -37,6 +37,7 @@ from trinat.pipelines.study.record import GRADES, ScanResult
 from trinat.pipelines.study.study import Study, digest
 from trinat.segmentation.errors import InputError, TrinatError
 from trinat.segmentation.io.files import cell_text, read_rows
+from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels import DEFAULT_SCHEME
 from trinat.segmentation.labels.scheme import load_scheme
 
@@ -235,6 +236,23 @@ class ViewedStudy(Study):
             return self.result(scan)
         except TrinatError:
             return scan.entry.result
+
+    def refuse_other_numbers(self, scan: ScanFile, labels: Volume) -> None:
+        """Raise InputError if a corrected label map has numbers that its label table lacks.
+
+        `labels` is the label map that is shown for the scan. If a later run has written results
+        with other numbers, the table names structures that the correction does not have.
+        """
+        correction = scan.correction
+        if correction is None or not correction.is_of_earlier_run:
+            return
+        known = [0, *(structure.number for structure in structures_in(scan.folder))]
+        if len(known) > 1 and not np.isin(labels.data, known).all():
+            raise InputError(
+                "its correction has the label numbers of an earlier run",
+                where=scan.case,
+                remedy="run trinat predict with the --format that it had, or delete the correction",
+            )
 
     def rate(
         self,

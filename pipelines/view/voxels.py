@@ -154,6 +154,8 @@ class Voxels:
             folder = self._study.against
             has_grid_of_another = True
         labels = _read_ras(_required(maps.get(kind), kind, scan), labels=True)
+        if kind == "labels":
+            self._study.refuse_other_numbers(scan, labels)
         if has_grid_of_another:
             grid = self._read_once(number, "scan", version)
             labels, _ = on_grid_of(labels, grid, resample=True)

@@ -11,6 +11,7 @@ import pytest
 from helpers.studies import AFFINE, add_lesions, write_study
 from helpers.viewer import ask
 
+from trinat.pipelines.predict.tables import write_label_table
 from trinat.pipelines.study.corrections import (
     Correction,
     corrected_path,
@@ -381,6 +382,29 @@ def test_a_scan_that_was_changed_since_is_named_and_takes_no_correction(
     assert page.save(painted).status_code == 422
     assert not corrected_path(result(page, out)).exists()
     assert len(page.detail()["drafts"]) == 1
+
+
+def test_a_correction_with_the_numbers_of_an_earlier_run_is_not_shown(
+    out: Path,
+) -> None:
+    page = Page(out)
+    painted = changes(RIGHT_THALAMUS, (2, 3, 4))
+    page.save(painted)
+    path = result(page, out)
+    # The later run writes indices instead of FreeSurfer's numbers.
+    labels = Volume.read(path, labels=True)
+    numbers = load_scheme("quicknat33").from_freesurfer(
+        labels.data, spacing_mm=labels.spacing_mm
+    )
+    Volume(numbers, labels.affine).write(path, labels=True)
+    write_label_table(out / "labels.tsv", load_scheme("quicknat33"), by_index=True)
+    page = Page(out)
+    assert page.ask("GET", "/v1/scans/0/predicted").status_code == 200
+    before = sha256_of(corrected_path(path))
+    for answer in (page.ask("GET", "/v1/scans/0/labels"), page.save(painted)):
+        assert answer.status_code == 422
+        assert "numbers of an earlier run" in answer.json()["reason"]
+    assert sha256_of(corrected_path(path)) == before
 
 
 def test_lesions_are_painted_and_a_bridge_that_is_erased_splits_one(
