@@ -79,10 +79,9 @@ _LESIONS_IN_BIDS = f"_label-{Product.LESIONS.own_entities['label']}"
 _MASK = f"_{Product.BRAIN_MASK.suffix}"
 # Part of the names of masks of the voxels that were changed in a mask of lesions.
 CHANGED = "_desc-changed"
-# Endings of names of corrections and their masks, with the endings of the maps that they correct.
+# Endings of names of corrections, with the endings of the maps that they correct.
 _ENDINGS_OF_CORRECTIONS = (
     (f"{CORRECTED}{_LABELS}", ""),
-    (f"{CORRECTED}{_MASK}", ""),
     (f"{CORRECTED}{_LESIONS}", _LESIONS),
     (f"{_LESIONS_IN_BIDS}{CORRECTED}{_MASK}", f"{_LESIONS_IN_BIDS}{_MASK}"),
 )
@@ -255,7 +254,9 @@ def corrected_path(result: Path) -> Path:
         path = result.with_name(f"{corrected}{ending}")
         if path.is_file():
             return path
-    return result.with_name(f"{corrected}{_ending(result)}")
+    # Pairs of .hdr and .img are read, not written.
+    ending = ".nii.gz" if result.suffix == ".hdr" else _ending(result)
+    return result.with_name(f"{corrected}{ending}")
 
 
 def newest(result: Path, scan_sha256: str) -> Path:
@@ -323,17 +324,20 @@ def is_correction(path: Path) -> bool:
 
 
 def is_of_correction(path: Path) -> bool:
-    """Return True for a correction, or its mask of changed voxels, of a map in the same folder.
+    """Return True for a correction of a map in the same folder, and for a mask of changed voxels.
 
     The map is a label map or a mask of lesions.
     """
-    return any(map(Path.is_file, possible_results(path)))
+    stem = without_suffix(path)
+    if stem.endswith(f"{CORRECTED}{_MASK}") and _LESIONS_IN_BIDS not in stem:
+        return True
+    return CHANGED in stem or any(map(Path.is_file, possible_results(path)))
 
 
 def possible_results(path: Path) -> Iterator[Path]:
-    """Yield the paths that the predicted map of a correction may have.
+    """Yield the paths that the predicted map of a correction, `path`, may have.
 
-    `path` is the correction or its mask of changed voxels. Nothing is yielded for other files.
+    Nothing is yielded for other files.
     """
     stem = without_suffix(path)
     for of_correction, of_result in _ENDINGS_OF_CORRECTIONS:
@@ -634,10 +638,11 @@ def _stems(result: Path) -> tuple[str, str]:
 def _endings(path: Path) -> tuple[str, ...]:
     """Return the file endings to try for a label map: that of `path`, then other formats.
 
-    `path` is a file beside the label map. Other formats are .nii.gz, .nii and .mgz.
+    `path` is a file beside the label map. Other formats are .nii.gz, .nii, .mgz and .hdr.
     """
     own = _ending(path)
-    return (own, *(ending for ending in (".nii.gz", ".nii", ".mgz") if ending != own))
+    others = (".nii.gz", ".nii", ".mgz", ".hdr")
+    return (own, *(ending for ending in others if ending != own))
 
 
 def _ending(path: Path) -> str:

@@ -14,7 +14,6 @@ from types import MappingProxyType
 
 from trinat.pipelines.study.cases import given_names
 from trinat.pipelines.study.corrections import (
-    CHANGED,
     Correction,
     corrected_path,
     correction_of,
@@ -374,14 +373,13 @@ def _lesion_masks(place: Path) -> list[FoundFile]:
         FoundFile(path, parse_name(path))
         for path in anat_files(place, Product.LESIONS.suffix)
         if entities(without_suffix(path)).get("label") == label
-        and CHANGED not in path.name
         and not is_of_correction(path)
     ]
     if bids:
         return bids
     marked = _marked_label_maps(place, Product.LESIONS.plain)
     if marked:
-        return [file_below(place, path) for path in marked if CHANGED not in path.name]
+        return [file_below(place, path) for path in marked]
     others = tuple(end for end in RESULT_ENDINGS if end not in _ENDINGS_OF_MASKS)
     return _any_images(place, lambda path: not stem_ends(path, *others))
 

@@ -67,6 +67,7 @@ def test_a_correction_stands_under_the_name_of_its_result(study: Path) -> None:
     "name",
     [
         "s{}.nii.gz",
+        "s{}.NII.GZ",
         "s{}/seg.nii.gz",
         "s{}/mri/aseg.mgz",
         "sub-{0}/anat/sub-{0}_dseg.nii.gz",

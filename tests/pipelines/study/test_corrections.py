@@ -81,6 +81,7 @@ def save(result: Path, corrected: Volume, saving: Saving, builds_on: Path) -> No
         ("a_dseg.nii.gz", "a_desc-corrected_dseg.nii.gz"),
         ("a_dseg.mgz", "a_desc-corrected_dseg.mgz"),
         ("a.nii", "a_desc-corrected_dseg.nii"),
+        ("a.hdr", "a_desc-corrected_dseg.nii.gz"),
         (
             "sub-1_space-orig_desc-trinat_dseg.nii.gz",
             "sub-1_space-orig_desc-corrected_dseg.nii.gz",
