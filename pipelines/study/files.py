@@ -593,10 +593,11 @@ def _unique_names(names: Sequence[ParsedName]) -> Iterator[ParsedName]:
 def corrected_among(files: Sequence[ScanFile], *, lesions: bool = False) -> str:
     """Return a sentence about label maps that raters have corrected; "" if there are none.
 
-    `files` are those of `Study.checked`. With `lesions`, it also mentions masks of lesions. It also
-    mentions parcels: they are never corrected, so they may disagree with the corrected structures
-    of their scan.
+    `files` are those of `Study.checked`; unfit ones do not count. With `lesions`, it also mentions
+    masks of lesions. It also mentions parcels: they are never corrected, so they may disagree with
+    the corrected structures of their scan.
     """
+    files = [file for file in files if not file.unfit]
     masks = 0
     if lesions:
         masks = sum(file.lesion_correction is not None for file in files)

@@ -245,6 +245,8 @@ def test_a_correction_of_lesions_whose_saving_was_interrupted_counts_nowhere(
     checked = results.checked(results.label_maps(), lesions=True)
     assert [file.name for file in checked if file.unfit] == ["a"]
     assert "interrupted" in checked[0].unfit
+    told = "1 of 2 label maps are corrected by hand"
+    assert corrected_among(checked, lesions=True).startswith(told)
 
 
 def test_report_counts_a_corrected_scan_whatever_grade_its_result_had(
