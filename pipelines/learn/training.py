@@ -91,7 +91,7 @@ def train_on(
     config: dict[str, Any] = {"source": "pairs", "root": work / "pairs.tsv"}
     config["labels"] = str(model.label_table or model.info.labels)
     config["grid"] = model.info.preprocessing.shape
-    config["fold"] = settings.numbering
+    config["numbering"] = settings.numbering
     config["trust_affine"] = settings.trust_affine
     # A scan with such voxels has results only because the run filled them.
     config["fill_nonfinite"] = True
