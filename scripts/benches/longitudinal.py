@@ -136,7 +136,7 @@ def slope_of(true: np.ndarray, found: np.ndarray) -> float:
 
 
 def _print_retest(table: str, *outputs: str) -> None:
-    participants = pd.read_csv(table, sep="\t")
+    participants = pd.read_csv(table, sep="\t", dtype={"scan": str})
     found = {
         output: differences(participants, _volumes(Path(output))) for output in outputs
     }
@@ -160,7 +160,7 @@ def _print_retest(table: str, *outputs: str) -> None:
 
 
 def _print_noise(table: str, output: str) -> None:
-    participants = pd.read_csv(table, sep="\t")
+    participants = pd.read_csv(table, sep="\t", dtype={"scan": str})
     tables = [_volumes(Path(output)), *_further(Path(output))]
     frame = pd.concat([differences(participants, each) for each in tables])
     count = participants["participant"].nunique()
