@@ -402,10 +402,15 @@ def test_a_forecast_compares_the_structures_that_were_corrected_and_not_their_ne
 def test_what_a_later_run_segments_differently_does_not_count_as_corrected(
     results: Path,
 ) -> None:
-    paint(results, "sub-01", shorten_hippocampi)
+    def paint_a_voxel_of_cortex_too(labels: np.ndarray) -> None:
+        shorten_hippocampi(labels)
+        swap_one_voxel(labels)
+
+    paint(results, "sub-01", paint_a_voxel_of_cortex_too)
     path = results / "sub-01_T1w_dseg.nii.gz"
     labels = Volume.read(path, labels=True)
-    labels.data[labels.data == 10] = 0  # no left thalamus
+    # The later run finds no cortex on this side.
+    labels.data[labels.data == CORTEX] = 0
     labels.write(path, labels=True)
     model = load_model(overfitted_model())
     found = agreement_of(results, model=model)
