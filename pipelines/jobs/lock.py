@@ -38,6 +38,8 @@ _BEAT_S = 15.0
 _ASK_S = 0.2
 # A holder on another machine that has not touched its lock for this long is considered dead.
 _SILENT_S = 4 * _BEAT_S
+# Errors of disks without file locks: Lustre, NFS without a lock service, some others.
+_NO_FILE_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 _MARK = ".trinat"
 _TEXT = "Files of this folder are replaced when the command runs again.\n"
 
@@ -184,6 +186,8 @@ def _lock_file(path: Path, descriptor: int, kind: int) -> None:
     except BlockingIOError:
         raise _locked(path, _read_patiently(descriptor)) from None
     except OSError as error:
+        if error.errno not in _NO_FILE_LOCKS:
+            raise
         if not os.fstat(descriptor).st_size:
             path.unlink(missing_ok=True)  # our file, still without a name
         raise OutputError(

@@ -72,7 +72,7 @@ _NOT_LISTED: Listed = (Path(), NO_ENTRY)
 
 @dataclass(frozen=True)
 class StoreRecord:
-    """What a slice store says about reading a file that it was made from."""
+    """Facts from a slice store that are needed to read a file that it was made from."""
 
     axes: str | None = None  # voxel axes (such as LAS) if the header lacks them
     sha256: str = ""  # hash of the file when the store was made
@@ -132,7 +132,7 @@ class ScanFile:
     is_given: bool = False  # named by itself, not found in a folder
     # For a correction: the path of the label map that it corrects, whose name it has here.
     corrects: Path | None = None
-    stored: StoreRecord = StoreRecord()  # what the store says, for a file of a store
+    stored: StoreRecord = StoreRecord()  # empty for a file of no store
     # Ledger entry of the run that made the label map; an empty one if no ledger lists it. Its
     # result describes the predicted label map, even if a rater has corrected it since.
     entry: Entry = NO_ENTRY

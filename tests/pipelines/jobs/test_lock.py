@@ -138,6 +138,18 @@ def test_a_disk_without_locks_is_told(lock, monkeypatch) -> None:
     assert not lock.parent.exists()
 
 
+def test_another_error_of_locking_is_not_taken_for_a_disk_without_locks(
+    lock, monkeypatch
+) -> None:
+    def fail(descriptor: int, kind: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr("fcntl.flock", fail)
+    with pytest.raises(OSError, match="Input/output") as caught, run_lock(lock):
+        pass
+    assert not isinstance(caught.value, OutputError)
+
+
 def test_a_lock_dated_in_the_future_blocks_for_no_longer_than_any_other(lock) -> None:
     _written_elsewhere(lock, seconds_ago=-1e6)
     with pytest.raises(LockedError, match="node7"), run_lock(lock):
