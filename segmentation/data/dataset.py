@@ -1,25 +1,23 @@
 """Slices of a store, read ahead or as a torch dataset, and their order in training.
 
 `SliceDataset` indexes the slices and their locations (`SlabLocation`); `SubjectFiles` reads them,
-`SliceReaders` reads them in threads; `BalancedSampler` determines their order in training.
+`SliceReaders` reads them in threads; `balanced_order` determines their order in training.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import Dataset, Sampler
+from torch.utils.data import Dataset
 
 from trinat.segmentation.data.slices import FILES, Quantised, SubjectFile
-from trinat.segmentation.data.splits import Part
 from trinat.segmentation.data.store import Store
 from trinat.segmentation.errors import ConfigError, DatasetError
 from trinat.segmentation.labels.scheme import IGNORE, LabelScheme
@@ -234,62 +232,28 @@ class SliceDataset(Dataset[tuple[Tensor, Tensor]]):
         return np.concatenate(subjects), np.concatenate(slices), np.concatenate(counts)
 
 
-class BalancedSampler(Sampler[int]):
-    """Sampler with replacement that shows rare classes more often.
+def balanced_order(
+    class_counts: NDArray[np.uint32], share: float, seed: int, epoch: int
+) -> list[int]:
+    """Return the items to draw in an epoch, in order; items with rare classes come more often.
 
-    A share of the draws is balanced by class: a foreground class is drawn first and then one of the
-    items that contain it, so that the amygdala is seen as often as the cortex. The other draws are
-    uniform over the items. Seed and epoch determine the order. An epoch has as many draws as there
-    are items.
+    `class_counts` (M, K) are the voxels of each class in each of M items. A `share` of the M draws
+    is balanced by class: a foreground class is drawn first and then one of the items that contain
+    it, so that the amygdala is seen as often as the cortex. The other draws pass over all items,
+    each at most once.
     """
-
-    def __init__(self, dataset: SliceDataset, *, share: float, seed: int) -> None:
-        """Set up the sampler; `share`, 0 to 1, is the share of draws that are balanced by class."""
-        if not 0 <= share <= 1:
-            raise ConfigError(f"a share is between 0 and 1, not {share}")
-        self._count = len(dataset)
-        self._share = share
-        self._seed = seed
-        self._epoch = 0
-        # For each foreground class that occurs: the indices of the items that contain it.
-        self._holders: list[NDArray[np.intp]] = []
-        for voxels in dataset.class_counts[:, 1:].T:
-            items = np.flatnonzero(voxels)
-            if len(items):
-                self._holders.append(items)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Set the epoch whose order the next iteration returns."""
-        self._epoch = epoch
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __iter__(self) -> Iterator[int]:
-        rng = np.random.default_rng((self._seed, self._epoch))
-        order = rng.permutation(self._count)
-        if self._holders:
-            replaced = rng.random(self._count) < self._share
-            classes = rng.integers(len(self._holders), size=self._count)
-            position = rng.random(self._count)
-            for index in np.flatnonzero(replaced):
-                holders = self._holders[classes[index]]
-                order[index] = holders[int(position[index] * len(holders))]
-        return iter(order.tolist())
-
-
-def open_slices(
-    store: Path,
-    split: Path,
-    part: Part,
-    view: View,
-    *,
-    thick: int = 1,
-) -> SliceDataset:
-    """Open the slices of one part of a split, after checking that the split fits the store.
-
-    `store` is the folder of the store, `split` the file of the split. `thick` is the number of
-    slices in an item: the middle slice and its neighbours.
-    """
-    opened = Store(store)
-    return SliceDataset(opened, opened.part(part, split), view, thick=thick)
+    count = len(class_counts)
+    rng = np.random.default_rng((seed, epoch))
+    order = rng.permutation(count)
+    # For each foreground class that occurs: the indices of the items that contain it.
+    holders = [np.flatnonzero(voxels) for voxels in class_counts[:, 1:].T]
+    holders = [items for items in holders if len(items)]
+    if holders:
+        replaced = rng.random(count) < share
+        classes = rng.integers(len(holders), size=count)
+        position = rng.random(count)
+        for index in np.flatnonzero(replaced):
+            items = holders[classes[index]]
+            order[index] = items[int(position[index] * len(items))]
+    chosen: list[int] = order.tolist()
+    return chosen

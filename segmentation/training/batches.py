@@ -14,12 +14,11 @@ from torch import Tensor
 
 from trinat.segmentation.data.augmentation import Augmenter, upload
 from trinat.segmentation.data.dataset import (
-    BalancedSampler,
     SlabLocation,
     SliceDataset,
     SliceReaders,
     StoredSlice,
-    open_slices,
+    balanced_order,
 )
 from trinat.segmentation.data.slices import quantise
 from trinat.segmentation.data.splits import read_split
@@ -271,6 +270,7 @@ class StoreSource(BatchSource):
                 remedy="prepare it with those labels, or change `scheme` in the recipe",
             )
         split = read_split(store.split)
+        subjects = opened.part("train", store.split)
         self.fingerprint = f"{opened.fingerprint} {split.model_dump_json()}"
         self.datasets: dict[View, SliceDataset] = {}
         self.augmenters: dict[View, Augmenter] = {}
@@ -280,9 +280,7 @@ class StoreSource(BatchSource):
         self.may_draw_in_thread = not self._transforms
         on_batches = store.augmentation.model_copy(update={"transforms": ()})
         for view in views:
-            self.datasets[view] = open_slices(
-                store.path, store.split, "train", view, thick=channels
-            )
+            self.datasets[view] = SliceDataset(opened, subjects, view, thick=channels)
             seen = scheme.seen_in(view)
             self.augmenters[view] = Augmenter(on_batches, view, seen)
         # Dataset items in the order in which they are drawn, by view and epoch.
@@ -379,11 +377,9 @@ class StoreSource(BatchSource):
             # A batch may span two epochs; older orders are no longer needed.
             for key in [key for key in self._orders if key[1] < epoch - 1]:
                 del self._orders[key]
-            sampler = BalancedSampler(
-                dataset, share=self.balanced_share, seed=self.seed
+            self._orders[view, epoch] = balanced_order(
+                dataset.class_counts, self.balanced_share, self.seed, epoch
             )
-            sampler.set_epoch(epoch)
-            self._orders[view, epoch] = list(sampler)
         return self._orders[view, epoch][place]
 
 

@@ -19,12 +19,10 @@ from helpers.refusals import refusal
 
 from trinat.pipelines.prepare.making import prepare_store
 from trinat.pipelines.prepare.options import PrepareConfig
-from trinat.segmentation.data.dataset import open_slices
 from trinat.segmentation.data.splitting import split_store
 from trinat.segmentation.data.store import Store
 from trinat.segmentation.errors import DatasetError, IntegrityError
 from trinat.segmentation.labels.scheme import load_scheme
-from trinat.segmentation.space.views import View
 
 ROOT = Path(__file__).parents[3]
 
@@ -216,13 +214,12 @@ def test_repeat_sessions_stay_on_one_side_of_a_split(tmp_path: Path) -> None:
     folds[0][0].unlink()
     with refusal(DatasetError, tmp_path / "out", remedy="--kfold"):
         store.tested()
-    dataset = open_slices(tmp_path / "out", path, "train", View.AXIAL)
-    assert dataset.subjects == split.train
+    assert store.part("train", path) == split.train
     # The store changes, and the split does not fit any more.
     freesurfer_subject(tmp_path / "in", "OAS1_0009_MR1")
     prepare("oasis1", tmp_path / "in", tmp_path / "out", views=("axial",))
     with refusal(DatasetError, path):
-        open_slices(tmp_path / "out", path, "train", View.AXIAL)
+        Store(tmp_path / "out").part("train", path)
 
 
 def test_files_without_a_checksum_are_refused_on_request(tmp_path: Path) -> None:

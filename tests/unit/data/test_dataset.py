@@ -12,7 +12,7 @@ from helpers.refusals import refusal
 from helpers.small_store import stored_subject
 from torch.utils.data import DataLoader
 
-from trinat.segmentation.data.dataset import BalancedSampler, SliceDataset, open_slices
+from trinat.segmentation.data.dataset import SliceDataset, balanced_order
 from trinat.segmentation.data.slices import quantise, scheme_table, write_subject
 from trinat.segmentation.data.sources.base import Subject
 from trinat.segmentation.data.splits import Split
@@ -87,12 +87,11 @@ def keep_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trinat.segmentation.data.dataset._KEEP_EVERY", 1)
 
 
-def drawn(sampler: BalancedSampler, epochs: int) -> Counter[int]:
+def drawn(dataset: SliceDataset, share: float, epochs: int) -> Counter[int]:
     """Count how often each item is drawn in this many epochs."""
     counts: Counter[int] = Counter()
     for epoch in range(epochs):
-        sampler.set_epoch(epoch)
-        counts.update(sampler)
+        counts.update(balanced_order(dataset.class_counts, share, 0, epoch))
     return counts
 
 
@@ -196,22 +195,20 @@ def test_more_subjects_than_files_may_be_open(
 
 @pytest.mark.usefixtures("keep_all")
 def test_without_balance_every_item_comes_once(store: Store) -> None:
-    dataset = SliceDataset(store, ["a", "b"], View.AXIAL)
-    sampler = BalancedSampler(dataset, share=0, seed=0)
-    first = list(sampler)
+    counts = SliceDataset(store, ["a", "b"], View.AXIAL).class_counts
+    first = balanced_order(counts, 0, seed=0, epoch=0)
     assert sorted(first) == list(range(40))
-    assert list(sampler) == first
-    sampler.set_epoch(1)
-    second = list(sampler)
+    assert balanced_order(counts, 0, seed=0, epoch=0) == first
+    second = balanced_order(counts, 0, seed=0, epoch=1)
     assert second != first
     assert sorted(second) == list(range(40))
-    assert list(BalancedSampler(dataset, share=0, seed=1)) != first
+    assert balanced_order(counts, 0, seed=1, epoch=0) != first
 
 
 @pytest.mark.usefixtures("keep_all")
 def test_balance_meets_rare_classes_as_often_as_common_ones(store: Store) -> None:
     dataset = SliceDataset(store, ["a"], View.AXIAL)
-    found = drawn(BalancedSampler(dataset, share=1.0, seed=0), epochs=150)
+    found = drawn(dataset, 1.0, epochs=150)
     # A third each: class 1 in slice 7, class 2 in slices 9-11, class 3 in slices 5-14.
     assert found[7] == pytest.approx(1000 + 100, abs=120)
     assert found[9] == pytest.approx(333 + 100, abs=80)
@@ -222,42 +219,33 @@ def test_balance_meets_rare_classes_as_often_as_common_ones(store: Store) -> Non
 @pytest.mark.usefixtures("keep_all")
 def test_the_share_of_balanced_items_is_met(store: Store) -> None:
     dataset = SliceDataset(store, ["a"], View.AXIAL)
-    found = drawn(BalancedSampler(dataset, share=0.5, seed=0), epochs=200)
+    found = drawn(dataset, 0.5, epochs=200)
     empty = sum(found[n] for n in (*range(5), *range(15, 20)))
     assert empty == pytest.approx(1000, abs=120)
     assert found.total() == 4000
-    with pytest.raises(ConfigError, match="between 0 and 1"):
-        BalancedSampler(dataset, share=1.5, seed=0)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_batches_are_the_items_whoever_reads_them(store: Store, workers: int) -> None:
     dataset = SliceDataset(store, ["a", "b"], View.AXIAL, thick=3)
     dataset[0]  # opened here first: workers must not use this process's handle
-    sampler = BalancedSampler(dataset, share=0.5, seed=3)
-    loader = DataLoader(dataset, 4, sampler=sampler, num_workers=workers)
-    for epoch in (2, 0):
-        sampler.set_epoch(epoch)
-        order = list(sampler)
-        assert len(loader) == -(-len(order) // 4)
-        for first, (images, labels) in zip(
-            range(0, len(order), 4), loader, strict=True
-        ):
-            items = [dataset[index] for index in order[first : first + 4]]
-            assert torch.equal(images, torch.stack([image for image, _ in items]))
-            assert torch.equal(labels, torch.stack([one for _, one in items]))
+    order = balanced_order(dataset.class_counts, 0.5, seed=3, epoch=2)
+    loader = DataLoader(dataset, 4, sampler=order, num_workers=workers)
+    for first, (images, labels) in zip(range(0, len(order), 4), loader, strict=True):
+        items = [dataset[index] for index in order[first : first + 4]]
+        assert torch.equal(images, torch.stack([image for image, _ in items]))
+        assert torch.equal(labels, torch.stack([one for _, one in items]))
 
 
 # With a split -------------------------------------------------------------------------------
 
 
-def test_a_split_part_opens_as_a_dataset(store: Store, tmp_path: Path) -> None:
+def test_an_empty_part_of_a_split_is_refused(store: Store, tmp_path: Path) -> None:
     split = Split(store=store.fingerprint, seed=0, train=("a",), test=("b",))
     split.write(tmp_path / "split.json")
-    dataset = open_slices(store.root, tmp_path / "split.json", "test", View.AXIAL)
-    assert dataset.subjects == ("b",)
+    assert store.part("test", tmp_path / "split.json") == ("b",)
     with refusal(DatasetError, tmp_path / "split.json"):
-        open_slices(store.root, tmp_path / "split.json", "validation", View.AXIAL)
+        store.part("validation", tmp_path / "split.json")
 
 
 def test_a_family_filled_in_later_is_respected(store: Store, tmp_path: Path) -> None:
@@ -269,7 +257,7 @@ def test_a_family_filled_in_later_is_respected(store: Store, tmp_path: Path) -> 
     rows = [row.replace("n/a\tn/a\tn/a\tn/a", "n/a\ttwins\tn/a\tn/a") for row in rows]
     table.write_text("\n".join([header, *rows]) + "\n")
     with refusal(DatasetError, tmp_path / "s.json"):
-        open_slices(store.root, tmp_path / "s.json", "train", View.AXIAL)
+        Store(store.root).part("train", tmp_path / "s.json")
 
 
 @pytest.mark.parametrize(
