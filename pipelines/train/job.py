@@ -438,14 +438,8 @@ class _JobAtWork:
 
         # Stops are checked for each batch: a whole scan may take longer than a cluster waits.
         network.register_forward_pre_hook(check_for_stop)
-        return validate(
-            network,
-            self.scans(),
-            len(self.run.scheme.seen_in(self.run.job.view)),
-            self.run.recipe.network.channels,
-            self.trainer.device,
-            precision=self.trainer.precision,
-        )
+        trainer = self.trainer
+        return validate(network, self.scans(), trainer.device, trainer.precision)
 
     def _estimate_validation_s(self) -> float:
         """Return an estimate of how long a validation takes, in seconds.
@@ -455,10 +449,5 @@ class _JobAtWork:
         if self.run.job.stage.validation is None:
             return 0.0
         trainer = self.trainer
-        return foresee(
-            copy_network(trainer.best_weights).to(trainer.device),
-            self.scans(),
-            self.run.recipe.network.channels,
-            trainer.device,
-            precision=trainer.precision,
-        )
+        network = copy_network(trainer.best_weights).to(trainer.device)
+        return foresee(network, self.scans(), trainer.device, trainer.precision)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from trinat.segmentation.errors import TrainingError
 from trinat.segmentation.inference.network import thick
 from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.metrics.overlap import Counts, dice, iou, joint_histogram
+from trinat.segmentation.models.base import Network
 from trinat.segmentation.models.hardware import computing_in
 from trinat.segmentation.space.views import View, to_slices
 from trinat.segmentation.synthetic.heads import HeadMaps
@@ -89,81 +90,64 @@ def synthetic_scans(
 
 @torch.inference_mode()
 def predict_classes(
-    forward: Callable[[Tensor], Tensor],
+    network: Network,
     images: Tensor,
-    channels: int,
     device: torch.device,
-    *,
     precision: torch.dtype = torch.float32,
 ) -> Tensor:
     """Return the most probable class of each pixel of a scan, (N, H, W) uint8 on the CPU.
 
-    `images` (N, H, W) are the slices of the scan. `forward` gets batches in which each slice has
-    `channels` neighbouring slices, itself included; neighbours beyond the scan's ends are empty.
+    `images` (N, H, W) are the slices of the scan. The network gets batches in which each slice has
+    its neighbouring slices as channels; neighbours beyond the scan's ends are empty.
     """
     classes = []
-    for batch in torch.split(thick(images, channels), _BATCH):
+    for batch in torch.split(thick(images, network.config.channels), _BATCH):
         with computing_in(precision, device):
-            logits = forward(batch.to(device))
+            logits = network(batch.to(device))
         classes.append(logits.argmax(1).to(torch.uint8).cpu())
     return torch.cat(classes)
 
 
 def foresee(
-    network: nn.Module,
+    network: Network,
     scans: Iterable[ValidationScan],
-    channels: int,
     device: torch.device,
-    *,
     precision: torch.dtype = torch.float32,
 ) -> float:
     """Estimate how long `validate` will take, in seconds, by timing one batch of each scan.
 
-    All scans are read or made, but only one batch of each is segmented.
+    All scans are read or made, but only one batch of each is segmented. The network is set to
+    evaluation mode.
     """
-    was_training = network.training
     network.eval()
     began = time.monotonic()
     unseen_s = 0.0
-    try:
-        for scan in scans:
-            middle = len(scan.images) // 2
-            batch = scan.images[middle : middle + _BATCH]
-            before = time.monotonic()
-            predict_classes(network, batch, channels, device, precision=precision)
-            seen_s = time.monotonic() - before
-            unseen_s += seen_s * (len(scan.images) / len(batch) - 1)
-    finally:
-        network.train(was_training)
+    for scan in scans:
+        middle = len(scan.images) // 2
+        batch = scan.images[middle : middle + _BATCH]
+        before = time.monotonic()
+        predict_classes(network, batch, device, precision)
+        seen_s = time.monotonic() - before
+        unseen_s += seen_s * (len(scan.images) / len(batch) - 1)
     return time.monotonic() - began + unseen_s
 
 
 def validate(
-    network: nn.Module,
+    network: Network,
     scans: Iterable[ValidationScan],
-    classes: int,
-    channels: int,
     device: torch.device,
-    *,
     precision: torch.dtype = torch.float32,
 ) -> Scores:
     """Score the network on whole scans.
 
-    The network is in evaluation mode meanwhile, so the statistics of its norms do not change.
-    `classes` is its number of classes, and `channels` the number of neighbouring slices in its
-    input. Raises TrainingError if there is no scan.
+    The network is set to evaluation mode, so the statistics of its norms do not change. Raises
+    TrainingError if there is no scan.
     """
-    was_training = network.training
     network.eval()
     joints = []
-    try:
-        for scan in scans:
-            predicted = predict_classes(
-                network, scan.images, channels, device, precision=precision
-            )
-            joints.append(_count_pairs(scan, predicted, classes))
-    finally:
-        network.train(was_training)
+    for scan in scans:
+        predicted = predict_classes(network, scan.images, device, precision)
+        joints.append(_count_pairs(scan, predicted, network.config.classes))
     if not joints:
         raise TrainingError(
             "validation has no scan", remedy="give held_out heads or a split"

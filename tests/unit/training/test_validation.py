@@ -1,4 +1,4 @@
-"""Whole-volume validation: scores worked out by hand, and an unchanged network."""
+"""Whole-volume validation: scores worked out by hand, and norms that do not change."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from trinat.segmentation.errors import TrainingError
 from trinat.segmentation.labels.scheme import load_scheme
+from trinat.segmentation.models.base import NetworkConfig
 from trinat.segmentation.space.views import View
 from trinat.segmentation.synthetic.heads import HeadMaps
 from trinat.segmentation.synthetic.settings import SynthesisConfig
@@ -32,6 +33,7 @@ class Threshold(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
+        self.config = NetworkConfig(classes=3)
         self.norm = nn.BatchNorm2d(1)
 
     def forward(self, slices: Tensor) -> Tensor:
@@ -47,9 +49,8 @@ def test_scores_are_those_of_the_whole_scan() -> None:
     labels = torch.zeros(20, 4, 4, dtype=torch.uint8)
     labels[3, :2, 0] = 1  # 2 true, both found
     network = Threshold().train()
-    scores = validate(
-        network, [ValidationScan("a", images, labels)], 3, 1, torch.device("cpu")
-    )
+    scan = ValidationScan("a", images, labels)
+    scores = validate(network, [scan], torch.device("cpu"))
     assert scores.dice[1] == pytest.approx(2 * 2 / (5 + 2))
     assert scores.iou[1] == pytest.approx(2 / 5)
     # Background is no structure; class 2 is neither present nor predicted, so it does not
@@ -57,7 +58,6 @@ def test_scores_are_those_of_the_whole_scan() -> None:
     assert math.isnan(scores.dice[0])
     assert math.isnan(scores.dice[2])
     assert scores.mean_dice == scores.dice[1]
-    assert network.training
     assert network.norm.num_batches_tracked == 0
 
 
@@ -70,7 +70,7 @@ def test_voxels_that_do_not_count_are_not_scored() -> None:
     counted = torch.zeros(4, 4, 4, dtype=torch.bool)
     counted[0, 0] = True
     scan = ValidationScan("a", images, labels, counted)
-    scores = validate(Threshold(), [scan], 3, 1, torch.device("cpu"))
+    scores = validate(Threshold(), [scan], torch.device("cpu"))
     assert scores.dice[1] == 1
     assert math.isnan(scores.dice[2])
 
@@ -84,6 +84,8 @@ def test_the_time_of_a_validation_is_foreseen_from_a_batch_of_each_scan(
     class Slow(nn.Module):
         """Takes a second per batch."""
 
+        config = NetworkConfig(classes=2)
+
         def forward(self, slices: Tensor) -> Tensor:
             now[0] += 1
             return torch.zeros(len(slices), 2, 4, 4)
@@ -94,26 +96,27 @@ def test_the_time_of_a_validation_is_foreseen_from_a_batch_of_each_scan(
             now[0] += 10
             yield ValidationScan("scan", torch.zeros(count, 4, 4), torch.zeros(0))
 
-    network = Slow()
-    assert foresee(network, scans(), 1, torch.device("cpu")) == 10 + 3 + 10 + 2
+    assert foresee(Slow(), scans(), torch.device("cpu")) == 10 + 3 + 10 + 2
     assert now[0] == 100 + 10 + 1 + 10 + 1
-    assert network.training
 
 
 def test_validation_without_a_scan_is_refused() -> None:
     with pytest.raises(TrainingError, match="no scan"):
-        validate(Threshold(), [], 3, 1, torch.device("cpu"))
+        validate(Threshold(), [], torch.device("cpu"))
 
 
 def test_neighbours_are_channels_and_empty_beyond_the_ends() -> None:
     seen = []
 
-    def record(batch: Tensor) -> Tensor:
-        seen.append(batch)
-        return torch.zeros(len(batch), 2, 1, 1)
+    class Recorder(nn.Module):
+        config = NetworkConfig(classes=2, channels=3)
+
+        def forward(self, slices: Tensor) -> Tensor:
+            seen.append(slices)
+            return torch.zeros(len(slices), 2, 1, 1)
 
     images = torch.arange(1.0, 4.0).view(3, 1, 1)
-    predict_classes(record, images, 3, torch.device("cpu"))
+    predict_classes(Recorder(), images, torch.device("cpu"))
     assert torch.cat(seen).flatten(1).tolist() == [[0, 1, 2], [1, 2, 3], [2, 3, 0]]
 
 
