@@ -13,6 +13,7 @@ from trinat.segmentation.errors import ConfigError
 from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.space.views import View
 from trinat.segmentation.synthetic.heads import (
+    HeadMaps,
     load_heads,
     phantom_heads,
     with_variants,
@@ -27,7 +28,6 @@ from trinat.segmentation.training.batches import (
 from trinat.segmentation.training.config import (
     Recipe,
     StageConfig,
-    StoreConfig,
     SyntheticConfig,
 )
 from trinat.segmentation.training.validation import ValidationScan, synthetic_scans
@@ -60,110 +60,66 @@ def open_data(
     if data.synthetic is None and data.store is None:
         remedy = "give data.synthetic or data.store"
         raise ConfigError("data has neither synthetic nor store", remedy=remedy)
+    size = (data.rows, data.columns)
+    channels = recipe.network.channels
     source: BatchSource
     with ExitStack() as opened:
         if data.synthetic is not None:
-            synthetic, scans = _open_synthetic(
-                recipe, stage, data.synthetic, view, scheme, device
+            seen, unseen = _divided_heads(data.synthetic)
+            synthesis = data.synthetic.synthesis
+            source = synthetic = SyntheticSource(
+                with_variants(seen, data.synthetic.variants),
+                view,
+                scheme,
+                synthesis,
+                size,
+                channels,
+                device,
             )
-            source = synthetic
         if data.store is not None:
             readers = data.store.workers
             if readers is None:
                 readers = usual_readers(device, cpu_count())
-            real, scans = _open_store(recipe, stage, data.store, view, scheme, readers)
+            source = real = StoreSource(
+                data.store, view, size, channels, recipe.seed, scheme, readers
+            )
             opened.callback(real.close)
-            source = real
             if data.synthetic is not None:
                 source = MixedSource(synthetic, real, data.synthetic_share)
+
+        def scans() -> Iterator[ValidationScan]:
+            """Return the validation scans; none if the stage does not validate.
+
+            Synthetic scans are the same at each validation.
+            """
+            if stage.validation is None:
+                return iter(())
+            if data.store is not None:
+                return store_scans(data.store, view, stage.validation, recipe.seed)
+            names = [str(head) for head in range(len(unseen.labels))]
+            chosen = stage.validation.choose(names, recipe.seed)
+            return synthetic_scans(unseen, chosen, scheme, synthesis, view, recipe.seed)
+
         yield source, scans
 
 
-def _open_synthetic(
-    recipe: Recipe,
-    stage: StageConfig,
-    config: SyntheticConfig,
-    view: View,
-    scheme: LabelScheme,
-    device: torch.device,
-) -> tuple[SyntheticSource, Scans]:
-    """Open the source of synthetic slices; also return a function for the validation scans.
+def _divided_heads(config: SyntheticConfig) -> tuple[HeadMaps, HeadMaps]:
+    """Load the heads for training and those for validation; raise ConfigError if none trains.
 
-    Slices are synthesised from label maps of heads when they are requested; the label maps stay on
-    the device. The validation scans are made from the heads that are held out. Raises ConfigError
-    if all heads are to be held out.
+    The last heads are held out for validation. If none are, validation scans are made from the
+    heads for training.
     """
     heads = config.heads
     maps = phantom_heads(2) if heads == "phantom" else load_heads(Path(heads))
-    # The last heads are held out for validation. If none are, new scans of the training heads are
-    # used.
-    count = len(maps.labels)
-    if config.held_out >= count:
+    if not config.held_out:
+        return maps, maps
+    first = len(maps.labels) - config.held_out
+    if first <= 0:
         raise ConfigError(
             f"held_out ({config.held_out}) must be less than the number "
-            f"of heads ({count})"
+            f"of heads ({len(maps.labels)})"
         )
-    seen = unseen = maps
-    if config.held_out:
-        first = count - config.held_out
-        seen = maps.part(slice(0, first))
-        unseen = maps.part(slice(first, count))
-    source = SyntheticSource(
-        with_variants(seen, config.variants),
-        scheme,
-        config.synthesis,
-        (stage.data.rows, stage.data.columns),
-        recipe.network.channels,
-        device,
-    )
-
-    def scans() -> Iterator[ValidationScan]:
-        """Return new synthetic scans of the held-out heads, the same at each validation.
-
-        There are none if the stage does not validate.
-        """
-        if stage.validation is None:
-            return iter(())
-        names = [str(head) for head in range(len(unseen.labels))]
-        chosen = stage.validation.choose(names, recipe.seed)
-        return synthetic_scans(
-            unseen, chosen, scheme, config.synthesis, view, recipe.seed
-        )
-
-    return source, scans
-
-
-def _open_store(
-    recipe: Recipe,
-    stage: StageConfig,
-    config: StoreConfig,
-    view: View,
-    scheme: LabelScheme,
-    readers: int,
-) -> tuple[StoreSource, Scans]:
-    """Open the training slices of a store; also return a function for the validation scans.
-
-    `readers` is the number of threads that read ahead.
-    """
-    source = StoreSource(
-        config,
-        (view,),
-        (stage.data.rows, stage.data.columns),
-        recipe.network.channels,
-        recipe.seed,
-        scheme,
-        readers,
-    )
-
-    def scans() -> Iterator[ValidationScan]:
-        """Return the scans of the store for validation; none if the stage does not validate."""
-        if stage.validation is None:
-            return iter(())
-        return store_scans(
-            config.path, config.split, view, stage.validation, recipe.seed
-        )
-
-    return source, scans
+    return maps.part(slice(0, first)), maps.part(slice(first, None))
 
 
 def usual_readers(device: torch.device, cores: int) -> int:

@@ -153,7 +153,7 @@ def train_job(
     data = open_data(run.recipe, stage, view, run.scheme, run.device)
     with data as (source, scans):
         network = _first_network(run)
-        trainer = Trainer(run.recipe, stage, view, network, source, run.device)
+        trainer = Trainer(run.recipe, stage, network, source, run.device)
         identity = run.identity(source.fingerprint)
         # A job that is finished is opened only to find that out; it gets no new records.
         begins = not run.is_done

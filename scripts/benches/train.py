@@ -66,10 +66,10 @@ def our_step(recipe: Recipe) -> tuple[Trainer, Callable[[], object]]:
     assert stage.data.store is not None
     size = (stage.data.rows, stage.data.columns)
     source = StoreSource(
-        stage.data.store, recipe.views, size, recipe.network.channels, 0, scheme
+        stage.data.store, View.CORONAL, size, recipe.network.channels, 0, scheme
     )
     network = new_network(recipe.network, len(scheme))
-    trainer = Trainer(recipe, stage, View.CORONAL, network, source, CPU)
+    trainer = Trainer(recipe, stage, network, source, CPU)
     # Drawing in a thread would compete with the other loop while that is timed.
     trainer.draws_ahead = False
     return trainer, trainer.step

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import lru_cache, partial
 from typing import Protocol
 
 import numpy as np
@@ -36,9 +36,6 @@ from trinat.segmentation.training.config import StoreConfig, ValidationConfig
 from trinat.segmentation.training.state import seeded
 from trinat.segmentation.training.validation import ValidationScan
 
-# View, number of the first slice, and number of slices.
-_Request = tuple[View, int, int]
-
 
 @dataclass(frozen=True, eq=False)
 class Batch:
@@ -54,52 +51,43 @@ class Batch:
 
 
 class BatchSource(Protocol):
-    """Source that returns the same batch for the same arguments, so that a run can be resumed.
+    """Source of batches of one view.
 
-    `fingerprint` identifies the data that batches are made from: it changes if they change.
-    `may_draw_in_thread` is True if `draw` may run in a thread while a CPU trains, because it does
-    not use torch's global random numbers.
+    It returns the same batch for the same arguments, so that a run can be resumed. `fingerprint`
+    identifies the data that batches are made from: it changes if they change. `may_draw_in_thread`
+    is True if `draw` may run in a thread while a CPU trains, because it does not use torch's global
+    random numbers.
     """
 
     fingerprint: str
     may_draw_in_thread: bool = True
 
-    def expect(self, view: View, first: int, count: int) -> None:
+    def expect(self, first: int, count: int) -> None:
         """Announce slices that will be requested soon, so that they can be read ahead.
 
-        They are the `count` slices of a view that start with number `first`, as in `draw`. The same
-        slices may be announced more than once.
+        They are the `count` slices that start with number `first`, as in `draw`. The same slices
+        may be announced more than once.
         """
         return
 
-    def draw(
-        self,
-        view: View,
-        first: int,
-        count: int,
-        generator: torch.Generator,
-    ) -> Batch:
-        """Return `count` slices of a view, starting with number `first`.
+    def draw(self, first: int, count: int, generator: torch.Generator) -> Batch:
+        """Return `count` slices, starting with number `first`.
 
-        Slices of each view are numbered from the start of the stage. A source of stored slices
-        finds them by number, and `generator` determines how they are augmented. A synthetic source
-        makes new slices with `generator` alone.
+        Slices are numbered from the start of the stage. A source of stored slices finds them by
+        number, and `generator` determines how they are augmented. A synthetic source makes new
+        slices with `generator` alone.
         """
 
-    def counts(self, view: View) -> Tensor:
+    def counts(self) -> Tensor:
         """Return the number of pixels of each class, (K,), for the weights of the loss."""
 
-    def slices(self, view: View) -> int:
-        """Return the number of slices of a view in an epoch; 0 if every slice is new."""
+    def slices(self) -> int:
+        """Return the number of slices in an epoch; 0 if every slice is new."""
         return 0
 
 
 class SyntheticSource(BatchSource):
-    """Source of synthetic slices from label maps; each slice is new.
-
-    It has the views in which the classes of the scheme can be told apart. Sagittal slices do not
-    show the side, so a scheme that has a structure on one side only has no sagittal view.
-    """
+    """Source of synthetic slices from label maps; each slice is new."""
 
     # Number of background pixels in a crop around the head, as a multiple of those of the brain.
     background = 1.5
@@ -107,6 +95,7 @@ class SyntheticSource(BatchSource):
     def __init__(
         self,
         maps: HeadMaps,
+        view: View,
         scheme: LabelScheme,
         config: SynthesisConfig,
         size: tuple[int, int],
@@ -115,54 +104,45 @@ class SyntheticSource(BatchSource):
     ) -> None:
         """Load the label maps to `device`, where slices are made.
 
-        Slices have `size` (rows, columns). `channels`, an odd number, is the number of neighbouring
-        slices in an image, its middle slice included.
+        `scheme` has the classes of whole volumes. Slices have `size` (rows, columns). `channels`,
+        an odd number, is the number of neighbouring slices in an image, its middle slice included.
         """
         if scheme.has_unpartnered_sides:
             # In a mirrored head, a structure of one side only would lie on the other.
             config = config.model_copy(update={"mirrored": 0})
+        self.view = view
         self.config = config
         self.size = size
         self.neighbours = channels // 2
         self.fingerprint = maps.fingerprint
         heads = aim(maps, scheme, device, learn_fluid=config.learn_fluid)
-        # The label maps are on the device only once.
-        self.heads = {}
-        for view in View:
-            if view is View.SAGITTAL and scheme.has_unpartnered_sides:
-                continue
-            self.heads[view] = heads.seen_in(view)
+        self.heads = heads.seen_in(view)
 
-    def draw(
-        self,
-        view: View,
-        first: int,
-        count: int,
-        generator: torch.Generator,
-    ) -> Batch:
+    def draw(self, first: int, count: int, generator: torch.Generator) -> Batch:
         """Make new slices, which depend on the generator only.
 
         `count` is the number of slices; `first` is used in messages only.
         """
         images, labels = synthesise(
-            self.heads[view],
+            self.heads,
             self.config,
-            view,
+            self.view,
             count,
             self.size,
             generator,
             self.neighbours,
         )
         last = first + count - 1
-        return Batch(images, labels, f"synthetic {view.value} slices {first}-{last}")
+        what = f"synthetic {self.view.value} slices {first}-{last}"
+        return Batch(images, labels, what)
 
-    def counts(self, view: View) -> Tensor:
+    def counts(self) -> Tensor:
         """Return the number of voxels of each class in all label maps, (K,), float64.
 
         Background gets the number that a crop around the head would have. The weights of the loss
         are computed from these numbers.
         """
-        heads = self.heads[view]
+        heads = self.heads
         entries = len(heads.classes)
         voxels = torch.bincount(heads.labels.flatten(), minlength=entries)
         voxels = voxels.to(widest_float(voxels.device))
@@ -187,21 +167,15 @@ class MixedSource(BatchSource):
         self.may_draw_in_thread = real.may_draw_in_thread
         self.fingerprint = f"{share} {synthetic.fingerprint} {real.fingerprint}"
 
-    def expect(self, view: View, first: int, count: int) -> None:
+    def expect(self, first: int, count: int) -> None:
         """Announce the slices to the source that has them."""
         for source, start, part in self._parts(first, count):
-            source.expect(view, start, part)
+            source.expect(start, part)
 
-    def draw(
-        self,
-        view: View,
-        first: int,
-        count: int,
-        generator: torch.Generator,
-    ) -> Batch:
+    def draw(self, first: int, count: int, generator: torch.Generator) -> Batch:
         """Return a batch with its synthetic slices first, then its real ones."""
         batches = [
-            source.draw(view, start, part, generator)
+            source.draw(start, part, generator)
             for source, start, part in self._parts(first, count)
         ]
         images = torch.cat([batch.images for batch in batches])
@@ -209,10 +183,10 @@ class MixedSource(BatchSource):
         what = ", ".join(batch.what for batch in batches)
         return Batch(images, labels, what)
 
-    def counts(self, view: View) -> Tensor:
+    def counts(self) -> Tensor:
         """Return the share of pixels of each class in a batch, (K,), on average; they sum to 1."""
-        synthetic = self.synthetic.counts(view).double()
-        real = self.real.counts(view).double()
+        synthetic = self.synthetic.counts().double()
+        real = self.real.counts().double()
         synthetic_part = self.share * synthetic / synthetic.sum()
         real_part = (1 - self.share) * real / real.sum()
         return synthetic_part + real_part
@@ -245,23 +219,23 @@ class StoreSource(BatchSource):
     def __init__(
         self,
         store: StoreConfig,
-        views: Sequence[View],
+        view: View,
         size: tuple[int, int],
         channels: int,
         seed: int,
         scheme: LabelScheme,
         workers: int = 0,
     ) -> None:
-        """Open the slices of `views`.
+        """Open the slices of a view.
 
         Slices are cropped to `size` (rows, columns). `channels`, an odd number, is the number of
         neighbouring slices in an image, its middle slice included. `seed` determines the order of
-        the slices in each epoch. `workers` is the number of threads that read ahead. Raises
-        DatasetError if the store has labels of another scheme than `scheme`.
+        the slices in each epoch. `scheme` has the classes of whole volumes. `workers` is the number
+        of threads that read ahead. Raises DatasetError if the store has labels of another scheme.
         """
+        self.view = view
         self.size = size
         self.seed = seed
-        self.balanced_share = store.balanced_share
         opened = Store(store.path)
         if opened.scheme.names != scheme.names:
             raise DatasetError(
@@ -272,45 +246,37 @@ class StoreSource(BatchSource):
         split = read_split(store.split)
         subjects = opened.part("train", store.split)
         self.fingerprint = f"{opened.fingerprint} {split.model_dump_json()}"
-        self.datasets: dict[View, SliceDataset] = {}
-        self.augmenters: dict[View, Augmenter] = {}
         self._transforms = SliceTransforms(store.augmentation.transforms)
         # In a thread, the transforms would use torch's global random numbers at the same time as
         # training.
         self.may_draw_in_thread = not self._transforms
         on_batches = store.augmentation.model_copy(update={"transforms": ()})
-        for view in views:
-            self.datasets[view] = SliceDataset(opened, subjects, view, thick=channels)
-            seen = scheme.seen_in(view)
-            self.augmenters[view] = Augmenter(on_batches, view, seen)
-        # Dataset items in the order in which they are drawn, by view and epoch.
-        self._orders: dict[tuple[View, int], list[int]] = {}
-        # The files are those of any view, because all views have the same subjects.
-        files = self.datasets[views[0]].files
-        self._readers = SliceReaders(files, workers)
-        # For each request, a callable for each slice that waits for its reader and returns it.
-        self._expected: dict[_Request, list[Callable[[], StoredSlice]]] = {}
+        self.dataset = SliceDataset(opened, subjects, view, thick=channels)
+        self.augmenter = Augmenter(on_batches, view, scheme.seen_in(view))
+        # Dataset items in the order in which they are drawn in an epoch. A batch may span two
+        # epochs, and later batches are announced meanwhile.
+        counts = self.dataset.class_counts
+        order = partial(balanced_order, counts, store.balanced_share, seed)
+        self._order = lru_cache(maxsize=3)(order)
+        self._readers = SliceReaders(self.dataset.files, workers)
+        # For each request (number of the first slice, number of slices), a callable for each slice
+        # that waits for its reader and returns it.
+        self._expected: dict[tuple[int, int], list[Callable[[], StoredSlice]]] = {}
 
     def close(self) -> None:
         """Stop reading ahead."""
         self._readers.close()
 
-    def expect(self, view: View, first: int, count: int) -> None:
+    def expect(self, first: int, count: int) -> None:
         """Have the readers read these slices ahead; repeating an announcement has no effect."""
-        if (view, first, count) not in self._expected:
-            places = self._slab_locations(view, first, count)
-            self._expected[view, first, count] = self._readers.order(places)
+        if (first, count) not in self._expected:
+            places = self._slab_locations(first, count)
+            self._expected[first, count] = self._readers.order(places)
 
-    def draw(
-        self,
-        view: View,
-        first: int,
-        count: int,
-        generator: torch.Generator,
-    ) -> Batch:
+    def draw(self, first: int, count: int, generator: torch.Generator) -> Batch:
         """Return a batch of slices, cropped and augmented, on the device of the generator.
 
-        They are the `count` slices of a view from number `first` on. Those that were not announced
+        They are the `count` slices from number `first` on. Those that were not announced
         by `expect` are read now. Images are (B, C, H, W).
         """
         device = generator.device
@@ -318,39 +284,38 @@ class StoreSource(BatchSource):
             # Reading random numbers back from a GPU would synchronise each time, so they are drawn
             # on the CPU from the same seed, with other numbers for each group of slices.
             seed = generator.initial_seed()
-            generator = seeded("cpu", seed, list(View).index(view), first)
-        self.expect(view, first, count)
-        reads = self._expected.pop((view, first, count))
+            generator = seeded("cpu", seed, list(View).index(self.view), first)
+        self.expect(first, count)
+        reads = self._expected.pop((first, count))
         slices = [
-            self._transformed(view, number, read())
+            self._transformed(number, read())
             for number, read in enumerate(reads, first)
         ]
         images, labels = cut(slices, self.size, generator, device)
-        images, labels = self.augmenters[view](images, labels, generator)
-        places = self._slab_locations(view, first, count)
-        files = self._readers.files
-        names = " ".join(files.name(place) for place in places)
-        return Batch(images, labels, f"{view.value} slices {names}")
+        images, labels = self.augmenter(images, labels, generator)
+        places = self._slab_locations(first, count)
+        names = " ".join(self.dataset.files.name(place) for place in places)
+        return Batch(images, labels, f"{self.view.value} slices {names}")
 
-    def counts(self, view: View) -> Tensor:
+    def counts(self) -> Tensor:
         """Return the number of pixels of each class in all training slices, uncropped, (K,)."""
-        per_item = self.datasets[view].class_counts
+        per_item = self.dataset.class_counts
         return torch.from_numpy(per_item.sum(axis=0, dtype=np.int64))
 
-    def slices(self, view: View) -> int:
-        """Return the number of training slices of a view."""
-        return len(self.datasets[view])
+    def slices(self) -> int:
+        """Return the number of training slices."""
+        return len(self.dataset)
 
-    def _transformed(self, view: View, number: int, stored: StoredSlice) -> StoredSlice:
+    def _transformed(self, number: int, stored: StoredSlice) -> StoredSlice:
         """Return a stored slice after the transforms of TorchIO and MONAI, quantised again.
 
-        `number` counts the slices of the view from the start of the stage; the random numbers are
-        computed from it, so that they are the same in each run. A slice that no transform changes
-        stays identical bit for bit.
+        `number` counts the slices from the start of the stage; the random numbers are computed from
+        it, so that they are the same in each run. A slice that no transform changes stays identical
+        bit for bit.
         """
         if not self._transforms:
             return stored
-        parts = (self.seed, list(View).index(view), number)
+        parts = (self.seed, list(View).index(self.view), number)
         seed = int(np.random.SeedSequence(parts).generate_state(1)[0])
         image = torch.from_numpy(stored.image.values())
         labels = torch.from_numpy(stored.targets)
@@ -359,44 +324,26 @@ class StoreSource(BatchSource):
             return stored
         return StoredSlice(quantise(changed.contiguous().numpy()), classes.numpy())
 
-    def _slab_locations(self, view: View, first: int, count: int) -> list[SlabLocation]:
-        """Return the locations in the files of slices first..first+count-1 of a view."""
-        items = [
-            self._dataset_index(view, number) for number in range(first, first + count)
-        ]
-        return [self.datasets[view].place(item) for item in items]
-
-    def _dataset_index(self, view: View, number: int) -> int:
-        """Return the index in the view's dataset of the slice that is drawn as number `number`.
-
-        The number counts the slices of the view from the start of the stage.
-        """
-        dataset = self.datasets[view]
-        epoch, place = divmod(number, len(dataset))
-        if (view, epoch) not in self._orders:
-            # A batch may span two epochs; older orders are no longer needed.
-            for key in [key for key in self._orders if key[1] < epoch - 1]:
-                del self._orders[key]
-            self._orders[view, epoch] = balanced_order(
-                dataset.class_counts, self.balanced_share, self.seed, epoch
-            )
-        return self._orders[view, epoch][place]
+    def _slab_locations(self, first: int, count: int) -> list[SlabLocation]:
+        """Return the locations in the files of slices first..first+count-1 of the stage."""
+        locations = []
+        for number in range(first, first + count):
+            epoch, place = divmod(number, len(self.dataset))
+            item = self._order(epoch)[place]
+            locations.append(self.dataset.place(item))
+        return locations
 
 
 def store_scans(
-    store: Path,
-    split: Path,
-    view: View,
-    validation: ValidationConfig,
-    seed: int,
+    store: StoreConfig, view: View, validation: ValidationConfig, seed: int
 ) -> Iterator[ValidationScan]:
-    """Yield whole scans from the validation part of a split.
+    """Yield whole scans from the validation part of a store's split.
 
     `validation` chooses them, with `seed`. Each scan is read when it is requested, and its file is
     closed before the next one.
     """
-    opened = Store(store)
-    subjects = opened.part("validation", split)
+    opened = Store(store.path)
+    subjects = opened.part("validation", store.split)
     participant_of = {entry.subject: entry.participant for entry in opened.metadata}
     participants = [participant_of[subject] for subject in subjects]
     for place in validation.choose(participants, seed):

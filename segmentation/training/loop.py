@@ -24,7 +24,6 @@ from trinat.segmentation.models.hardware import (
     widest_float,
 )
 from trinat.segmentation.models.losses import build_loss
-from trinat.segmentation.space.views import View
 from trinat.segmentation.training.batches import Batch, BatchSource
 from trinat.segmentation.training.config import Recipe, StageConfig
 from trinat.segmentation.training.memory import smaller_batch
@@ -83,32 +82,30 @@ class Trainer:
         self,
         recipe: Recipe,
         stage: StageConfig,
-        view: View,
         network: Network,
         source: BatchSource,
         device: torch.device,
     ) -> None:
         """Move the network to the device and prepare step 0.
 
-        `stage` is a stage of the recipe. `source` has batches of `view`.
+        `stage` is a stage of the recipe. `source` has batches of the view of the network.
         """
         self.recipe = recipe
         self.stage = stage
-        self.view = view
         self.source = source
         self.device = device
         self.network = network.to(device)
         self.network.arrange(training_layout(device))
         self.average = copy.deepcopy(self.network).eval().requires_grad_(False)
         self.optimiser = build_optimiser(self.network, stage.optimiser)
-        self.loss = build_loss(stage.loss, source.counts(view)).to(device)
+        self.loss = build_loss(stage.loss, source.counts()).to(device)
         self.precision = precision_of(stage, device)
         # Small gradients would underflow to 0 in float16.
         self.scaler = torch.amp.GradScaler(
             device.type, enabled=self.precision == torch.float16
         )
         self.counters = Counters()
-        slices_of_epoch = stage.data.epoch_slices or source.slices(view)
+        slices_of_epoch = stage.data.epoch_slices or source.slices()
         slices_of_step = stage.batch * stage.accumulate
         self.epoch_steps = max(1, slices_of_epoch // slices_of_step)
         # Reason why the network is not compiled although the stage asks for it.
@@ -254,7 +251,7 @@ class Trainer:
         generator = self._generator(number)
         slices = self.stage.batch
         with self._within_memory():
-            return self.source.draw(self.view, number * slices, slices, generator)
+            return self.source.draw(number * slices, slices, generator)
 
     def _draw_ahead(self, number: int) -> None:
         """Draw batch `number` before it is needed: in the thread, if there is one."""
@@ -272,7 +269,7 @@ class Trainer:
         is_drawn = number in self._drawn
         slices = self.stage.batch
         for later in range(number + is_drawn, number + AHEAD + 1):
-            self.source.expect(self.view, later * slices, slices)
+            self.source.expect(later * slices, slices)
         with timing.stage("batches"):
             # The batch may have been drawn ahead.
             ahead = self._drawn.pop(number, None)

@@ -157,10 +157,16 @@ def trainer(maps, *settings: str) -> Trainer:
     stage = recipe.stages[0]
     synthesis = stage.data.synthetic.synthesis
     source = SyntheticSource(
-        maps, SCHEME, synthesis, (stage.data.rows, stage.data.columns), 1, CUDA
+        maps,
+        View.CORONAL,
+        SCHEME,
+        synthesis,
+        (stage.data.rows, stage.data.columns),
+        1,
+        CUDA,
     )
     own = new_network(recipe.network, len(SCHEME))
-    return Trainer(recipe, stage, View.CORONAL, own, source, torch.device(CUDA))
+    return Trainer(recipe, stage, own, source, torch.device(CUDA))
 
 
 def test_views_and_their_fusion_never_wait_for_the_gpu() -> None:
@@ -209,19 +215,15 @@ def test_slices_of_a_store_are_there_what_they_are_here(tmp_path: Path) -> None:
     plain = AugmentationConfig.model_validate(dict.fromkeys(kinds, 0))
     config = StoreConfig(path=store, split=stored.all_train(store), augmentation=plain)
     # The window is larger than any slice, so its position does not matter.
-    source = StoreSource(
-        config, stored.VIEWS, (24, 24), 3, 0, stored.TISSUE4, workers=2
-    )
     for view in stored.VIEWS:
-        source.expect(view, 5, 4)
-        there, here = (
-            source.draw(view, 5, 4, seeded(device, 0)) for device in (CUDA, "cpu")
-        )
+        source = StoreSource(config, view, (24, 24), 3, 0, stored.TISSUE4, workers=2)
+        source.expect(5, 4)
+        there, here = (source.draw(5, 4, seeded(device, 0)) for device in (CUDA, "cpu"))
         assert there.images.device.type == there.labels.device.type == CUDA
         assert torch.equal(there.images.cpu(), here.images)
         assert torch.equal(there.labels.cpu(), here.labels)
         assert there.what == here.what
-    source.close()
+        source.close()
 
 
 def test_out_of_memory_says_which_batch_to_try(maps) -> None:
@@ -287,11 +289,11 @@ def test_a_step_on_a_store_waits_for_its_loss_alone(tmp_path: Path) -> None:
     recipe = recipe_on_store(tmp_path / "store")
     stage = recipe.stages[0]
     source = StoreSource(
-        stage.data.store, (View.CORONAL,), (64, 64), 1, 0, stored.TISSUE4, workers=2
+        stage.data.store, View.CORONAL, (64, 64), 1, 0, stored.TISSUE4, workers=2
     )
     own = new_network(recipe.network, len(stored.TISSUE4))
     device = torch.device(CUDA)
-    trainer = Trainer(recipe, stage, View.CORONAL, own, source, device)
+    trainer = Trainer(recipe, stage, own, source, device)
     trainer.step()
     looks = 0
     real = trainer._clip_gradients

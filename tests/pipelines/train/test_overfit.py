@@ -68,9 +68,8 @@ def trainer_of(view: View, scans: list[ValidationScan], *settings: str) -> Train
     return Trainer(
         recipe,
         recipe.stages[0],
-        view,
         new_network(recipe.network, classes),
-        KnownSlices({view: (images, labels)}, classes),
+        KnownSlices(images, labels, classes),
         torch.device("cpu"),
     )
 

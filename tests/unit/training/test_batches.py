@@ -99,14 +99,12 @@ def source_of(
     size: tuple[int, int] = (SIZE, SIZE),
     scheme: LabelScheme = TISSUE4,
 ) -> StoreSource:
-    return StoreSource(config, (View.AXIAL,), size, 3, 0, scheme)
+    return StoreSource(config, View.AXIAL, size, 3, 0, scheme)
 
 
 def test_a_batch_is_the_same_when_asked_again(config: StoreConfig) -> None:
     config = config.model_copy(update={"augmentation": AugmentationConfig()})
-    one, again = (
-        source_of(config).draw(View.AXIAL, 37, 4, seeded("cpu", 1)) for _ in range(2)
-    )
+    one, again = (source_of(config).draw(37, 4, seeded("cpu", 1)) for _ in range(2))
     assert one.images.shape == (4, 3, SIZE, SIZE)
     assert torch.equal(one.images, again.images)
     assert one.what == again.what
@@ -114,7 +112,7 @@ def test_a_batch_is_the_same_when_asked_again(config: StoreConfig) -> None:
 
 
 def test_slices_carry_their_neighbours_and_their_labels(config: StoreConfig) -> None:
-    batch = source_of(config).draw(View.AXIAL, 0, 1, seeded("cpu", 0))
+    batch = source_of(config).draw(0, 1, seeded("cpu", 0))
     number = int(batch.what.split(":")[1])
     middle = float(batch.images[0, 1, 5, 5])
     assert middle == pytest.approx((number + 1) / 40, abs=1e-3)
@@ -128,7 +126,7 @@ def test_slices_carry_their_neighbours_and_their_labels(config: StoreConfig) -> 
 def test_slices_are_cut_or_padded_to_size(
     config: StoreConfig, size: tuple[int, int]
 ) -> None:
-    batch = source_of(config, size).draw(View.AXIAL, 0, 3, seeded("cpu", 0))
+    batch = source_of(config, size).draw(0, 3, seeded("cpu", 0))
     assert batch.images.shape == (3, 3, *size)
     assert batch.labels.shape == (3, *size)
     rows = min(size[0], SIZE)
@@ -170,22 +168,21 @@ def test_an_axis_that_is_too_short_is_taken_whole() -> None:
     assert {_window(labelled, 4, share).start for share in (0, 0.99)} == {0}
 
 
-def test_workers_and_what_was_expected_change_no_bit(tmp_path: Path) -> None:
-    """Two views, subjects of two shapes, batches of any size from the middle of an epoch."""
+@pytest.mark.parametrize("view", VIEWS)
+def test_workers_and_what_was_expected_change_no_bit(
+    tmp_path: Path, view: View
+) -> None:
+    """Subjects of two shapes, batches of any size from the middle of an epoch."""
     store = small_store(tmp_path / "store", {"a": (16, 18, 20), "b": (17, 15, 13)})
     config = StoreConfig(path=store, split=all_train(store))
     here, ahead = (
-        StoreSource(config, VIEWS, (14, 16), 3, 0, TISSUE4, workers)
+        StoreSource(config, view, (14, 16), 3, 0, TISSUE4, workers)
         for workers in (0, 2)
     )
-    batches = [
-        (view, first, count)
-        for first, count in ((37, 3), (40, 1), (41, 4))
-        for view in VIEWS
-    ]
+    batches = [(37, 3), (40, 1), (41, 4)]
     for batch in batches:
         ahead.expect(*batch)
-    for seed, batch in enumerate([*reversed(batches), (View.AXIAL, 3, 2)]):
+    for seed, batch in enumerate([*reversed(batches), (3, 2)]):
         one, other = (
             source.draw(*batch, seeded("cpu", seed)) for source in (here, ahead)
         )
@@ -204,12 +201,10 @@ class Told(BatchSource):
         self.expected: list[tuple[int, int]] = []
         self.drawn: list[tuple[int, int]] = []
 
-    def expect(self, view: View, first: int, count: int) -> None:
+    def expect(self, first: int, count: int) -> None:
         self.expected.append((first, count))
 
-    def draw(
-        self, view: View, first: int, count: int, generator: torch.Generator
-    ) -> Batch:
+    def draw(self, first: int, count: int, generator: torch.Generator) -> Batch:
         self.drawn.append((first, count))
         return Batch(torch.zeros(count, 1, 4, 4), torch.zeros(count, 4, 4), "")
 
@@ -219,9 +214,9 @@ def test_without_balanced_draws_an_epoch_is_each_slice_once(
 ) -> None:
     plain = config.model_copy(update={"balanced_share": 0.0})
     source = source_of(plain)
-    assert source.slices(View.AXIAL) == 20
+    assert source.slices() == 20
     for epoch in range(2):
-        what = source.draw(View.AXIAL, 20 * epoch, 20, seeded("cpu", 0)).what
+        what = source.draw(20 * epoch, 20, seeded("cpu", 0)).what
         names = what.removeprefix("axial slices ").split()
         assert sorted(names) == sorted(f"a:{number}" for number in range(20))
 
@@ -230,8 +225,8 @@ def test_of_a_mixture_each_source_expects_its_own() -> None:
     drawn, real = Told(), Told()
     mixed = MixedSource(drawn, real, 0.25)
     for first in range(0, 30, 3):
-        mixed.expect(View.AXIAL, first, 3)
-        mixed.draw(View.AXIAL, first, 3, seeded("cpu", first))
+        mixed.expect(first, 3)
+        mixed.draw(first, 3, seeded("cpu", first))
     # Of thirty, floor(30 / 4).
     assert sum(count for _, count in drawn.drawn) == 7
     for source in (drawn, real):
@@ -244,9 +239,7 @@ def test_labels_of_another_scheme_are_refused(config: StoreConfig) -> None:
 
 
 def test_whole_subjects_validate(config: StoreConfig) -> None:
-    scans = list(
-        store_scans(config.path, config.split, View.AXIAL, ValidationConfig(), 0)
-    )
+    scans = list(store_scans(config, View.AXIAL, ValidationConfig(), 0))
     assert [scan.name for scan in scans] == ["b"]
     assert scans[0].images.shape == scans[0].labels.shape == (20, SIZE, SIZE)
 
@@ -263,7 +256,8 @@ def test_all_participants_validate_if_no_number_is_given(tmp_path: Path) -> None
     ).write(split)
 
     def scored(validation: ValidationConfig, seed: int) -> str:
-        scans = store_scans(store, split, View.AXIAL, validation, seed)
+        config = StoreConfig(path=store, split=split)
+        scans = store_scans(config, View.AXIAL, validation, seed)
         return "".join(scan.name for scan in scans)
 
     assert scored(ValidationConfig(), 0) == "bcdef"
@@ -286,26 +280,33 @@ def test_drawn_and_real_slices_keep_their_shares(
 ) -> None:
     scheme = TISSUE4
     drawn = SyntheticSource(
-        maps, load_scheme("quicknat33"), SynthesisConfig(), (SIZE, SIZE), 3
+        maps,
+        View.AXIAL,
+        load_scheme("quicknat33"),
+        SynthesisConfig(),
+        (SIZE, SIZE),
+        3,
     )
     real = source_of(config, scheme=scheme)
     mixed = MixedSource(drawn, real, share)
     names = []
     for step in range(10):
-        batch = mixed.draw(View.AXIAL, 4 * step, 4, seeded("cpu", step))
+        batch = mixed.draw(4 * step, 4, seeded("cpu", step))
         assert len(batch.images) == 4
         names.append(batch.what)
     real_count = sum(name.count("a:") for name in names)
     assert real_count == 40 - int(share * 40)
 
 
-def test_a_scheme_of_one_side_has_synthetic_slices_of_the_views_that_can_show_it() -> (
-    None
-):
+def test_heads_with_a_structure_of_one_side_only_are_not_mirrored() -> None:
     source = SyntheticSource(
-        phantom_heads(2), load_scheme("left4"), SynthesisConfig(), (SIZE, SIZE), 1
+        phantom_heads(2),
+        View.AXIAL,
+        load_scheme("left4"),
+        SynthesisConfig(),
+        (SIZE, SIZE),
+        1,
     )
-    assert set(source.heads) == {View.CORONAL, View.AXIAL}
     # Structures of the left side would lie on the right of a mirrored head.
     assert source.config.mirrored == 0
 
@@ -319,10 +320,10 @@ def test_named_transforms_of_slices_that_were_read_ahead_change_no_bit(
     )
     config = StoreConfig(path=store, split=all_train(store), augmentation=named)
     plain = StoreConfig(path=store, split=all_train(store), augmentation=PLAIN)
-    batch = (View.CORONAL, 5, 8)
-    untouched = StoreSource(plain, VIEWS, (14, 16), 3, 0, TISSUE4)
-    here = StoreSource(config, VIEWS, (14, 16), 3, 0, TISSUE4)
-    there = StoreSource(config, VIEWS, (14, 16), 3, 0, TISSUE4, 2)
+    view, batch = View.CORONAL, (5, 8)
+    untouched = StoreSource(plain, view, (14, 16), 3, 0, TISSUE4)
+    here = StoreSource(config, view, (14, 16), 3, 0, TISSUE4)
+    there = StoreSource(config, view, (14, 16), 3, 0, TISSUE4, 2)
     there.expect(*batch)
     images = [
         source.draw(*batch, seeded("cpu", 0)).images
@@ -346,13 +347,13 @@ def test_voxels_that_do_not_count_change_no_loss_and_no_gradient(
     config = StoreConfig(path=store, split=all_train(store), augmentation=PLAIN)
     source = source_of(config)
     # Slices without counted voxels are not used.
-    assert source.slices(View.AXIAL) == 1
-    batch = source.draw(View.AXIAL, 0, 2, seeded("cpu", 0, 0, 0))
+    assert source.slices() == 1
+    batch = source.draw(0, 2, seeded("cpu", 0, 0, 0))
     expected = torch.full((2, SIZE, SIZE), IGNORE, dtype=torch.uint8)
     expected[:, 2:4] = 1
     assert torch.equal(batch.labels, expected)
 
-    loss = build_loss(LossConfig(balance=0), source.counts(View.AXIAL))
+    loss = build_loss(LossConfig(balance=0), source.counts())
     logits = torch.randn(2, len(TISSUE4), SIZE, SIZE, requires_grad=True)
     value = loss(logits, batch.labels)
     value.backward()
@@ -370,7 +371,8 @@ def test_voxels_that_do_not_count_do_not_validate(tmp_path: Path) -> None:
     Split(store=Store(store).fingerprint, seed=0, train=(), validation=("a",)).write(
         split
     )
-    (scan,) = store_scans(store, split, View.AXIAL, ValidationConfig(), 0)
+    config = StoreConfig(path=store, split=split)
+    (scan,) = store_scans(config, View.AXIAL, ValidationConfig(), 0)
     assert scan.counted is not None
     assert scan.counted.sum((1, 2)).tolist() == [0, 0, 0, 0, 2 * SIZE, 0]
     assert (scan.labels == 3).all()

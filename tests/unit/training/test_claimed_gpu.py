@@ -53,10 +53,12 @@ def sources(tmp_path: Path, maps: HeadMaps) -> Sources:
 
     def source(kind: str, device: str = "cuda") -> BatchSource:
         recipe = recipe_of()
-        of_store = StoreSource(config, (VIEW,), SIZE, 3, 0, TISSUE4)
+        of_store = StoreSource(config, VIEW, SIZE, 3, 0, TISSUE4)
         settings = recipe.stages[0].data.synthetic
         assert settings is not None
-        synthetic = SyntheticSource(maps, TISSUE4, settings.synthesis, SIZE, 3, device)
+        synthetic = SyntheticSource(
+            maps, VIEW, TISSUE4, settings.synthesis, SIZE, 3, device
+        )
         if kind == "store":
             return of_store
         if kind == "synthetic":
@@ -97,9 +99,7 @@ def trainer_of(
     recipe = recipe_of(**stage)
     torch.manual_seed(0)
     network = new_network(recipe.network, len(TISSUE4))
-    return Trainer(
-        recipe, recipe.stages[0], VIEW, network, source, torch.device(device)
-    )
+    return Trainer(recipe, recipe.stages[0], network, source, torch.device(device))
 
 
 def after_first_step(claims: Claims, trainer: Trainer) -> None:

@@ -34,11 +34,11 @@ def trainer_of(
     assert data.synthetic is not None
     size, synthesis = (data.rows, data.columns), data.synthetic.synthesis
     network = new_network(recipe.network, len(SCHEME.seen_in(view)))
-    drawn = SyntheticSource(maps, SCHEME, synthesis, size, recipe.network.channels)
+    channels = recipe.network.channels
+    drawn = SyntheticSource(maps, view, SCHEME, synthesis, size, channels)
     return Trainer(
         recipe,
         stage,
-        view,
         network,
         source or drawn,  # type: ignore[arg-type]
         torch.device("cpu"),
@@ -125,16 +125,14 @@ class Poisoned(BatchSource):
     def __init__(self, good: SyntheticSource, bad: range) -> None:
         self.good, self.bad = good, bad
 
-    def draw(
-        self, view: View, first: int, count: int, generator: torch.Generator
-    ) -> Batch:
-        batch = self.good.draw(view, first, count, generator)
+    def draw(self, first: int, count: int, generator: torch.Generator) -> Batch:
+        batch = self.good.draw(first, count, generator)
         if first in self.bad:
             batch.images[0, 0, 0, 0] = torch.nan
         return batch
 
-    def counts(self, view: View) -> torch.Tensor:
-        return self.good.counts(view)
+    def counts(self) -> torch.Tensor:
+        return self.good.counts()
 
 
 def poisoned(recipe: Recipe, maps: HeadMaps, bad: range) -> Trainer:
@@ -240,17 +238,15 @@ class Recorded(BatchSource):
         self.numbers: list[int] = []
         self.expected: set[int] = set()
 
-    def expect(self, view: View, first: int, count: int) -> None:
+    def expect(self, first: int, count: int) -> None:
         self.expected |= set(range(first, first + count))
 
-    def draw(
-        self, view: View, first: int, count: int, generator: torch.Generator
-    ) -> Batch:
+    def draw(self, first: int, count: int, generator: torch.Generator) -> Batch:
         self.numbers += range(first, first + count)
-        return self.good.draw(view, first, count, generator)
+        return self.good.draw(first, count, generator)
 
-    def counts(self, view: View) -> torch.Tensor:
-        return self.good.counts(view)
+    def counts(self) -> torch.Tensor:
+        return self.good.counts()
 
 
 def test_every_slice_is_drawn_once_and_announced_before(
@@ -271,14 +267,12 @@ def test_every_slice_is_drawn_once_and_announced_before(
 class Ordering(Recorded):
     """A source that records the orders which have not been taken."""
 
-    def expect(self, view: View, first: int, count: int) -> None:
+    def expect(self, first: int, count: int) -> None:
         self.expected.add(first)
 
-    def draw(
-        self, view: View, first: int, count: int, generator: torch.Generator
-    ) -> Batch:
+    def draw(self, first: int, count: int, generator: torch.Generator) -> Batch:
         self.expected.discard(first)
-        return super().draw(view, first, count, generator)
+        return super().draw(first, count, generator)
 
 
 @pytest.mark.parametrize("in_thread", [True, False])

@@ -13,7 +13,6 @@ from torch import Tensor
 from trinat.pipelines.train.run import read_recipe
 from trinat.segmentation.models.foreign import read_port
 from trinat.segmentation.models.losses import build_loss
-from trinat.segmentation.space.views import View
 from trinat.segmentation.training.batches import Batch, BatchSource
 from trinat.segmentation.training.config import Recipe
 from trinat.segmentation.training.loop import Trainer
@@ -74,15 +73,13 @@ class Fixed(BatchSource):
         self.images = images
         self.labels = labels
 
-    def draw(
-        self, view: View, first: int, count: int, generator: torch.Generator
-    ) -> Batch:
+    def draw(self, first: int, count: int, generator: torch.Generator) -> Batch:
         return Batch(self.images, self.labels, "fixed")
 
-    def counts(self, view: View) -> Tensor:
+    def counts(self) -> Tensor:
         return torch.bincount(self.labels.flatten().long(), minlength=CLASSES)
 
-    def slices(self, view: View) -> int:
+    def slices(self) -> int:
         return 12
 
 
@@ -102,9 +99,7 @@ def test_two_steps_are_those_of_the_authors(recipe: Recipe, tmp_path: Path) -> N
     images = labels[:, None] / CLASSES + 0.1 * noise
     source = Fixed(images, labels)
     plain = recipe.model_copy(update={"network": shape})
-    trainer = Trainer(
-        plain, plain.stages[0], View.AXIAL, ours, source, torch.device("cpu")
-    )
+    trainer = Trainer(plain, plain.stages[0], ours, source, torch.device("cpu"))
     # Twelve slices once are three batches of four.
     assert trainer.epoch_steps == 3
 
@@ -112,9 +107,7 @@ def test_two_steps_are_those_of_the_authors(recipe: Recipe, tmp_path: Path) -> N
     optimiser = paper.Sgd()
     for _ in range(2):
         theirs.zero_grad()
-        expected = paper.loss(
-            theirs(images.double()), labels, source.counts(View.AXIAL)
-        )
+        expected = paper.loss(theirs(images.double()), labels, source.counts())
         expected.backward()
         # The port has weights that it never uses.
         used = {
