@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from trinat.pipelines.train.job import Job
+from trinat.pipelines.train.result import Job
 from trinat.segmentation.data.splits import read_split
 from trinat.segmentation.data.store import Store
 from trinat.segmentation.errors import DatasetError, DeviceError

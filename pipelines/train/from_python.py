@@ -10,10 +10,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trinat.pipelines.train.job import Job
 from trinat.pipelines.train.log import METRICS_FILE, VALIDATIONS_FILE, read_rows
 from trinat.pipelines.train.progress import training_progress
-from trinat.pipelines.train.result import CONFIG, best_dice
+from trinat.pipelines.train.result import CONFIG, Job, best_dice
 from trinat.pipelines.train.run import (
     adapt_to_store,
     read_recipe,

@@ -24,7 +24,7 @@ from trinat.pipelines.train.data import Scans, open_data
 from trinat.pipelines.train.log import Metrics, append_scores, open_events
 from trinat.pipelines.train.pages import write_page
 from trinat.pipelines.train.provenance import recorded
-from trinat.pipelines.train.result import BEST, DONE, first_weights, pseudo_labels
+from trinat.pipelines.train.result import BEST, DONE, Job, first_weights, pseudo_labels
 from trinat.segmentation import timing
 from trinat.segmentation.errors import (
     DatasetError,
@@ -36,9 +36,8 @@ from trinat.segmentation.io.files import write_whole
 from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
 from trinat.segmentation.models.base import Network
 from trinat.segmentation.models.zoo import find_model, licence_notice
-from trinat.segmentation.space.views import View
 from trinat.segmentation.training import state as states
-from trinat.segmentation.training.config import Recipe, StageConfig
+from trinat.segmentation.training.config import Recipe
 from trinat.segmentation.training.loop import StepReport, Trainer
 from trinat.segmentation.training.network import (
     copy_matching,
@@ -48,23 +47,6 @@ from trinat.segmentation.training.network import (
 from trinat.segmentation.training.validation import Scores, foresee, validate
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Job:
-    """Training of one stage of a recipe, for one view.
-
-    The jobs of a run are trained one after the other, or by several commands at the same time. Each
-    job has checkpoints of its own, and the next stage of the same view starts from these.
-    """
-
-    stage: StageConfig
-    view: View
-
-    @property
-    def name(self) -> str:
-        """Folder of the job in the run: <stage>/<view>."""
-        return f"{self.stage.name}/{self.view.value}"
 
 
 @dataclass
@@ -102,11 +84,6 @@ class JobRun:
     def scheme(self) -> LabelScheme:
         """Label scheme of the recipe, with the classes of all views."""
         return load_scheme(self.recipe.scheme)
-
-    @property
-    def is_done(self) -> bool:
-        """True if the training of the job is complete, which the file done.json shows."""
-        return (self.folder / DONE).is_file()
 
     def identity(self, data: str) -> dict[str, Any]:
         """Return the settings that must be unchanged when the job is resumed.
@@ -156,7 +133,7 @@ def train_job(
         trainer = Trainer(run.recipe, stage, network, source, run.device)
         identity = run.identity(source.fingerprint)
         # A job that is finished is opened only to find that out; it gets no new records.
-        begins = not run.is_done
+        begins = not run.job.is_done(run.out)
         written_down = ExitStack()
         _resume(run, trainer, identity, by_time=clock is not None)
         step = trainer.counters.step

@@ -17,7 +17,8 @@ from trinat.pipelines.jobs.progress import (
 )
 
 if TYPE_CHECKING:
-    from trinat.pipelines.train.job import Job, Watcher
+    from trinat.pipelines.train.job import Watcher
+    from trinat.pipelines.train.result import Job
     from trinat.segmentation.training.loop import StepReport
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,34 +38,36 @@ CONFIG = "config.yaml"
 DATA = "data.json"
 
 
-def _finished_folder(out: Path, stage: StageConfig, view: View) -> Path | None:
-    """Return the folder of the finished job that trained `view` in `stage`; None if there is none.
+@dataclass(frozen=True)
+class Job:
+    """Training of one stage of a recipe, for one view.
 
-    `out` is the folder of the run.
+    The jobs of a run are trained one after the other, or by several commands at the same time. Each
+    job has checkpoints of its own, and the next stage of the same view starts from these.
     """
-    folder = out / stage.name / view.value
-    return folder if (folder / DONE).is_file() else None
+
+    stage: StageConfig
+    view: View
+
+    @property
+    def name(self) -> str:
+        """Folder of the job in the run: <stage>/<view>."""
+        return f"{self.stage.name}/{self.view.value}"
+
+    def is_done(self, out: Path) -> bool:
+        """Return True if the training of the job is complete; `out` is the folder of the run."""
+        return (out / self.name / DONE).is_file()
 
 
 def _last_finished_job(
-    recipe: Recipe,
-    stages: Sequence[StageConfig],
-    view: View,
-    out: Path,
-) -> tuple[StageConfig, Path, View]:
-    """Return the job with the newest trained network of a view: its stage, its folder and the view.
-
-    Only `stages` are searched, from the last to the first. If none of them has trained this view,
-    the newest job of another view is returned: the first view of the recipe that has been trained.
-    Raises TrainingError if there is none.
-    """
-    for each in (view, *recipe.views):
-        for stage in reversed(stages):
-            folder = _finished_folder(out, stage, each)
-            if folder is not None:
-                return stage, folder, each
-    names = ", ".join(stage.name for stage in stages)
-    raise TrainingError(f"{names} has no {view.value} network", where=out)
+    stages: Sequence[StageConfig], view: View, out: Path
+) -> Job | None:
+    """Return the last job of a view that is finished, of those in `stages`; None if none is."""
+    for stage in reversed(stages):
+        job = Job(stage, view)
+        if job.is_done(out):
+            return job
+    return None
 
 
 def best_dice(recipe: Recipe, out: Path) -> float | None:
@@ -73,16 +76,12 @@ def best_dice(recipe: Recipe, out: Path) -> float | None:
     Only the last finished job of each view counts. Returns None if no job is finished, or if one of
     these jobs was not validated.
     """
-    jobs = []
-    for view in recipe.views:
-        for stage in reversed(recipe.stages):
-            folder = _finished_folder(out, stage, view)
-            if folder is not None:
-                jobs.append(folder)
-                break
     best: list[float] = []
-    for job in jobs:
-        of_job = json.loads(read_text(job / DONE))["best"]
+    for view in recipe.views:
+        job = _last_finished_job(recipe.stages, view, out)
+        if job is None:
+            continue
+        of_job = json.loads(read_text(out / job.name / DONE))["best"]
         if of_job is None:
             return None
         best.append(of_job)
@@ -98,18 +97,23 @@ def trained(
     """Load the network of a view as it was after the last of some stages; return it with its view.
 
     If no stage has trained this view, the network of another view is loaded, and that view is
-    returned. The weights are the moving average over steps if the stage has one. Raises
-    TrainingError if no view is trained. Damaged checkpoints are logged.
+    returned: the first view of the recipe that has been trained. The weights are the moving average
+    over steps if the stage has one. Raises TrainingError if no view is trained. Damaged checkpoints
+    are logged.
     """
-    stage, folder, view = _last_finished_job(recipe, stages, view, out)
-    state = _best_or_last(folder)
-    classes = len(load_scheme(recipe.scheme).seen_in(view))
+    jobs = [_last_finished_job(stages, each, out) for each in (view, *recipe.views)]
+    job = next((job for job in jobs if job is not None), None)
+    if job is None:
+        names = ", ".join(stage.name for stage in stages)
+        raise TrainingError(f"{names} has no {view.value} network", where=out)
+    state = _best_or_last(out / job.name)
+    classes = len(load_scheme(recipe.scheme).seen_in(job.view))
     network = build(recipe.network.model_copy(update={"classes": classes}))
     weights = state.network
-    if stage.ema:
+    if job.stage.ema:
         weights = state.average
     network.load_state_dict(weights)
-    return network, view
+    return network, job.view
 
 
 def first_weights(
@@ -133,9 +137,7 @@ def first_weights(
         return model.networks[other], model.classes_of(other)
     before = recipe.stages[: recipe.stages.index(stage)]
     trains_view = any(view in (each.views or recipe.views) for each in before)
-    has_finished = any(
-        _finished_folder(out, each, other) for each in before for other in recipe.views
-    )
+    has_finished = any(_last_finished_job(before, each, out) for each in recipe.views)
     if not trains_view and not has_finished:
         if before:
             _log.info(
@@ -187,7 +189,7 @@ def save_run(
         stages = [
             stage for stage in recipe.stages if view in (stage.views or recipe.views)
         ]
-        if stages and _finished_folder(out, stages[-1], view):
+        if stages and Job(stages[-1], view).is_done(out):
             networks[view] = trained(recipe, stages, view, out)[0]
     slices_seen = 0
     stages_by_name = {stage.name: stage for stage in recipe.stages}

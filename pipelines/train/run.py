@@ -40,24 +40,25 @@ from trinat.pipelines.train.foresight import (
     refuse_missing_inputs,
     refuse_too_large,
 )
-from trinat.pipelines.train.job import Job, JobRun, Watcher, train_job
+from trinat.pipelines.train.job import JobRun, Watcher, train_job
 from trinat.pipelines.train.leakage import refuse_divided_stages
 from trinat.pipelines.train.provenance import write_provenance
 from trinat.pipelines.train.result import (
     CONFIG,
     DATA,
     DONE,
+    Job,
     read_data,
     save_run,
     stores_of,
 )
 from trinat.pipelines.train.settings import TrainSettings
 from trinat.segmentation import timing
+from trinat.segmentation.data.open_store import whole_view
 from trinat.segmentation.data.splits import read_split
 from trinat.segmentation.data.store import SPLIT, Store
 from trinat.segmentation.errors import (
     ConfigError,
-    DeviceError,
     InterruptedRunError,
     LockedError,
     TrainingError,
@@ -66,9 +67,9 @@ from trinat.segmentation.io.files import read_bytes, remove_leftovers, write_who
 from trinat.segmentation.labels.scheme import load_scheme
 from trinat.segmentation.models.architectures import PUBLISHED
 from trinat.segmentation.models.checkpoint import read_info
-from trinat.segmentation.models.hardware import choose_device, count_gpus
+from trinat.segmentation.models.hardware import choose_device
 from trinat.segmentation.models.zoo import find_model
-from trinat.segmentation.space.views import View
+from trinat.segmentation.space.views import View, chosen_views
 from trinat.segmentation.training.config import (
     Recipe,
     StageConfig,
@@ -207,13 +208,14 @@ def refuse_before_others(recipe: Recipe, view: str, out: Path) -> None:
             break
         before.append(stage)
     jobs = plan_jobs(recipe.model_copy(update={"stages": tuple(before)}), recipe.views)
-    for job in _unfinished(jobs, out):
-        first = job.view.value
-        raise TrainingError(
-            f"{view} starts from {first}, which is not trained yet",
-            where=out,
-            remedy=f"train --view {first} first, or leave --view out",
-        )
+    for job in jobs:
+        if not job.is_done(out):
+            first = job.view.value
+            raise TrainingError(
+                f"{view} starts from {first}, which is not trained yet",
+                where=out,
+                remedy=f"train --view {first} first, or leave --view out",
+            )
 
 
 def train_by_settings(
@@ -224,13 +226,9 @@ def train_by_settings(
     `asked` are the settings of the command line, of which `out` is not used. Raises ConfigError for
     an unknown view.
     """
-    known = {each.value: each for each in View}
     views = None
     if asked.view != "all":
-        if asked.view not in known:
-            remedy = f"all, {', '.join(known)}"
-            raise ConfigError(f"{asked.view!r} is no view", remedy=remedy)
-        views = (known[asked.view],)
+        views = chosen_views(asked.view)
     prepare_process()
     return train(
         recipe,
@@ -268,7 +266,10 @@ def train(
     jobs = plan_jobs(recipe, chosen)
     if not jobs:
         raise ConfigError(f"the recipe {recipe.name} trains none of these views")
-    target = find_device(device)
+    if device == "mps" and torch.backends.mps.is_available():
+        target = torch.device(device)
+    else:
+        target = choose_device(device)
     prepare_training(target, deterministic=recipe.deterministic)
     if target.type != "cpu":
         timing.wait_first(partial(torch.accelerator.synchronize, target))
@@ -280,10 +281,9 @@ def train(
         for view in chosen:
             # Raises if slices of the view cannot show the classes.
             scheme.seen_in(view)
-        left = _unfinished(jobs, out)
         runs = [JobRun(recipe, job, out, watcher, target) for job in jobs]
         if target.type == "cpu":
-            refuse_too_large(recipe, left)
+            refuse_too_large(recipe, [job for job in jobs if not job.is_done(out)])
         clock = None
         if seconds is not None:
             clock = TrainingClock(seconds)
@@ -336,7 +336,7 @@ def _claimed(
     new run fails within the block before its first checkpoint, its files are removed. Raises
     LockedError if another process trains one of the jobs.
     """
-    refuse_missing_inputs(job.stage for job in _unfinished(jobs, out))
+    refuse_missing_inputs(job.stage for job in jobs if not job.is_done(out))
     refuse_divided_stages(recipe)
     folders = [*(stage.name for stage in recipe.stages), "model"]
     is_new = False
@@ -455,8 +455,7 @@ def _absent_structures(store: Store, subjects: Iterable[str]) -> set[str]:
     corrections: the other part may have any structure.
     """
     scheme = store.scheme
-    # Sagittal slices show no sides, so their counts are used only if there are no others.
-    view = min(store.views, key=lambda view: view is View.SAGITTAL)
+    view = whole_view(store)
     counts = np.zeros(len(scheme.seen_in(view)), np.int64)
     for subject in subjects:
         if not store.info.subjects[subject].has_labels:
@@ -474,16 +473,6 @@ def _absent_structures(store: Store, subjects: Iterable[str]) -> set[str]:
     }
 
 
-def _unfinished(jobs: Iterable[Job], out: Path) -> list[Job]:
-    """Return the jobs of the run in the folder `out` that are not finished."""
-    left = []
-    for job in jobs:
-        has_ended = (out / job.name / DONE).is_file()
-        if not has_ended:
-            left.append(job)
-    return left
-
-
 def _train_jobs(
     runs: Sequence[JobRun],
     why_stop: Callable[[], str],
@@ -497,7 +486,7 @@ def _train_jobs(
     the jobs; None if there is no limit, and each job then trains all steps of its schedule. Raises
     InterruptedRunError if the run is to stop before all jobs are done.
     """
-    left = [run for run in runs if not run.is_done]
+    left = [run for run in runs if not run.job.is_done(run.out)]
     ended = ""
     for begun, run in enumerate(left):
         why = why_stop()
@@ -507,21 +496,3 @@ def _train_jobs(
             raise InterruptedRunError(what, where=run.out, remedy=remedy)
         ended = train_job(run, why_stop, clock, others=len(left) - begun - 1)
     return ended
-
-
-def find_device(name: str) -> torch.device:
-    """Return the torch device with a name such as "cuda:1"; "auto" is the fastest available one.
-
-    Raises DeviceError if this machine does not have it.
-    """
-    if name.startswith("cuda") and not count_gpus():
-        raise DeviceError(
-            "there is no CUDA device", where=name, remedy="use --device cpu"
-        )
-    if name == "mps":
-        if not torch.backends.mps.is_available():
-            raise DeviceError(
-                "this torch has no MPS device", where=name, remedy="use --device cpu"
-            )
-        return torch.device(name)
-    return choose_device(name)

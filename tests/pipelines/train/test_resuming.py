@@ -27,7 +27,8 @@ from helpers.tiny_training import (
 )
 
 from trinat.pipelines.common.exits import Exit, exit_code
-from trinat.pipelines.train.job import Job, Watcher
+from trinat.pipelines.train.job import Watcher
+from trinat.pipelines.train.result import Job
 from trinat.pipelines.train.run import read_recipe, train
 from trinat.segmentation.data.splits import Split
 from trinat.segmentation.data.store import Store, subject_path

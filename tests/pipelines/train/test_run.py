@@ -18,7 +18,7 @@ from trinat.pipelines.cli import app
 from trinat.pipelines.common.config import with_settings
 from trinat.pipelines.jobs.lock import claimed
 from trinat.pipelines.train.data import usual_readers
-from trinat.pipelines.train.run import find_device, read_recipe, train
+from trinat.pipelines.train.run import read_recipe, train
 from trinat.segmentation.errors import (
     ConfigError,
     DatasetError,
@@ -29,6 +29,7 @@ from trinat.segmentation.errors import (
     TrinatError,
 )
 from trinat.segmentation.models.checkpoint import load_model, read_info
+from trinat.segmentation.models.hardware import choose_device
 from trinat.segmentation.space.views import View
 
 pytestmark = pytest.mark.usefixtures("one_thread", "without_pages")
@@ -285,7 +286,7 @@ def test_an_unknown_recipe_is_refused() -> None:
     [
         pytest.param(
             "mps",
-            "this torch has no MPS device",
+            "not supported",
             marks=pytest.mark.skipif(
                 torch.backends.mps.is_available(), reason="has one"
             ),
@@ -304,4 +305,4 @@ def test_a_device_that_is_not_there_is_refused_before_there_is_a_run(
 
 def test_where_no_device_is_named_it_is_the_gpu_or_else_the_processor() -> None:
     wanted = "cuda" if torch.cuda.is_available() else "cpu"
-    assert find_device("auto").type == wanted
+    assert choose_device("auto").type == wanted

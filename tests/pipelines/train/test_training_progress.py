@@ -10,8 +10,8 @@ from dataclasses import replace
 
 import pytest
 
-from trinat.pipelines.train.job import Job
 from trinat.pipelines.train.progress import training_progress
+from trinat.pipelines.train.result import Job
 from trinat.segmentation.space.views import View
 from trinat.segmentation.training.config import StageConfig
 from trinat.segmentation.training.loop import StepReport

@@ -13,7 +13,8 @@ from helpers import small_store as stored
 from helpers.claimed import Claims, claimed, device_of
 from helpers.tiny_training import NETWORK, SILENT
 
-from trinat.pipelines.train.job import Job, Watcher
+from trinat.pipelines.train.job import Watcher
+from trinat.pipelines.train.result import Job
 from trinat.pipelines.train.run import train
 from trinat.segmentation.data import augmentation
 from trinat.segmentation.errors import InterruptedRunError
