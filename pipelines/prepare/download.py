@@ -13,7 +13,6 @@ import hashlib
 import json
 import os
 import shutil
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
@@ -22,6 +21,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
+from time import sleep
 from typing import IO, Any
 from urllib.parse import urlsplit
 
@@ -38,23 +38,11 @@ _HTML_STARTS = (b"<!doctype html", b"<html", b"<?xml")
 # HTTP status codes after which the same request may succeed later.
 _TEMPORARY = frozenset({408, 425, 429, 500, 502, 503, 504})
 _LONGEST_WAIT_S = 60.0
-
-
-@dataclass(frozen=True)
-class Policy:
-    """Number of attempts and waiting times of a download.
-
-    The download is given up after `attempts` failures in a row. If a failed attempt has received a
-    megabyte, the count starts again at 1. `timeout_s` limits the wait for data. `pause` is called
-    with the seconds to wait before the next attempt.
-    """
-
-    attempts: int = 6
-    timeout_s: float = 60.0
-    pause: Callable[[float], None] = time.sleep
-
-
-_USUAL = Policy()
+# A download is given up after this many failures in a row. If a failed attempt has received a
+# megabyte, the count starts again at 1.
+_ATTEMPTS = 6
+# Limit of the wait for data.
+_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -75,14 +63,12 @@ def fetch(
     remote: RemoteFile,
     folder: Path,
     *,
-    policy: Policy = _USUAL,
     progress: Progress = lambda done, total: None,
 ) -> Fetched:
     """Download a file to `folder` under its own name, complete and checked.
 
-    An incomplete transfer stays in a hidden file, from which the next call resumes. `policy` limits
-    the attempts. `progress` is called with the bytes received so far and the bytes of the whole
-    file (None if unknown).
+    An incomplete transfer stays in a hidden file, from which the next call resumes. `progress` is
+    called with the bytes received so far and the bytes of the whole file (None if unknown).
 
     Raises
     ------
@@ -113,7 +99,7 @@ def fetch(
         if target.exists():  # another process finished before this one had the lock
             part.unlink()
             return _check_existing(target, remote, expected)
-        transfer = _Transfer(remote, part, stream, expected, policy, progress)
+        transfer = _Transfer(remote, part, stream, expected, progress)
         checksum = transfer.from_any_mirror()
         os.fsync(stream.fileno())
         part.replace(target)
@@ -214,7 +200,6 @@ class _Transfer:
     part: Path
     stream: IO[bytes]
     expected: str | None
-    policy: Policy
     progress: Progress
 
     @property
@@ -264,7 +249,7 @@ class _Transfer:
         raise DownloadError(what, where=self.remote.name, remedy=remedy)
 
     def fill(self, url: str) -> None:
-        """Receive the rest of the file from `url`, in as many attempts as the policy allows.
+        """Receive the rest of the file from `url`, in several attempts.
 
         After temporary failures the attempt is repeated, with longer and longer waits.
         DownloadError is raised after the last one, and at once after any other failure.
@@ -287,11 +272,11 @@ class _Transfer:
             if self.have() - before >= _CHUNK:
                 failures = 0
             failures += 1
-            if failures >= self.policy.attempts:
+            if failures >= _ATTEMPTS:
                 what = f"gave up after {failures} attempts ({reason})"
                 raise DownloadError(what, where=self.remote.name)
             wait_s = max(2.0 ** (failures - 1), wait_s)
-            self.policy.pause(min(wait_s, _LONGEST_WAIT_S))
+            sleep(min(wait_s, _LONGEST_WAIT_S))
 
     def attempt(self, url: str) -> None:
         """Send one request for the bytes that are missing, and receive them.
@@ -312,7 +297,7 @@ class _Transfer:
             headers["Range"] = f"bytes={have}-"
             if self.validator.exists():
                 headers["If-Range"] = self.validator.read_text()
-        with _open_url(url, headers, self.policy.timeout_s) as response:
+        with _open_url(url, headers) as response:
             if response.status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
                 if have > 0 and _range_total(response) == have:
                     return
@@ -392,9 +377,7 @@ class _Transfer:
 
 
 @contextmanager
-def _open_url(
-    url: str, headers: Mapping[str, str], timeout_s: float
-) -> Iterator[HTTPResponse]:
+def _open_url(url: str, headers: Mapping[str, str]) -> Iterator[HTTPResponse]:
     """Open the reply of a server, even if the reply says that the requested range does not exist.
 
     _RetryError for a temporary status. DownloadError for any other status that is not a success,
@@ -404,7 +387,7 @@ def _open_url(
     opener = urllib.request.build_opener(SafeRedirects)
     request = urllib.request.Request(url, headers=dict(headers))
     try:
-        with opener.open(request, timeout=timeout_s) as reply:
+        with opener.open(request, timeout=_TIMEOUT_S) as reply:
             yield reply
     except urllib.error.HTTPError as error:
         if error.code == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:

@@ -1,4 +1,4 @@
-"""Fixtures of the tests of downloads: a server on loopback, and a policy with short waits."""
+"""Fixtures of the tests of downloads: a server on loopback, and short waits."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from helpers.loopback import Server
 
-from trinat.pipelines.prepare.download import Policy
+from trinat.pipelines.prepare import download
 
 
 @pytest.fixture
@@ -18,10 +18,8 @@ def server() -> Iterator[Server]:
 
 
 @pytest.fixture
-def pauses() -> list[float]:
-    return []
-
-
-@pytest.fixture
-def policy(pauses: list[float]) -> Policy:
-    return Policy(attempts=3, timeout_s=0.3, pause=pauses.append)
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Return the waits between attempts, which are recorded instead of waited for."""
+    recorded: list[float] = []
+    monkeypatch.setattr(download, "sleep", recorded.append)
+    return recorded

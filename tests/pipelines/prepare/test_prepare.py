@@ -38,7 +38,7 @@ from helpers.refusals import refusal
 
 from trinat.pipelines.common.exits import Exit
 from trinat.pipelines.prepare.catalogue import load_catalogue
-from trinat.pipelines.prepare.download import Policy, fetch
+from trinat.pipelines.prepare.download import fetch
 from trinat.pipelines.prepare.making import prepare_store
 from trinat.pipelines.prepare.options import PrepareConfig
 from trinat.segmentation.data.store import Store
@@ -158,6 +158,7 @@ def test_archives_are_unpacked_as_far_as_needed_and_their_images_converted(
 
 
 @pytest.mark.parametrize("dataset", ["oasis1", "oasis1-freesurfer", "neurite", "ixi"])
+@pytest.mark.usefixtures("pauses")
 def test_a_dataset_comes_over_a_bad_line_and_becomes_a_store(
     tmp_path: Path, dataset: str
 ) -> None:
@@ -179,9 +180,7 @@ def test_a_dataset_comes_over_a_bad_line_and_becomes_a_store(
         )
         sums = {"md5": hashlib.md5(archive).hexdigest(), "plausible_bytes": (1, 10**9)}
         local = remote.model_copy(update={"urls": (url,), **sums})
-        fetched = fetch(
-            local, tmp_path / "root", policy=Policy(pause=lambda seconds: None)
-        )
+        fetched = fetch(local, tmp_path / "root")
         assert server.ranges == [None, f"bytes={third}-", f"bytes={2 * third}-"]
     finally:
         server.close()
