@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -127,7 +127,15 @@ def aim(
     is_large_tissue = np.isin(maps.numbers, _LARGE_TISSUES)
     large_tissues = np.unique(maps.classes[is_large_tissue])
     learned = np.unique(targets[targets > 0])
-    surveys = [_survey(head, targets, learned) for head in maps.labels]
+    # Positions in each head: some voxels of each class, the extent, and the middle of the brain.
+    points = []
+    extents = []
+    centres = []
+    for head in maps.labels:
+        classes = targets[head]
+        points.append(_points_of_classes(classes, learned))
+        extents.append(_extent(head > 0))
+        centres.append(_extent(classes > 0).sum(0) / 2)
 
     def tensor(array: NDArray[Any]) -> Tensor:
         # A copy, because shared arrays may be read-only.
@@ -149,9 +157,9 @@ def aim(
         is_fluid=tensor(is_around_brain & (targets > 0)),
         white_matter=int(maps.classes[is_white_matter][0]),
         large_tissues=tensor(large_tissues),
-        points=tensor(np.stack([survey.points for survey in surveys])),
-        extent=tensor(np.stack([survey.extent for survey in surveys])),
-        centre=tensor(np.stack([survey.centre for survey in surveys])),
+        points=tensor(np.stack(points)),
+        extent=tensor(np.stack(extents)),
+        centre=tensor(np.stack(centres).astype(np.float32)),
     )
 
 
@@ -191,37 +199,6 @@ def _left_partners(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
         partner = left_of.get(number, number)
         partners.append(entry_of.get(partner, entry))
     return np.array(partners)
-
-
-class _Survey(NamedTuple):
-    """Positions in one head, in voxels.
-
-    `points` (T, P, 3) are some voxels of each class to learn, `extent` (2, 3) the first and the
-    last voxel of the head along each axis, `centre` (3,) the middle of the brain.
-    """
-
-    points: NDArray[np.int16]
-    extent: NDArray[np.int16]
-    centre: NDArray[np.float32]
-
-
-def _survey(
-    head: NDArray[np.uint8],
-    targets: NDArray[np.uint8],
-    learned: NDArray[np.uint8],
-) -> _Survey:
-    """Sample voxels of each class in `learned` (T,), and locate the head and the brain in its grid.
-
-    `head` (X, Y, Z) has tissue numbers, 0 to E - 1, and `targets` (E,) the class of each.
-    """
-    classes = targets[head]
-    points = _points_of_classes(classes, learned)
-    centre = _extent(classes > 0).sum(0) / 2
-    return _Survey(
-        points=points,
-        extent=_extent(head > 0),
-        centre=centre.astype(np.float32),
-    )
 
 
 def _points_of_classes(
