@@ -75,8 +75,8 @@ def _last_scores(scores: Sequence[Mapping[str, str]]) -> Table:
     rows = []
     for row in scores:
         if int(row["step"]) == last:
-            dice = _number_of(row["dice"])
-            iou = _number_of(row["iou"])
+            dice = float(row["dice"])
+            iou = float(row["iou"])
             rows.append((row["structure"], row["view"], dice, iou))
     columns: Columns = [
         "Structure",
@@ -85,13 +85,6 @@ def _last_scores(scores: Sequence[Mapping[str, str]]) -> Table:
         Column("IoU", 3),
     ]
     return table("scores", f"Validation at step {last}", columns, rows)
-
-
-def _number_of(text: str) -> float | None:
-    """Parse a cell of validations.csv; None if it is empty."""
-    if not text:
-        return None
-    return float(text)
 
 
 def draw_curves(curves: Mapping[str, Curve]) -> Drawing:

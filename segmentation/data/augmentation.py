@@ -16,28 +16,18 @@ from torch import Tensor
 from torch.nn.functional import avg_pool2d, grid_sample, interpolate
 
 from trinat.segmentation.data.transforms import NamedTransform, SliceTransforms
-from trinat.segmentation.data.transforms.base import Share
+from trinat.segmentation.data.transforms.base import Share, rising
 from trinat.segmentation.errors import ConfigError
 from trinat.segmentation.labels.scheme import LabelScheme, without_side
 from trinat.segmentation.space.views import View
-
-
-def _in_order(limits: tuple[float, float]) -> tuple[float, float]:
-    """Return the limits of a range unchanged; raise ValueError if the first is the higher one."""
-    if limits[0] > limits[1]:
-        raise ValueError("the first number must not be above the second")
-    return limits
-
 
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 _NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 _AtLeastOne = Annotated[float, Field(ge=1, allow_inf_nan=False)]
 # Ranges from which a strength is drawn: the lowest value and the highest.
-_PositiveRange = Annotated[tuple[_Positive, _Positive], AfterValidator(_in_order)]
-_NotNegativeRange = Annotated[
-    tuple[_NotNegative, _NotNegative], AfterValidator(_in_order)
-]
-_FactorRange = Annotated[tuple[_AtLeastOne, _AtLeastOne], AfterValidator(_in_order)]
+_PositiveRange = Annotated[tuple[_Positive, _Positive], AfterValidator(rising)]
+_NotNegativeRange = Annotated[tuple[_NotNegative, _NotNegative], AfterValidator(rising)]
+_FactorRange = Annotated[tuple[_AtLeastOne, _AtLeastOne], AfterValidator(rising)]
 
 # Contrast curves. `_BRIGHTEST` is the upper limit of the intensity, which hardly any tissue
 # exceeds. `_KNOTS` is the number of knots of a curve. `_RISING_SHARE` is the share of curves that

@@ -78,9 +78,9 @@ def write_subject(
     """
     counts: dict[View, NDArray[np.int64]] = {}
     if labels is not None:
-        counts = _count_along_axes(labels, len(scheme))
+        used = labels if counted is None else np.where(counted, labels, 0)
+        counts = _count_along_axes(used, len(scheme))
     if labels is not None and counted is not None:
-        counts = _count_along_axes(np.where(counted, labels, 0), len(scheme))
         for view, per_slice in counts.items():
             sizes = to_slices(counted, view).sum(axis=(1, 2))
             per_slice[:, 0] = sizes - per_slice[:, 1:].sum(axis=1)

@@ -134,16 +134,6 @@ class SourceOptions:
 Listed = Iterable[Subject | Exclusion]
 
 
-def _no_member(name: str) -> bool:
-    """Return False, for datasets that have no archives to unpack."""
-    return False
-
-
-def _axes_of_header(path: Path) -> str | None:
-    """Return None, for datasets whose headers have the orientation."""
-    return None
-
-
 @dataclass(frozen=True)
 class Source:
     """A dataset: how to find its subjects, and which files of its archives to unpack.
@@ -166,8 +156,8 @@ class Source:
     nothing: str = ""
     remedy: str = ""
     advice: str = ""
-    wanted_member: Callable[[str], bool] = _no_member
-    member_axes: Callable[[Path], str | None] = _axes_of_header
+    wanted_member: Callable[[str], bool] = lambda name: False
+    member_axes: Callable[[Path], str | None] = lambda path: None
     uses: tuple[str, ...] = ()
     partly_labelled: bool = False
     fixed_numbers: bool = False

@@ -22,7 +22,7 @@ from trinat.segmentation.data.sources.base import (
 )
 from trinat.segmentation.errors import ConfigError, DatasetError
 from trinat.segmentation.io.files import read_rows
-from trinat.segmentation.labels.folding import FoldingTable, load_folding
+from trinat.segmentation.labels.folding import load_folding
 
 _LICENCE = (
     "CC BY-NC 3.0; scans from OASIS, labels provided by Neuromorphometrics, Inc. "
@@ -96,31 +96,18 @@ def _find(root: Path, options: SourceOptions) -> Listed:
         if labels is None and folder is not None:
             yield Exclusion(scan, f"no label map in {folder.name}/", broken=True)
             continue
-        participant = _participant_of(scan, participants)
-        yield _subject(scan, image, labels, participant, fold, options)
-
-
-def _subject(
-    scan: str,
-    image: Path,
-    labels: Path | None,
-    participant: str,
-    fold: FoldingTable | None,
-    options: SourceOptions,
-) -> Subject:
-    """Return a scan as a subject, with the challenge's licence."""
-    is_stripped = image.name.startswith(f"{scan}_SS.")
-    return Subject(
-        id=scan,
-        participant=participant,
-        image=image,
-        labels=labels,
-        extra=options.extra,
-        ignore=options.ignore,
-        fold=fold,
-        licence=_LICENCE,
-        note=STRIPPED if is_stripped else "",
-    )
+        is_stripped = image.name.startswith(f"{scan}_SS.")
+        yield Subject(
+            id=scan,
+            participant=_participant_of(scan, participants),
+            image=image,
+            labels=labels,
+            extra=options.extra,
+            ignore=options.ignore,
+            fold=fold,
+            licence=_LICENCE,
+            note=STRIPPED if is_stripped else "",
+        )
 
 
 def _add_file(files: dict[str, Path], scan: str, path: Path) -> None:

@@ -221,17 +221,12 @@ def _age_and_sex(sheet: Path) -> tuple[float | None, str | None]:
     return float(age[1]) if age else None, sex[1] if sex else None
 
 
-def _axes_of_folder(path: Path) -> str | None:
-    """Return the voxel axes of an Analyze file by the name of its folder, or None."""
-    return AXES.get(path.parent.name)
-
-
 SOURCE = Source(
     find=_find,
     uses=("image", "subjects_dir"),
     nothing="no OASIS-1 session (OAS1_0001_MR1, ...) here",
     remedy="fetch a disc with `trinat data get oasis1`",
     wanted_member=wanted_member,
-    member_axes=_axes_of_folder,
+    member_axes=lambda path: AXES.get(path.parent.name),
     fixed_numbers=True,
 )

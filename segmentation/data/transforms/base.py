@@ -15,7 +15,7 @@ from torch import Tensor
 SliceChange = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
 
 
-def _rising(ends: tuple[float, float]) -> tuple[float, float]:
+def rising(ends: tuple[float, float]) -> tuple[float, float]:
     """Return a range unchanged; raise ValueError if its first end is larger than its second."""
     if ends[0] > ends[1]:
         raise ValueError("the first number of a range is the smaller one")
@@ -31,13 +31,13 @@ Factor = Annotated[float, Ge(0.1), Le(10)]
 Coarseness = Annotated[float, Ge(1), Le(10)]
 Share = Annotated[float, Ge(0), Le(1)]
 
-Range = Annotated[tuple[Finite, Finite], AfterValidator(_rising)]
-PositiveRange = Annotated[tuple[Positive, Positive], AfterValidator(_rising)]
-Shares = Annotated[tuple[Share, Share], AfterValidator(_rising)]
-Counts = Annotated[tuple[Count, Count], AfterValidator(_rising)]
-ControlPoints = Annotated[tuple[AtLeastThree, AtLeastThree], AfterValidator(_rising)]
-Factors = Annotated[tuple[Factor, Factor], AfterValidator(_rising)]
-Coarsenings = Annotated[tuple[Coarseness, Coarseness], AfterValidator(_rising)]
+Range = Annotated[tuple[Finite, Finite], AfterValidator(rising)]
+PositiveRange = Annotated[tuple[Positive, Positive], AfterValidator(rising)]
+Shares = Annotated[tuple[Share, Share], AfterValidator(rising)]
+Counts = Annotated[tuple[Count, Count], AfterValidator(rising)]
+ControlPoints = Annotated[tuple[AtLeastThree, AtLeastThree], AfterValidator(rising)]
+Factors = Annotated[tuple[Factor, Factor], AfterValidator(rising)]
+Coarsenings = Annotated[tuple[Coarseness, Coarseness], AfterValidator(rising)]
 
 
 class SliceTransform(BaseModel):
