@@ -55,23 +55,20 @@ def label_with_model(
         sha256=sha256_of(model.folder / MODEL_FILE),
         not_predicted=never,
     )
-    found: list[Subject | Exclusion] = []
-    for subject, made in _predict(listing, name, out, cut, str(pseudo)):
-        if isinstance(made, Exclusion):
-            found.append(made)
-            continue
-        labelled = replace(
+    made, failed = _predict(listing, name, out, cut, str(pseudo))
+    labelled = tuple(
+        replace(
             subject,
-            labels=made,
+            labels=labels,
             labels_axes=None,
             extra={},
             ignore=(),
             fold=None,
             note=_with_note(subject, str(pseudo)),
         )
-        found.append(labelled)
-    found += listing.exclusions
-    return Listing.of(found), pseudo
+        for subject, labels in made
+    )
+    return Listing(labelled, (*failed, *listing.exclusions)), pseudo
 
 
 def add_csf_of_model(
@@ -102,14 +99,13 @@ def add_csf_of_model(
         _log.info("%s", notice)
     digest = sha256_of(model.folder / MODEL_FILE)
     note = f"CSF of {model.name} ({digest[:12]})"
-    found: list[Subject | Exclusion] = []
-    for subject, made in _predict(listing, name, out, cut, note):
-        if isinstance(made, Exclusion):
-            found.append(made)
-            continue
-        found.append(replace(subject, csf=made, note=_with_note(subject, note)))
-    found += listing.exclusions
-    return Listing.of(found, listing.advice)
+    made, failed = _predict(listing, name, out, cut, note)
+    subjects = tuple(
+        replace(subject, csf=labels, note=_with_note(subject, note))
+        for subject, labels in made
+    )
+    exclusions = (*failed, *listing.exclusions)
+    return replace(listing, subjects=subjects, exclusions=exclusions)
 
 
 def _with_note(subject: Subject, note: str) -> str:
@@ -123,12 +119,12 @@ def _predict(
     out: Path,
     cut: Cut,
     remark: str,
-) -> list[tuple[Subject, Path | Exclusion]]:
+) -> tuple[list[tuple[Subject, Path]], list[Exclusion]]:
     """Segment the scans of all subjects; return each subject with the path of its label map.
 
-    If the subject has no image or its scan failed, the second value is an exclusion, with the
-    reason, instead of a path. `name` is the model, `out` the folder for its results; results of an
-    earlier call are used again. `remark` is logged for each segmented scan.
+    A subject without an image, or whose scan failed, is returned as an exclusion. `name` is the
+    model, `out` the folder for its results; results of an earlier call are used again. `remark` is
+    logged for each segmented scan.
     """
     output = OutputSettings(
         picture=False,
@@ -159,15 +155,15 @@ def _predict(
             "stopped while labels were made", where=out, remedy=remedy
         )
     entries = read_entries(ledgers_in(out))
-    labelled: list[tuple[Subject, Path | Exclusion]] = []
+    made = []
+    failed = []
     for subject in listing.subjects:
         entry = entries.get(subject.id)
         if entry is None or subject.image is None:
-            made: Path | Exclusion = Exclusion(subject.id, "no image", broken=True)
+            failed.append(Exclusion(subject.id, "no image", broken=True))
         elif entry.status == "failed":
-            made = Exclusion(subject.id, entry.reason, broken=True)
+            failed.append(Exclusion(subject.id, entry.reason, broken=True))
         else:
             names = CaseNames(out, subject.id, {}, bids=False)
-            made = names.labels(output, subject.image)
-        labelled.append((subject, made))
-    return labelled
+            made.append((subject, names.labels(output, subject.image)))
+    return made, failed

@@ -6,7 +6,7 @@ import hashlib
 import os
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -91,25 +91,12 @@ class Exclusion:
 class Listing:
     """Subjects of a dataset in natural order, and its entries that cannot be used, with reasons.
 
-    `advice` is a sentence for the user on how to get labels, or "".
+    `advice` is a sentence for the user on how to get labels if no subject has any, or "".
     """
 
     subjects: tuple[Subject, ...]
     exclusions: tuple[Exclusion, ...] = ()
     advice: str = ""
-
-    @classmethod
-    def of(cls, found: Sequence[Subject | Exclusion], unlabelled: str = "") -> Listing:
-        """Build a listing of the subjects and the unusable entries in `found`, in their order.
-
-        `unlabelled` tells the user where to get labels. It becomes the advice if no subject has
-        labels.
-        """
-        subjects = tuple(entry for entry in found if isinstance(entry, Subject))
-        exclusions = tuple(entry for entry in found if isinstance(entry, Exclusion))
-        if any(subject.labels for subject in subjects):
-            unlabelled = ""
-        return cls(subjects, exclusions, unlabelled)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 from trinat.segmentation.data.sources import (
@@ -21,6 +20,7 @@ from trinat.segmentation.data.sources.base import (
     Listing,
     Source,
     SourceOptions,
+    Subject,
 )
 from trinat.segmentation.errors import ConfigError, DatasetError
 
@@ -77,10 +77,11 @@ def list_subjects(
     found = list(dataset.find(root, options))
     if not found and dataset.nothing:
         raise DatasetError(dataset.nothing, where=root, remedy=dataset.remedy)
-    listing = Listing.of(found, dataset.advice)
+    subjects = tuple(entry for entry in found if isinstance(entry, Subject))
+    exclusions = tuple(entry for entry in found if isinstance(entry, Exclusion))
     # Names that differ only in case are the same file on some file systems.
-    counts = Counter(subject.id.lower() for subject in listing.subjects)
-    for subject in listing.subjects:
+    counts = Counter(subject.id.lower() for subject in subjects)
+    for subject in subjects:
         if counts[subject.id.lower()] > 1:
             raise DatasetError(
                 f"two subjects would both be named {subject.id}",
@@ -88,9 +89,9 @@ def list_subjects(
                 remedy="rename one",
             )
 
-    labelled = tuple(subject for subject in listing.subjects if subject.labels)
+    labelled = tuple(subject for subject in subjects if subject.labels)
     wanted = options.labels or options.subjects_dir
-    if wanted and listing.subjects and not labelled:
+    if wanted and subjects and not labelled:
         raise DatasetError(
             f"no subject has labels in {wanted}",
             where=root,
@@ -98,11 +99,10 @@ def list_subjects(
         )
     # If no subject has labels, all are kept, for prediction.
     if keep_unlabelled or not labelled:
-        return listing
+        return Listing(subjects, exclusions, "" if labelled else dataset.advice)
     lacking = tuple(
         Exclusion(subject.id, "no labels", broken=not dataset.partly_labelled)
-        for subject in listing.subjects
+        for subject in subjects
         if not subject.labels
     )
-    exclusions = listing.exclusions + lacking
-    return replace(listing, subjects=labelled, exclusions=exclusions)
+    return Listing(labelled, exclusions + lacking)

@@ -27,5 +27,5 @@ def test_a_licence_that_is_not_that_of_trinat_is_told(
     cut = Cut(load_scheme("quicknat33"), (View.CORONAL,))
     # The notice is printed first, although there is no scan.
     with pytest.raises(InputError):
-        label_with_model(Listing.of([]), model, tmp_path / "labels", cut)
+        label_with_model(Listing(()), model, tmp_path / "labels", cut)
     assert logged.messages == told
