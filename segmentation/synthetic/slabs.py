@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -62,16 +63,18 @@ class Draw:
         size: Sequence[int],
         spacing_mm: float,
         strength: float,
+        mode: Literal["bicubic", "bilinear"] = "bicubic",
     ) -> Tensor:
-        """Draw knots of smooth random fields, (B, C, rows, columns), for planes of `size` in mm.
+        """Draw smooth random fields, (B, C, H, W), on planes of `size` (H, W) in mm.
 
-        `count` is B, the number of planes, and `channels` is C. Knots are about `spacing_mm` apart.
-        The standard deviation of the fields of a plane is drawn from 0 to `strength`. The caller
-        interpolates between the knots.
+        `count` is B, the number of planes, and `channels` is C. The fields are interpolated, by
+        `mode`, between knots about `spacing_mm` apart. The standard deviation of the knots of a
+        plane is drawn from 0 to `strength`.
         """
         knots = [max(2, round(length / spacing_mm) + 1) for length in size]
         values = self.normal(count, channels, *knots)
-        return values * self.uniform(0, strength, count, 1, 1, 1)
+        values = values * self.uniform(0, strength, count, 1, 1, 1)
+        return interpolate(values, tuple(size), mode=mode, align_corners=True)
 
 
 @dataclass(frozen=True)
@@ -152,8 +155,7 @@ def cut_slabs(
     column = torch.arange(width, device=draw.device) - (width - 1) / 2
     grid = torch.stack(torch.meshgrid(row, column, indexing="ij"), -1)
     flat = torch.einsum("hwa,bia->bihw", grid, frame[:, :, :2])
-    knots = draw.smooth(count, 3, size, config.elastic_spacing_mm, config.elastic_mm)
-    bend = interpolate(knots, size, mode="bicubic", align_corners=True)
+    bend = draw.smooth(count, 3, size, config.elastic_spacing_mm, config.elastic_mm)
     plane = flat + centre[:, :, None, None] + bend
     offsets = torch.arange(
         -neighbours, neighbours + 1, device=draw.device, dtype=plane.dtype
@@ -192,8 +194,8 @@ def displace_borders(draw: Draw, head: Tensor, plane: Tensor) -> Tensor:
     heads = draw.heads
     config = draw.config
     size = plane.shape[3:]
-    knots = draw.smooth(len(plane), 3, size, config.border_spacing_mm, config.border_mm)
-    displacement = interpolate(knots, size, mode="bicubic", align_corners=True)
+    spacing_mm = config.border_spacing_mm
+    displacement = draw.smooth(len(plane), 3, size, spacing_mm, config.border_mm)
     entries = look_up(heads, head, plane).long()
     near = grow(heads.is_deep[entries], 3)
     return displacement[:, :, None] * near[:, None]

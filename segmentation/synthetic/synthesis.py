@@ -278,12 +278,12 @@ def _make_patchy(draw: Draw, images: Tensor, entries: Tensor) -> Tensor:
     size = images.shape[2:]
     if config.mottle:
         # The same for a slice and its neighbours: patches are thicker than slices.
-        knots = draw.smooth(count, 1, size, config.mottle_spacing_mm, config.mottle)
-        mottle = interpolate(knots, size, mode="bilinear", align_corners=True)
+        spacing_mm = config.mottle_spacing_mm
+        mottle = draw.smooth(count, 1, size, spacing_mm, config.mottle, "bilinear")
         images = images * (1 + mottle)
     # Muscle, fat and bone are patchy where the maps have one label.
-    knots = draw.smooth(count, 1, size, config.clutter_spacing_mm, config.clutter)
-    patches = interpolate(knots, size, mode="bilinear", align_corners=True).exp_()
+    spacing_mm = config.clutter_spacing_mm
+    patches = draw.smooth(count, 1, size, spacing_mm, config.clutter, "bilinear").exp()
     is_outside = draw.heads.is_outside[entries.long()]
     return torch.where(is_outside, images * patches, images)
 

@@ -5,8 +5,8 @@ The optimiser has learning rates by part of the network, and its state is saved 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, get_args
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.models.architectures import build
 from trinat.segmentation.models.base import Network, NetworkConfig
-from trinat.segmentation.training.config import NetworkPart, OptimiserConfig
+from trinat.segmentation.training.config import OptimiserConfig
 
 
 def new_network(config: NetworkConfig, classes: int) -> Network:
@@ -109,30 +109,22 @@ def build_optimiser(network: Network, config: OptimiserConfig) -> torch.optim.Op
     """Return AdamW or SGD for the parts of the network that are not frozen.
 
     Each part is a group of parameters, with its `multiple` of the learning rate. A part with a
-    multiple of 0 is frozen: its parameters no longer require gradients. Parameters that belong to
-    none of the four parts form one more group, which occurs in custom architectures.
+    multiple of 0 is frozen: its parameters no longer require gradients. Custom architectures may
+    have parts of other names, whose multiple is 1.
     """
-    groups: list[dict[str, Any]] = []
-    for part in get_args(NetworkPart):
-        multiple = config.parts.get(part, 1.0)
-        parameters = [
-            parameter for owner, parameter in _by_part(network) if owner == part
-        ]
+    multiples: dict[str, float] = dict(config.parts.items())
+    groups: dict[str, dict[str, Any]] = {}
+    for name, parameter in network.named_parameters():
+        part = name.partition(".")[0]
+        multiple = multiples.get(part, 1.0)
         if multiple == 0:
-            for parameter in parameters:
-                parameter.requires_grad_(False)
-        else:
-            groups.append({"params": parameters, "multiple": multiple})
-    others = [
-        parameter
-        for owner, parameter in _by_part(network)
-        if owner not in get_args(NetworkPart)
-    ]
-    if others:
-        groups.append({"params": others, "multiple": 1.0})
+            parameter.requires_grad_(False)
+            continue
+        group = groups.setdefault(part, {"params": [], "multiple": multiple})
+        group["params"].append(parameter)
     if config.kind == "sgd":
         return torch.optim.SGD(
-            groups,
+            list(groups.values()),
             config.rate,
             momentum=config.momentum,
             weight_decay=config.weight_decay,
@@ -140,21 +132,11 @@ def build_optimiser(network: Network, config: OptimiserConfig) -> torch.optim.Op
     # On a GPU the update runs in one fused kernel; many small kernels would be slow.
     on_gpu = all(parameter.is_cuda for parameter in network.parameters())
     return torch.optim.AdamW(
-        groups,
+        list(groups.values()),
         config.rate,
         weight_decay=config.weight_decay,
         fused=True if on_gpu else None,
     )
-
-
-def _by_part(network: Network) -> Iterator[tuple[str, nn.Parameter]]:
-    """Yield each parameter after the name of its part.
-
-    The part is encoders, bottleneck, decoders or classifier, or another name in other
-    architectures.
-    """
-    for name, parameter in network.named_parameters():
-        yield name.split(".")[0], parameter
 
 
 def optimiser_tensors(
