@@ -63,12 +63,9 @@ def refuse_too_large(recipe: Recipe, jobs: Sequence[Job]) -> None:
         if needed <= free:
             continue
         fits = step.largest_batch(stage.batch, free)
-        remedy = "set data.rows and data.columns, or network.filters, lower"
-        if fits:
-            remedy = smaller_batch(stage.batch, stage.accumulate, fits)
         raise DeviceError(
             f"a step of {stage.batch} slices of {size[0]}x{size[1]} needs about "
             f"{needed / _GIB:.1f} GiB of memory, and {free / _GIB:.1f} GiB are free",
             where=stage.name,
-            remedy=remedy,
+            remedy=smaller_batch(stage.batch, stage.accumulate, fits),
         )

@@ -179,7 +179,36 @@ class SliceDataset(Dataset[tuple[Tensor, Tensor]]):
         self.scheme: LabelScheme = store.scheme.seen_in(view)
         self.subjects = tuple(subjects)
         self.files = SubjectFiles([store.file(subject) for subject in subjects])
-        self.subject_of, self.slice_of, self.class_counts = self._index(store)
+        if not self.subjects:
+            raise DatasetError("no subject to take slices from", where=store.root)
+        subject_of: list[NDArray[np.int32]] = []
+        slice_of: list[NDArray[np.int32]] = []
+        counts: list[NDArray[np.uint32]] = []
+        for number, name in enumerate(self.subjects):
+            entry = store.info.subjects[name]
+            if not (entry.has_image and entry.has_labels):
+                lacking = "labels" if entry.has_image else "image"
+                raise DatasetError(
+                    f"subject {name} has no {lacking}",
+                    where=store.root,
+                    remedy="leave it out of the split",
+                )
+            file = self.files[number]
+            per_slice = file.class_counts(view)
+            file.close()
+            # Choose all slices with a label, and every eighth of the slices without one.
+            is_chosen = np.asarray(per_slice[:, 1:].any(axis=1))
+            # Slices in which no voxel is used in training have counts of 0, and are left out.
+            is_background = ~is_chosen & (per_slice[:, 0] > 0)
+            without_label = np.flatnonzero(is_background)
+            is_chosen[without_label[::_KEEP_EVERY]] = True
+            chosen = np.flatnonzero(is_chosen)
+            subject_of.append(np.full(len(chosen), number, np.int32))
+            slice_of.append(chosen.astype(np.int32))
+            counts.append(per_slice[chosen])
+        self.subject_of = np.concatenate(subject_of)
+        self.slice_of = np.concatenate(slice_of)
+        self.class_counts = np.concatenate(counts)
 
     def __len__(self) -> int:
         return len(self.slice_of)
@@ -197,39 +226,6 @@ class SliceDataset(Dataset[tuple[Tensor, Tensor]]):
         file = int(self.subject_of[index])
         middle = int(self.slice_of[index])
         return SlabLocation(file, self.view, middle, self.thick)
-
-    def _index(
-        self, store: Store
-    ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.uint32]]:
-        """Return subject index (M,), slice number (M,) and voxels per class (M, K) of M slices."""
-        if not self.subjects:
-            raise DatasetError("no subject to take slices from", where=store.root)
-        subjects: list[NDArray[np.int32]] = []
-        slices: list[NDArray[np.int32]] = []
-        counts: list[NDArray[np.uint32]] = []
-        for number, name in enumerate(self.subjects):
-            entry = store.info.subjects[name]
-            if not (entry.has_image and entry.has_labels):
-                lacking = "labels" if entry.has_image else "image"
-                raise DatasetError(
-                    f"subject {name} has no {lacking}",
-                    where=store.root,
-                    remedy="leave it out of the split",
-                )
-            file = self.files[number]
-            per_slice = file.class_counts(self.view)
-            # Choose all slices with a label, and every eighth of the slices without one.
-            is_chosen = np.asarray(per_slice[:, 1:].any(axis=1))
-            # Slices in which no voxel is used in training have counts of 0, and are left out.
-            is_background = ~is_chosen & (per_slice[:, 0] > 0)
-            without_label = np.flatnonzero(is_background)
-            is_chosen[without_label[::_KEEP_EVERY]] = True
-            chosen = np.flatnonzero(is_chosen)
-            subjects.append(np.full(len(chosen), number, np.int32))
-            slices.append(chosen.astype(np.int32))
-            counts.append(per_slice[chosen])
-            file.close()
-        return np.concatenate(subjects), np.concatenate(slices), np.concatenate(counts)
 
 
 def balanced_order(

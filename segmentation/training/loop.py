@@ -310,19 +310,15 @@ class Trainer:
         except torch.OutOfMemoryError as error:
             data = self.stage.data
             size = (self.recipe.network.channels, data.rows, data.columns)
+            slices = self.stage.batch
+            # With a divisor of the batch, a step can have as many slices as before.
+            divisors = [n for n in range(1, slices) if slices % n == 0]
+            smaller = max(divisors, default=0)
             raise DeviceError(
-                f"out of memory with a batch of {self.stage.batch} slices of {size}",
+                f"out of memory with a batch of {slices} slices of {size}",
                 where=str(self.device),
-                remedy=self._advise_smaller_batch(),
+                remedy=smaller_batch(slices, self.stage.accumulate, smaller),
             ) from error
-
-    def _advise_smaller_batch(self) -> str:
-        """Return advice for a smaller batch with the same number of slices per step."""
-        slices = self.stage.batch
-        if slices == 1:
-            return "set data.rows and data.columns, or network.filters, lower"
-        divisors = [n for n in range(1, slices) if slices % n == 0]
-        return smaller_batch(slices, self.stage.accumulate, max(divisors))
 
     def _forward(self, images: Tensor) -> Tensor:
         """Return the logits of slices; continue without the compiler if compilation fails."""

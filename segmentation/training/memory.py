@@ -59,7 +59,12 @@ class StepMemory(NamedTuple):
 
 
 def smaller_batch(batch: int, accumulate: int, smaller: int) -> str:
-    """Return advice to set `batch` to `smaller` and to accumulate more batches in each step."""
+    """Return advice to set `batch` to `smaller` and to accumulate more batches in each step.
+
+    If `smaller` is 0, because no batch fits, smaller slices and networks are advised.
+    """
+    if not smaller:
+        return "set data.rows and data.columns, or network.filters, lower"
     more = accumulate * batch // smaller
     return (
         f"set batch to {smaller} and accumulate to {more}: as many slices to a step, "

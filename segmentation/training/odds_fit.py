@@ -98,34 +98,21 @@ class DoubtfulVoxels:
             truths.append(true[doubtful])
             classes.append(best.indices[doubtful].to(torch.uint8))
             logarithms.append(best.values[doubtful])
-        return cls._sorted(
-            torch.cat(truths), torch.cat(classes), torch.cat(logarithms), decided
-        )
-
-    @classmethod
-    def _sorted(
-        cls,
-        truth: Tensor,
-        classes: Tensor,
-        logarithms: Tensor,
-        decided: NDArray[np.int64],
-    ) -> DoubtfulVoxels:
-        """Sort N voxels by their number of possible classes.
-
-        `classes` and `logarithms` are (N, R), the most probable class first.
-        """
-        reachable = _is_reachable(logarithms)
-        ranks = reachable.sum(1)
-        order = ranks.argsort(descending=True)
+        # Sort the N voxels by their number of possible classes.
+        by_voxel = torch.cat(classes)  # (N, R), the most probable class first
+        logarithms_by_voxel = torch.cat(logarithms)
+        reachable = _is_reachable(logarithms_by_voxel)
+        order = reachable.sum(1).argsort(descending=True)
         # Number of voxels with at least one possible class, at least two, and so on.
         lengths = reachable.sum(0).tolist()
-        of_rank = []
-        logarithms_of_rank = []
+        by_rank = []
+        logarithms_by_rank = []
         for rank, length in enumerate(lengths):
             voxels = order[:length]
-            of_rank.append(classes[voxels, rank].numpy())
-            logarithms_of_rank.append(logarithms[voxels, rank].numpy())
-        return cls(truth[order].numpy(), of_rank, logarithms_of_rank, decided)
+            by_rank.append(by_voxel[voxels, rank].numpy())
+            logarithms_by_rank.append(logarithms_by_voxel[voxels, rank].numpy())
+        true_classes = torch.cat(truths)[order].numpy()
+        return cls(true_classes, by_rank, logarithms_by_rank, decided)
 
     def joint(self, logarithms_of_odds: NDArray[np.float64]) -> NDArray[np.int64]:
         """Count all voxels of the scan by true and predicted class, (K, K), for given factors.

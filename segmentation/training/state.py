@@ -104,18 +104,14 @@ def learning_rate(schedule: ScheduleConfig, rate: float, at: Position) -> float:
         epoch = at.epoch
         if at.share is not None:
             # The epochs of the schedule are spread over the given time.
-            epoch = int(at.share * _epochs(schedule, at))
+            epochs: float | None = schedule.epochs
+            if schedule.steps is not None:
+                epochs = schedule.steps / at.epoch_steps
+            assert epochs is not None
+            epoch = int(at.share * epochs)
         drops = epoch // schedule.every_epochs
         return rate * warm * schedule.factor**drops
     return rate * warm
-
-
-def _epochs(schedule: ScheduleConfig, at: Position) -> float:
-    """Return the number of epochs of a whole schedule."""
-    if schedule.epochs is not None:
-        return schedule.epochs
-    assert schedule.steps is not None
-    return schedule.steps / at.epoch_steps
 
 
 @dataclass(frozen=True, eq=False)

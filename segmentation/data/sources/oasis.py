@@ -123,10 +123,16 @@ def _subject_or_exclusion(folder: Path, kind: str) -> Subject | Exclusion:
     session = folder.name
     match = _SESSION.fullmatch(session)
     assert match is not None  # other folders are not passed
+    image: Path | None
     labels: Path | None
     try:
         if kind == "freesurfer":
-            image, labels = _find_freesurfer(folder)
+            image = find_image(folder)
+            labels = find_labels(folder)
+            if image is None:
+                return Exclusion(session, "no mri/orig.mgz", broken=True)
+            if labels is None:
+                return Exclusion(session, "no mri/aseg.mgz", broken=True)
         else:
             layout = IMAGES[kind]
             image = _only_image(folder, layout.pattern.format(s=session))
@@ -159,20 +165,6 @@ def _subject_or_exclusion(folder: Path, kind: str) -> Subject | Exclusion:
 
 class _LacksFileError(Exception):
     """Raised if a session lacks a file; the message names it."""
-
-
-def _find_freesurfer(folder: Path) -> tuple[Path, Path]:
-    """Return image and labels of a session on a FreeSurfer disc.
-
-    Raises _LacksFileError if one of them is missing.
-    """
-    image = find_image(folder)
-    if image is None:
-        raise _LacksFileError("no mri/orig.mgz")
-    labels = find_labels(folder)
-    if labels is None:
-        raise _LacksFileError("no mri/aseg.mgz")
-    return image, labels
 
 
 def _only_image(folder: Path, pattern: str) -> Path:
