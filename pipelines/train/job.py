@@ -127,19 +127,19 @@ def train_job(
     view = run.job.view
     opening = time.monotonic()
     run.folder.mkdir(parents=True, exist_ok=True)
-    data = open_data(run.recipe, stage, view, run.scheme, run.device)
-    with data as (source, scans):
+    # A job that is finished is opened only to find that out; it gets no new records.
+    begins = not run.job.is_done(run.out)
+    with ExitStack() as opened:
+        data = open_data(run.recipe, stage, view, run.scheme, run.device)
+        source, scans = opened.enter_context(data)
         network = _first_network(run)
         trainer = Trainer(run.recipe, stage, network, source, run.device)
         identity = run.identity(source.fingerprint)
-        # A job that is finished is opened only to find that out; it gets no new records.
-        begins = not run.job.is_done(run.out)
-        written_down = ExitStack()
         _resume(run, trainer, identity, by_time=clock is not None)
         step = trainer.counters.step
         events = None
         if begins and run.recipe.tensorboard:
-            events = written_down.enter_context(open_events(run.folder, step))
+            events = opened.enter_context(open_events(run.folder, step))
         metrics = Metrics(run.folder, step, events)
         if clock is not None:
             validates = stage.validation is not None
@@ -155,10 +155,9 @@ def train_job(
             opening_s=time.monotonic() - opening,
             saved_at=step,
         )
-        with written_down:
-            if begins:
-                written_down.enter_context(recorded(run.folder, stage, run.device))
-            return at_work.go()
+        if begins:
+            opened.enter_context(recorded(run.folder, stage, run.device))
+        return at_work.go()
 
 
 def _first_network(run: JobRun) -> Network:
@@ -252,14 +251,12 @@ class _JobAtWork:
         marked as finished with the file done.json.
         """
         trainer = self.trainer
-        # A run that was killed when its scores no longer improved does not train further.
-        over = self._patience_is_over
         if trainer.counters.validation_due:
-            over = self._validate_if_due()
+            self._validate_if_due()
         if self.clock is not None:
             trainer.counters.share = trainer.progress
-        reported_not_compiled = False
-        while trainer.progress < 1 and not over:
+        # A run that was killed when its scores no longer improved does not train further, either.
+        while trainer.progress < 1 and not self._patience_is_over:
             try:
                 report = trainer.step()
             except (DatasetError, InputError):
@@ -267,20 +264,20 @@ class _JobAtWork:
                 if trainer.counters.step > self.saved_at:
                     self._save()
                 raise
-            if trainer.not_compiled and not reported_not_compiled:
-                reported_not_compiled = True
+            if trainer.not_compiled:
                 _log.warning("training without torch.compile: %s", trainer.not_compiled)
+                trainer.not_compiled = ""
             self._report_step(report)
             at_rest = self._save_or_stop(report)
             if at_rest:
                 began = time.monotonic()
                 validated = trainer.counters.validation_due
-                over = self._validate_if_due()
+                self._validate_if_due()
                 if self.clock is not None and validated:
                     self.clock.note_validation(time.monotonic() - began)
         counters = json.dumps(asdict(trainer.counters))
         write_whole(self.run.folder / DONE, counters)
-        if over and trainer.progress < 1:
+        if trainer.progress < 1:
             return "its patience"
         if self.clock is not None:
             return f"its {self.clock.seconds:g} seconds"
@@ -359,26 +356,22 @@ class _JobAtWork:
         return self.trainer.counters.validations_since_best >= validation.patience
 
     @timing.stage("validation")
-    def _validate_if_due(self) -> bool:
+    def _validate_if_due(self) -> None:
         """Score the validation scans if that is due, and write the report page.
 
-        Returns True if the job is to end, because its scores no longer improve. Raises
-        InterruptedRunError if a signal stops the validation.
+        Raises InterruptedRunError if a signal stops the validation.
         """
-        over = False
         if self.trainer.counters.validation_due:
             # The checkpoint on disk still says that a validation is due; the one that is saved
             # after the validation replaces it.
             self.trainer.counters.validation_due = False
-            over = self._validate_and_save()
+            self._validate_and_save()
         self.run.write_page()
-        return over
 
-    def _validate_and_save(self) -> bool:
+    def _validate_and_save(self) -> None:
         """Score the validation scans; save a checkpoint, also as the best if it is.
 
-        Returns True if the job is to end, because its scores no longer improve. Raises
-        InterruptedRunError if the run is to stop.
+        Raises InterruptedRunError if the run is to stop.
         """
         run = self.run
         counters = self.trainer.counters
@@ -399,7 +392,6 @@ class _JobAtWork:
             counters.validations_since_best += 1
         self._save()
         run.watcher.score(run.job, counters.step, mean)
-        return self._patience_is_over
 
     def _validate(self) -> Scores:
         """Return the Dice and IoU on the validation scans.

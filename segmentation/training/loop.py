@@ -108,7 +108,8 @@ class Trainer:
         slices_of_epoch = stage.data.epoch_slices or source.slices()
         slices_of_step = stage.batch * stage.accumulate
         self.epoch_steps = max(1, slices_of_epoch // slices_of_step)
-        # Reason why the network is not compiled although the stage asks for it.
+        # Reason why the network is not compiled although the stage asks for it; the job clears it
+        # once it is logged.
         self.not_compiled = ""
         # Excludes the classifier, so that all views share one compiled graph.
         self._compiled: Callable[[Tensor], Tensor] | None = None
