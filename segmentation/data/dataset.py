@@ -1,14 +1,12 @@
-"""Slices of a store, read ahead or as a torch dataset, and their order in training.
+"""Slices of a store as a torch dataset, and their order in training.
 
-`SliceDataset` indexes the slices and their locations (`SlabLocation`); `SubjectFiles` reads them,
-`SliceReaders` reads them in threads; `balanced_order` determines their order in training.
+`SliceDataset` indexes the slices and their locations (`SlabLocation`), `SubjectFiles` reads them,
+and `balanced_order` determines their order in training.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -109,35 +107,6 @@ class SubjectFiles:
         """Return "subject:slice" for messages, with the number of the middle slice."""
         subject = self._files[place.file].path.stem
         return f"{subject}:{place.middle}"
-
-
-class SliceReaders:
-    """Pool of `workers` threads that read slices ahead; with 0 workers, slices are read on demand.
-
-    The number of workers affects the speed only, not the result. zlib releases the GIL while it
-    decompresses, which takes most of the time, so the thread that trains is hardly delayed.
-    """
-
-    def __init__(self, files: SubjectFiles, workers: int) -> None:
-        self.files = files
-        self._threads: ThreadPoolExecutor | None = None
-        if workers:
-            self._threads = ThreadPoolExecutor(workers, "reader")
-
-    def order(self, places: Sequence[SlabLocation]) -> list[Callable[[], StoredSlice]]:
-        """Schedule the slices at `places` for reading; return one function per slice that gets it.
-
-        The function waits until its slice has been read. Without workers, it reads the slice
-        itself.
-        """
-        if self._threads is None:
-            return [partial(self.files.read, place) for place in places]
-        return [self._threads.submit(self.files.read, place).result for place in places]
-
-    def close(self) -> None:
-        """Shut down the reader threads and cancel pending reads."""
-        if self._threads is not None:
-            self._threads.shutdown(cancel_futures=True)
 
 
 class SliceDataset(Dataset[tuple[Tensor, Tensor]]):

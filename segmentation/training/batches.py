@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Protocol
@@ -16,7 +17,6 @@ from trinat.segmentation.data.augmentation import Augmenter, upload
 from trinat.segmentation.data.dataset import (
     SlabLocation,
     SliceDataset,
-    SliceReaders,
     StoredSlice,
     balanced_order,
 )
@@ -231,7 +231,8 @@ class StoreSource(BatchSource):
         Slices are cropped to `size` (rows, columns). `channels`, an odd number, is the number of
         neighbouring slices in an image, its middle slice included. `seed` determines the order of
         the slices in each epoch. `scheme` has the classes of whole volumes. `workers` is the number
-        of threads that read ahead. Raises DatasetError if the store has labels of another scheme.
+        of threads that read ahead; with 0, slices are read when they are drawn. Raises DatasetError
+        if the store has labels of another scheme.
         """
         self.view = view
         self.size = size
@@ -258,20 +259,32 @@ class StoreSource(BatchSource):
         counts = self.dataset.class_counts
         order = partial(balanced_order, counts, store.balanced_share, seed)
         self._order = lru_cache(maxsize=3)(order)
-        self._readers = SliceReaders(self.dataset.files, workers)
+        # zlib releases the GIL while it decompresses, which takes most of the time of a reader, so
+        # the thread that trains is hardly delayed.
+        self._readers: ThreadPoolExecutor | None = None
+        if workers:
+            self._readers = ThreadPoolExecutor(workers, "reader")
         # For each request (number of the first slice, number of slices), a callable for each slice
         # that waits for its reader and returns it.
         self._expected: dict[tuple[int, int], list[Callable[[], StoredSlice]]] = {}
 
     def close(self) -> None:
-        """Stop reading ahead."""
-        self._readers.close()
+        """Stop reading ahead, and cancel pending reads."""
+        if self._readers is not None:
+            self._readers.shutdown(cancel_futures=True)
 
     def expect(self, first: int, count: int) -> None:
         """Have the readers read these slices ahead; repeating an announcement has no effect."""
-        if (first, count) not in self._expected:
-            places = self._slab_locations(first, count)
-            self._expected[first, count] = self._readers.order(places)
+        if (first, count) in self._expected:
+            return
+        places = self._slab_locations(first, count)
+        read = self.dataset.files.read
+        reads: list[Callable[[], StoredSlice]]
+        if self._readers is None:
+            reads = [partial(read, place) for place in places]
+        else:
+            reads = [self._readers.submit(read, place).result for place in places]
+        self._expected[first, count] = reads
 
     def draw(self, first: int, count: int, generator: torch.Generator) -> Batch:
         """Return a batch of slices, cropped and augmented, on the device of the generator.
