@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import chain
@@ -54,7 +54,7 @@ from trinat.pipelines.study.files import (
     segmented_together,
     two_maps_of_a_scan,
 )
-from trinat.pipelines.study.participants import Facts, Matched
+from trinat.pipelines.study.participants import Facts
 from trinat.pipelines.study.participants_check import match_participants
 from trinat.pipelines.study.ratings import (
     Rating,
@@ -94,7 +94,8 @@ class Known:
     `Study.checked` returns them. `scheme` is the label scheme to measure with. `norms` are the
     normative values by age and sex from the user's table; None if no table was given. `ratings` are
     the judgements of people from ratings.tsv. `table` is the path of the participants table, and
-    `matched` has its rows of the label maps; `remarks` say how it was read.
+    `remarks` say how it was read. `scans` are the scans to measure, still without volumes; those
+    of unfit label maps are not among them.
     """
 
     study: Study
@@ -103,8 +104,15 @@ class Known:
     ratings: list[Rating]
     files: list[ScanFile]
     table: Path
-    matched: Matched
     remarks: tuple[str, ...]
+    scans: list[MeasuredScan]
+
+    @property
+    def facts(self) -> pd.DataFrame:
+        """Subject, age, sex, site and group of each scan that is not left out."""
+        rows = [vars(scan) for scan in self.scans if not scan.left_out]
+        columns = ["subject", "age", "sex", "site", "group"]
+        return pd.DataFrame(rows, columns=columns).astype({"age": float})
 
 
 @dataclass(frozen=True)
@@ -152,13 +160,10 @@ def report_cohort(
             remedy="leave out one of the two",
         )
     refuse_foreign(settings.out, _OUTPUTS)
-
-    def check(facts: pd.DataFrame, table: Path) -> None:
-        if settings.harmonise is not None:
-            refuse_unharmonisable(facts)
-
-    group = measure_group(settings, progress, check)
-    known = group.known
+    known = read_known(settings)
+    if settings.harmonise is not None:
+        refuse_unharmonisable(known.facts)
+    group = measure_group(settings, known, progress)
     study = known.study
     if known.norms is not None and settings.reference is not None:
         models = [entry.model for entry in study.entries]
@@ -225,38 +230,19 @@ def report_cohort(
 
 
 def measure_group(
-    settings: CohortSettings,
-    progress: BatchProgress,
-    check: Callable[[pd.DataFrame, Path], None],
+    settings: CohortSettings, known: Known, progress: BatchProgress
 ) -> MeasuredGroup:
     """Measure the volumes in all label maps; log each scan that fails or is left out, and why.
 
-    `progress(result, done, total)` is called after each label map. `check(facts, table)` is called
-    before any voxel is read, and may raise: `facts` has a row for each scan to be measured
-    (subject, age, sex, site and group), and `table` is the path of the participants table. Raises
-    EvaluationError if no label map could be measured, or if all scans are left out.
+    `progress(result, done, total)` is called after each label map. Raises EvaluationError if no
+    label map could be measured, or if all scans are left out.
     """
-    known = _read_known(settings)
     study = known.study
-    corrected = corrected_among(known.files, lesions=not settings.uncorrected)
-    if corrected:
-        _log.info("%s", corrected)
-    fit = [file for file in known.files if not file.unfit]
-    unmeasured = [
-        _scan_of(file, known.matched.of(file.name, file.participant), settings.excluded)
-        for file in fit
-    ]
-    facts = [
-        (scan.subject, scan.age, scan.sex, scan.site, scan.group)
-        for scan in unmeasured
-        if not scan.left_out
-    ]
-    frame = pd.DataFrame(facts, columns=["subject", "age", "sex", "site", "group"])
-    check(frame.astype({"age": float}), known.table)
+    fit = [scan.file for scan in known.scans]
     volumes = measure_volumes(
         fit, settings.labels, settings.trust_affine, settings.jobs, progress
     )
-    scans, in_part = _with_volumes(unmeasured, volumes, known, settings.excluded)
+    scans, in_part = _with_volumes(volumes, known, settings.excluded)
 
     # Label maps that are unfit or could not be read, and scans without a label map.
     failures = [
@@ -290,10 +276,11 @@ def measure_group(
     return MeasuredGroup(known, scans, in_part, failures, digests, source)
 
 
-def _read_known(settings: CohortSettings) -> Known:
+def read_known(settings: CohortSettings) -> Known:
     """Read the label scheme and the tables of a report; find, match and check the label maps.
 
-    Equal names of participants in several folders, and several label maps of one scan, are logged.
+    No voxel is read, so that a user learns of mistakes at once. Equal names of participants in
+    several folders, several label maps of one scan, and the number of corrections are logged.
     Raises ConfigError for the label scheme of lesions, and if a table that the user has named does
     not exist. Raises DatasetError if the participants table has none of the participants of these
     label maps.
@@ -327,7 +314,15 @@ def _read_known(settings: CohortSettings) -> Known:
         _log.warning("%s: each map counts as a scan", twice)
     remarks = matched.table.notes + matched.remarks
     checked = study.checked(files, lesions=not settings.uncorrected)
-    return Known(study, scheme, norms, ratings, checked, table, matched, remarks)
+    corrected = corrected_among(checked, lesions=not settings.uncorrected)
+    if corrected:
+        _log.info("%s", corrected)
+    scans = [
+        _scan_of(file, matched.of(file.name, file.participant), settings.excluded)
+        for file in checked
+        if not file.unfit
+    ]
+    return Known(study, scheme, norms, ratings, checked, table, remarks, scans)
 
 
 def _scan_of(
@@ -366,16 +361,13 @@ def _scan_of(
 
 
 def _with_volumes(
-    scans: Iterable[MeasuredScan],
-    measured: Iterable[MapVolumes],
-    known: Known,
-    excluded: Collection[str],
+    measured: Iterable[MapVolumes], known: Known, excluded: Collection[str]
 ) -> tuple[list[MeasuredScan], set[tuple[str, str]]]:
     """Add the measured volumes to the scans, with the reasons for what is left out of them.
 
-    `scans` and `measured` have an item for each label map. `known` has the tables that the user
-    named. Structures that raters rejected, whose quality grade is in `excluded`, or that the model
-    does not predict, get no volume. Label maps that could not be measured are dropped.
+    `measured` has the volumes of each of `known.scans`, in their order. Structures that raters
+    rejected, whose quality grade is in `excluded`, or that the model does not predict, get no
+    volume. Label maps that could not be measured are dropped.
 
     The second result has the structures that raters rejected but that are included in a volume, as
     a part of another structure: each is (SHA-256 of the label map, name of the structure).
@@ -385,7 +377,7 @@ def _with_volumes(
     rated = rejected_structures(known.ratings)
     chosen = []
     in_part = set()
-    for scan, volumes in zip(scans, measured, strict=True):
+    for scan, volumes in zip(known.scans, measured, strict=True):
         if volumes.failure:
             continue
         rejected_here = rejected.get(volumes.sha256, {})

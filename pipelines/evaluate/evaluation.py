@@ -17,7 +17,7 @@ import pandas as pd
 
 from trinat.pipelines.common.exits import Exit, batch_exit
 from trinat.pipelines.evaluate.gather import Inputs, gather, named_models, plan_tasks
-from trinat.pipelines.evaluate.measuring import Done, measure_all, rated_sha256, scan_of
+from trinat.pipelines.evaluate.measuring import Done, measure_all, scan_of
 from trinat.pipelines.evaluate.settings import EvaluationSettings
 from trinat.pipelines.evaluate.shown_scans import lowest_scans
 from trinat.pipelines.jobs.lock import claimed, keep_only, refuse_foreign
@@ -162,7 +162,7 @@ def _publish(
         lesion_tables = _write_lesions(out, measured)
         written += ["lesions.csv", "lesion_classes.csv"]
     if settings.ratings:
-        seen = {_rated_sha256(result) for result in done}
+        seen = {result.rated_sha256 for result in done}
         write_table(out / "raters.csv", agreement_table(inputs.ratings, seen))
         written.append("raters.csv")
     if not settings.tables_only:
@@ -260,12 +260,6 @@ def _row_alone(
     }
 
 
-def _rated_sha256(result: Done) -> str:
-    """Return the SHA-256 by which ratings identify a prediction; "" if it was not read."""
-    digest = result.facts.get("prediction_sha256", "")
-    return rated_sha256(result.task.pair.prediction, digest) if digest else ""
-
-
 def _notices(inputs: Inputs, done: Sequence[Done]) -> list[str]:
     """Return sentences for the report on how labels and predictions were made.
 
@@ -289,7 +283,7 @@ def _notices(inputs: Inputs, done: Sequence[Done]) -> list[str]:
         seen = set()
         in_part = set()
         for result in done:
-            digest = _rated_sha256(result)
+            digest = result.rated_sha256
             seen.add(digest)
             if result.rejected:  # the whole map is rejected
                 continue

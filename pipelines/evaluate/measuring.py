@@ -88,7 +88,8 @@ class Done:
     are columns of pairs.csv that describe the files (shape, spacing_mm, truth_sha256,
     prediction_sha256). `note` describes how the two label maps were made comparable. `failure` is
     the error message, and `rejected` has the names of the raters who rejected the whole prediction;
-    both are "" for a pair that was measured.
+    both are "" for a pair that was measured. `rated_sha256` is the SHA-256 by which ratings
+    identify the prediction; "" if it was not read.
     """
 
     task: Task
@@ -98,6 +99,7 @@ class Done:
     note: str = ""
     failure: str = ""
     rejected: str = ""
+    rated_sha256: str = ""
 
     @property
     def subject(self) -> str:
@@ -111,8 +113,9 @@ class AlignedPair:
 
     `truth` is the true label map as it was read. `true` and `predicted` (X, Y, Z) are class indices
     of the label scheme. `facts` are columns of pairs.csv that describe the files, and `note`
-    describes how the two were made comparable. `rejected` are the structures of the prediction
-    that raters have rejected, as in `Task.rejected`.
+    describes how the two were made comparable. `rated_sha256` is the SHA-256 by which ratings
+    identify the prediction, and `rejected` are its structures that raters have rejected, as in
+    `Task.rejected`.
     """
 
     truth: Volume
@@ -120,6 +123,7 @@ class AlignedPair:
     predicted: NDArray[np.uint8]
     facts: dict[str, str]
     note: str
+    rated_sha256: str
     rejected: Mapping[str, str]
 
 
@@ -159,8 +163,11 @@ def _measure_pair(task: Task) -> Done:
         pair = read_pair(task)
         scheme = load_scheme(task.scheme)
         rejected = pair.rejected
+        done = Done(
+            task, facts=pair.facts, note=pair.note, rated_sha256=pair.rated_sha256
+        )
         if "" in rejected:
-            return Done(task, facts=pair.facts, note=pair.note, rejected=rejected[""])
+            return replace(done, rejected=rejected[""])
         true = pair.true
         predicted = pair.predicted
         spacing_mm = pair.truth.spacing_mm
@@ -176,7 +183,8 @@ def _measure_pair(task: Task) -> Done:
     except (TrinatError, OSError) as error:
         return Done(task, failure=str(error))
     note = "; ".join(filter(None, notes))
-    return Done(task, tuple(measured.rows()), lesions, pair.facts, note)
+    rows = tuple(measured.rows())
+    return replace(done, measurements=rows, lesions=lesions, note=note)
 
 
 def _count_lesions(
@@ -246,9 +254,10 @@ def read_pair(task: Task) -> AlignedPair:
         # The truth is labelled on some slices only and unknown between them.
         notes.append(slices.note)
         predicted = slices.blank_between(predicted)
-    digest = rated_sha256(pair.prediction, facts["prediction_sha256"])
+    digest = _rated_sha256(pair.prediction, facts["prediction_sha256"])
     rejected = task.rejected.get(digest, {})
-    return AlignedPair(truth, true, predicted, facts, "; ".join(notes), rejected)
+    note = "; ".join(notes)
+    return AlignedPair(truth, true, predicted, facts, note, digest, rejected)
 
 
 def read_labels(file: ScanFile, trust_affine: TrustAffine | None) -> Volume:
@@ -302,7 +311,7 @@ def scan_of(task: Task) -> dict[str, str]:
     }
 
 
-def rated_sha256(file: ScanFile, sha256: str) -> str:
+def _rated_sha256(file: ScanFile, sha256: str) -> str:
     """Return the SHA-256 by which the ratings identify a label map.
 
     `file` is the label map that is measured and `sha256` its hash. Parcels and lesions have no
@@ -393,7 +402,7 @@ def _measure_map(task: _MapTask) -> MapVolumes:
     scheme = load_scheme(task.scheme)
     try:
         labels = Volume.read(file.path, labels=True, trust_affine=task.trust_affine)
-        sha256 = rated_sha256(file, labels.source_sha256 or "")
+        sha256 = _rated_sha256(file, labels.source_sha256 or "")
         if file.corrects is not None:
             labels = Correction(file.path, file.corrects, None).read()
         classes = as_classes(labels, file, scheme, None)

@@ -22,7 +22,12 @@ from scipy import interpolate, optimize
 
 from trinat.pipelines.common.exits import Exit, batch_exit
 from trinat.pipelines.common.text import count
-from trinat.pipelines.evaluate.cohort import MeasuredGroup, measure_group
+from trinat.pipelines.evaluate.cohort import (
+    Known,
+    MeasuredGroup,
+    measure_group,
+    read_known,
+)
 from trinat.pipelines.evaluate.sections import cohort_of_output
 from trinat.pipelines.evaluate.settings import CohortSettings
 from trinat.pipelines.jobs.progress import BatchProgress
@@ -83,13 +88,9 @@ def make_norms(
             where=out,
             remedy="give another --out",
         )
-
-    def check(facts: pd.DataFrame, table: Path) -> None:
-        participants = _select_group(facts, group, table).groupby("subject")
-        known = participants.agg(age=("age", "mean"), sex=("sex", "max"))
-        _refuse_few(known[known["age"].notna() & (known["sex"] != "")], settings)
-
-    measured = measure_group(settings, progress, check)
+    known = read_known(settings)
+    _refuse_few(known, group, settings)
+    measured = measure_group(settings, known, progress)
     participants, ages, heads_mm3 = _participants(measured, settings, group)
     model = _model_of(measured, settings.predictions)
     with_heads = bool(participants["intracranial_mm3"].notna().any())
@@ -114,9 +115,9 @@ def make_norms(
         # Only a sex with enough participants is fitted, and only if enough participants remain.
         having = participants[participants[structure] > 0]
         number_of_sex = having["sex"].map(having["sex"].value_counts())
-        known = having[number_of_sex >= FEWEST_OF_SEX]
+        chosen = having[number_of_sex >= FEWEST_OF_SEX]
         why = ""
-        if len(known) < FEWEST_PARTICIPANTS:
+        if len(chosen) < FEWEST_PARTICIPANTS:
             why = f"which fewer than {FEWEST_PARTICIPANTS} participants have"
         elif (participants[structure].dropna() == 0).mean() > _MOST_ZEROS:
             # A curve is of values above 0: it would leave out healthy participants with 0.
@@ -126,11 +127,11 @@ def make_norms(
             continue
         heads = None
         if with_heads:
-            heads = heads_mm3.loc[known.index, structure].to_numpy(float)
+            heads = heads_mm3.loc[chosen.index, structure].to_numpy(float)
         controls = Controls(
-            known[structure].to_numpy(float),
-            ages.loc[known.index, structure].to_numpy(float),
-            np.array(known["sex"] == "M", float),
+            chosen[structure].to_numpy(float),
+            ages.loc[chosen.index, structure].to_numpy(float),
+            np.array(chosen["sex"] == "M", float),
             heads,
         )
         for sex, fitted in fit_curves(controls).items():
@@ -253,11 +254,14 @@ def _is_of_group(frame: pd.DataFrame, group: str) -> pd.Series:
     return frame["group"].str.casefold() == group.strip().casefold()
 
 
-def _refuse_few(participants: pd.DataFrame, settings: CohortSettings) -> None:
-    """Raise EvaluationError if too few participants have an age and a sex.
+def _refuse_few(known: Known, group: str | None, settings: CohortSettings) -> None:
+    """Raise EvaluationError if too few participants of the controls' group have an age and a sex.
 
-    `participants` has a row for each participant with both, and the column sex.
+    `known` has the participants. Nothing has been measured yet.
     """
+    controls = _select_group(known.facts, group, known.table).groupby("subject")
+    facts = controls.agg(age=("age", "mean"), sex=("sex", "max"))
+    participants = facts[facts["age"].notna() & (facts["sex"] != "")]
     of_sex = participants["sex"].value_counts()
     if of_sex[of_sex >= FEWEST_OF_SEX].sum() < FEWEST_PARTICIPANTS:
         raise _too_few(participants, settings)

@@ -10,12 +10,13 @@ import pytest
 from helpers.serial import run_serially, write_scans
 
 from trinat.pipelines.common.exits import Exit
-from trinat.pipelines.evaluate.cohort import measure_group
+from trinat.pipelines.evaluate.cohort import measure_group, read_known
 from trinat.pipelines.evaluate.evaluation import (
     EvaluationSettings,
     evaluate_predictions,
 )
 from trinat.pipelines.evaluate.settings import CohortSettings
+from trinat.pipelines.jobs.progress import no_progress
 from trinat.pipelines.study.discovery import find_cases
 from trinat.pipelines.study.grouping import participants_of, with_facts
 from trinat.pipelines.study.participants_check import describe_table
@@ -64,7 +65,7 @@ def test_a_report_has_the_participant_and_session_of_each_scan(
         excluded=(),
         jobs=1,
     )
-    group = measure_group(settings, lambda *_: None, lambda *_: None)
+    group = measure_group(settings, read_known(settings), no_progress)
     assert [scan.subject for scan in group.scans] == PARTICIPANTS
     assert [scan.session for scan in group.scans] == SESSIONS
     assert [scan.age for scan in group.scans] == [30, 30, 40, 40]
