@@ -115,12 +115,11 @@ def courses_in(
     """
     courses = []
     for scans in participants.values():
-        if counting is None:
-            courses += _courses(scans, excluded, output, {})
-            continue
-        taken = [entry for entry in scans if entry.case in counting]
+        taken = scans
+        if counting is not None:
+            taken = [entry for entry in scans if entry.case in counting]
         if taken:
-            courses += _courses(taken, excluded, output, counting)
+            courses += _courses(taken, excluded, output, counting or {})
     return courses
 
 
@@ -262,7 +261,7 @@ def _courses(
     `output` is thickness, callosum or lesions; "" stands for the volumes of structures. `scans` are
     the ledger entries of the participant's scans. Scans and structures whose grade is in `excluded`
     are left out, and so are the structures that `left_out` names for a case. A measure with fewer
-    than two values is omitted.
+    than two values, or with values of 0 only, is omitted.
     """
     first = _time_point(scans[0])
     retest = _retest_of(scans[0])
@@ -288,50 +287,25 @@ def _courses(
         with_value = _sort_by_time(
             entry for entry in taken if name in values[entry.case]
         )
-        course = _course(
-            first,
+        if len(with_value) < 2:
+            continue
+        of_name = [values[entry.case][name] for entry in with_value]
+        years = [_time_point(entry).year for entry in with_value]
+        change = change_of(of_name, years, retest.get(name))
+        if change is None:  # all values are 0
+            continue
+        course = Course(
+            first.participant,
+            first.group,
             name,
-            with_value,
-            [values[entry.case][name] for entry in with_value],
+            [entry.case for entry in with_value],
+            years,
+            of_name,
+            change,
             retest.get(name),
         )
-        if course is not None:
-            courses.append(course)
+        courses.append(course)
     return courses
-
-
-def _course(
-    participant: TimePoint,
-    name: str,
-    scans: Sequence[Entry],
-    values: Sequence[float],
-    retest_percent: float | None,
-) -> Course | None:
-    """Return the values of a measure over time, with their change and its confidence interval.
-
-    `scans` are in chronological order, and `values` has one value for each. `name` is the structure
-    or column. `participant` is any time point of the participant, for name and group.
-    `retest_percent` is the limit within which the difference between two scans of an unchanged
-    participant lies in 95 of 100 cases; None if it is not known. Returns None for fewer than two
-    scans, and if all values are 0.
-    """
-    if len(scans) < 2:
-        return None
-    years = [_time_point(entry).year for entry in scans]
-    change = change_of(values, years, retest_percent)
-    if change is None:
-        return None
-    cases = [entry.case for entry in scans]
-    return Course(
-        participant.participant,
-        participant.group,
-        name,
-        cases,
-        years,
-        values,
-        change,
-        retest_percent,
-    )
 
 
 def _retest_of(entry: Entry) -> Mapping[str, float]:

@@ -7,7 +7,7 @@ from 100 to 90 is -10.53 %, and back is +10.53 % (symmetrised per cent change). 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from itertools import chain
@@ -358,22 +358,17 @@ def _section_variables(courses: Sequence[Course], output: str = "") -> dict[str,
     `plot` is the figure of volumes over time (None without courses), `groups` the table of means by
     group of participants (None for a single participant), and `changes` a list of up to two tables
     of single changes: with dates, and without. `output` is the name of a further output, such as
-    thickness; it is put in front of the ids. "" stands for volumes.
+    thickness; it is put in front of names and ids, which are unique on the page. "" stands for
+    volumes.
     """
     # Changes per year and changes over any time are not drawn together and have no common mean.
     timed = [course for course in courses if course.has_times]
     untimed = [course for course in courses if not course.has_times]
     comparable = timed or courses
-    plot = courses_plot(comparable) if comparable else None
-    groups = _group_table(comparable)
+    prefix = f"{output}-" if output else ""
+    plot = courses_plot(comparable, f"{prefix}courses") if comparable else None
     changes = [_change_table(group, output) for group in (timed, untimed) if group]
-    if output:
-        # Names and ids are unique in the page.
-        if plot is not None:
-            plot = replace(plot, name=f"{output}-{plot.name}")
-        if groups is not None:
-            groups = replace(groups, id=f"{output}-{groups.id}")
-        changes = [replace(each, id=f"{output}-{each.id}") for each in changes]
+    groups = _group_table(comparable, f"{prefix}group-table")
     return {"plot": plot, "groups": groups, "changes": changes}
 
 
@@ -415,7 +410,7 @@ def _notices(
     return notices
 
 
-def courses_plot(courses: Sequence[Course]) -> Drawing:
+def courses_plot(courses: Sequence[Course], name: str = "courses") -> Drawing:
     """Plot volumes over time: a panel for each structure, a line for each participant.
 
     Each `Course` is one line: the values of one structure, or of another measure, in the scans of
@@ -449,7 +444,7 @@ def courses_plot(courses: Sequence[Course]) -> Drawing:
             "Band: 95 of 100 scans are inside if nothing changes, for participants with "
             f"{_fewest_scans(courses)} scans."
         )
-    return Drawing("courses", figure, label, marks, caption=caption)
+    return Drawing(name, figure, label, marks, caption=caption)
 
 
 def _fewest_scans(courses: Sequence[Course]) -> int:
@@ -510,11 +505,11 @@ def _draw_panel(
     return names
 
 
-def _group_table(courses: Sequence[Course]) -> Table | None:
+def _group_table(courses: Sequence[Course], identity: str) -> Table | None:
     """Return the table of the mean and SD of changes, a row for each structure.
 
     It has a column for each group of participants. Returns None if there is a single participant.
-    Either all courses have times, or none has.
+    Either all courses have times, or none has. `identity` is the id of the table in the page.
     """
     if len({course.participant for course in courses}) < 2:
         return None
@@ -548,7 +543,7 @@ def _group_table(courses: Sequence[Course]) -> Table | None:
     caption = "By group: change from the first to the last scan"
     if courses[0].has_times:
         caption = "By group: change a year"
-    return table("group-table", caption, columns, rows)
+    return table(identity, caption, columns, rows)
 
 
 def _change_table(courses: Sequence[Course], output: str) -> Table:
@@ -595,10 +590,11 @@ def _change_table(courses: Sequence[Course], output: str) -> Table:
     if len(ranked) > _MOST_ROWS:
         file = f"{output}_changes.tsv" if output else "changes.tsv"
         note = f"The first {_MOST_ROWS}; {file} has all."
-    identity = "change-table"
+    prefix = f"{output}-" if output else ""
+    identity = f"{prefix}change-table"
     caption = "Participants with dates, sorted by change per year relative to noise"
     if not has_times:
-        identity = "undated-table"
+        identity = f"{prefix}undated-table"
         caption = "Participants without dates, sorted by change relative to noise"
     return record_table(identity, caption, columns, rows, note=note)
 
