@@ -28,7 +28,7 @@ from scipy import stats
 
 from trinat.pipelines.report.changes import Changes
 from trinat.pipelines.report.group_model import FACTORS, GroupModel, fit_groups
-from trinat.pipelines.report.harmonised import Harmonisation, harmonise
+from trinat.pipelines.report.harmonised import Harmonisation, harmonise, values_by_scan
 from trinat.segmentation.errors import EvaluationError
 from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.metrics.norms import Heads, NormError, Norms
@@ -262,17 +262,17 @@ class Section:
     @property
     def tables(self) -> dict[str, pd.DataFrame]:
         """The tables that are not empty, by the name of their file."""
+        values, effects, trends, change_effects = section_files(self.name)
         frame = self.cohort.frame.drop(columns="scan")
         if self.cohort.metric != "volume":
             frame = frame.drop(columns="fs_id")
-        tables = [frame, pd.DataFrame(), pd.DataFrame(), pd.DataFrame()]
+        tables = {values: frame}
         if self.model is not None:
-            tables[1] = self.model.effects
-            tables[2] = self.model.slopes
+            tables[effects] = self.model.effects
+            tables[trends] = self.model.slopes
         if self.changes is not None and self.changes.model is not None:
-            tables[3] = self.changes.model.effects
-        files = zip(section_files(self.name), tables, strict=True)
-        return {name: table for name, table in files if not table.empty}
+            tables[change_effects] = self.changes.model.effects
+        return {name: table for name, table in tables.items() if not table.empty}
 
 
 def section_files(name: str) -> tuple[str, str, str, str]:
@@ -324,13 +324,8 @@ def cohort_of(
     compared = metric
     adjustment = None
     if adjusting is not None:
-        volumes = {
-            structure: np.array(
-                [scan.volumes_mm3.get(structure, np.nan) for scan in scans]
-            )
-            for structure in structures
-        }
         intracranial = np.array([_or_nan(scan.intracranial_mm3) for scan in scans])
+        volumes = values_by_scan(frame, compared)
         adjusted, adjustment = adjust(volumes, intracranial, adjusting)
         frame = _insert_rows(frame, compared, adjusted, ADJUSTED, adjustment.unit)
         compared = ADJUSTED
@@ -366,20 +361,18 @@ def cohort_of(
 def _insert_rows(
     frame: pd.DataFrame,
     metric: str,
-    made: Mapping[str, _Values],
+    made: pd.DataFrame,
     made_metric: str,
     unit: str,
 ) -> pd.DataFrame:
     """Insert a row of another metric after each row of one metric; return the new frame.
 
-    `metric` is the metric of the existing rows, and `made_metric` that of the new rows. `made` maps
-    each structure to the new values, (N,), one for each of the N scans; `unit` is their unit.
+    `metric` is the metric of the existing rows, and `made_metric` that of the new rows. `made` has
+    the new values as a table of `values_by_scan`; `unit` is their unit.
     """
     rows = frame[frame["metric"] == metric]
-    values = [
-        made[structure][scan]
-        for structure, scan in zip(rows["structure"], rows["scan"], strict=True)
-    ]
+    columns = made.columns.get_indexer(rows["structure"])
+    values = made.to_numpy()[rows["scan"], columns]
     added = rows.assign(metric=made_metric, value=values, unit=unit)
     # The new rows have the index of their originals, so a stable sort puts them right behind.
     joined = pd.concat([frame, added]).sort_index(kind="stable")
@@ -480,13 +473,14 @@ def _norm_positions(
 
 
 def adjust(
-    volumes_mm3: Mapping[str, _Values], intracranial_mm3: _Values, method: Method
-) -> tuple[dict[str, _Values], Adjustment]:
+    volumes_mm3: pd.DataFrame, intracranial_mm3: _Values, method: Method
+) -> tuple[pd.DataFrame, Adjustment]:
     """Adjust volumes for the intracranial volume; return them with a description of the adjustment.
 
-    `volumes_mm3` maps each structure to its volumes in N scans, (N,); `intracranial_mm3` is (N,).
-    The first result has the same form. Unknown values are NaN, and so are the adjusted volumes that
-    depend on them. EvaluationError is raised if fewer than four scans have an intracranial volume.
+    `volumes_mm3` has a row for each of N scans and a column for each structure; `intracranial_mm3`
+    is (N,). The first result has the form of `volumes_mm3`. Unknown values are NaN, and so are the
+    adjusted volumes that depend on them. EvaluationError is raised if fewer than four scans have an
+    intracranial volume.
     """
     known = np.isfinite(intracranial_mm3)
     if known.sum() < _FEWEST_SCANS:
@@ -498,7 +492,8 @@ def adjust(
     mean_mm3 = float(intracranial_mm3[known].mean())
     adjusted = {}
     rows = {}
-    for structure, volumes in volumes_mm3.items():
+    for structure, of_structure in volumes_mm3.items():
+        volumes = of_structure.to_numpy(float)
         if method == "proportion":
             adjusted[structure] = 100 * volumes / intracranial_mm3
             continue
@@ -508,7 +503,7 @@ def adjust(
     coefficients = pd.DataFrame.from_dict(rows, orient="index")
     without = len(known) - int(known.sum())
     done = Adjustment(method, mean_mm3, int(known.sum()), without, coefficients)
-    return adjusted, done
+    return pd.DataFrame(adjusted), done
 
 
 def _fit_line(x: _Values, y: _Values) -> dict[str, float]:

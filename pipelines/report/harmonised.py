@@ -68,42 +68,47 @@ class Harmonisation:
         return list(is_known.index[~is_known])
 
 
-def harmonise(
-    frame: pd.DataFrame, metric: str
-) -> tuple[dict[str, Values], Harmonisation]:
-    """Remove the effects of sites from one metric; return the new values and a description.
+def values_by_scan(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
+    """Return the values of one metric with a row for each scan and a column for each structure.
 
-    `frame` is the frame of a `Cohort`. The first result maps each structure to its values in the N
-    scans, (N,), in the order of the scans; NaN for scans without a site or covariate. Effects are
-    estimated from participants, who count once at a site, and are removed from each scan.
-    EvaluationError is raised for fewer than two sites, for too few participants at a site, and if
-    the effects of sites cannot be separated from those of age, sex and group.
+    `frame` is the frame of a `Cohort`; scans and structures keep its order.
     """
     rows = frame[frame["metric"] == metric]
     values = rows.pivot(index="scan", columns="structure", values="value")
-    values = values[rows["structure"].unique()]
-    covariates = rows.groupby("scan")[["subject", "site", *_KEPT_COVARIATES]].first()
+    return values[rows["structure"].unique()]
+
+
+def harmonise(frame: pd.DataFrame, metric: str) -> tuple[pd.DataFrame, Harmonisation]:
+    """Remove the effects of sites from one metric; return the new values and a description.
+
+    `frame` is the frame of a `Cohort`. The first result is a table of `values_by_scan`; NaN for
+    scans without a site or covariate. Effects are estimated from participants, who count once at a
+    site, and are removed from each scan. EvaluationError is raised for fewer than two sites, for
+    too few participants at a site, and if the effects of sites cannot be separated from those of
+    age, sex and group.
+    """
+    values = values_by_scan(frame, metric)
+    by_scan = frame[frame["metric"] == metric].groupby("scan")
+    covariates = by_scan[["subject", "site", *_KEPT_COVARIATES]].first()
     design = refuse_unharmonisable(covariates)
-    kept, of_scans, is_known = design.kept, design.of_scans, design.is_known
+    numbers = design.sites
+    is_known = design.is_known
+    of_known = design.of_scans[is_known]
     known = covariates[is_known]
     of_participants = [known["subject"], known["site"]]
     means = values[is_known].groupby(of_participants).mean()
-    numbers, names = design.sites, design.names
     covariates_of_participants = _of_measured(
-        of_scans[is_known], values[is_known], of_participants
+        of_known, values[is_known], of_participants
     )
-    at_site = dict(zip(names, np.bincount(numbers), strict=True))
 
     before = means.to_numpy(float)
     effects = site_effects(before, numbers, covariates_of_participants)
     after = effects.remove_site_effects(before, numbers, covariates_of_participants)
     remaining = site_effects(after, numbers, covariates_of_participants)
-    sites_of_scans = pd.Index(names).get_indexer(known["site"])
-    harmonised = np.full(values.shape, np.nan)
-    harmonised[is_known.to_numpy()] = effects.remove_site_effects(
-        values[is_known].to_numpy(float),
-        sites_of_scans,
-        of_scans[is_known].to_numpy(float),
+    sites_of_scans = pd.Index(list(design.participants)).get_indexer(known["site"])
+    harmonised = pd.DataFrame(np.nan, values.index, values.columns)
+    harmonised.loc[is_known] = effects.remove_site_effects(
+        values[is_known].to_numpy(float), sites_of_scans, of_known.to_numpy(float)
     )
 
     # Relative to the expected volume of these participants, because `mean` alone is the volume at
@@ -114,7 +119,7 @@ def harmonise(
     )
     table = []
     for place, structure in enumerate(values.columns):
-        for site, name in enumerate(names):
+        for site, name in enumerate(design.participants):
             here = numbers == site
             table.append(
                 {
@@ -130,13 +135,9 @@ def harmonise(
                     "scale": effects.scale[site, place],
                 }
             )
-    by_structure = {
-        str(structure): harmonised[:, place]
-        for place, structure in enumerate(values.columns)
-    }
     without = int((~is_known).sum())
-    done = Harmonisation(kept, at_site, without, pd.DataFrame(table))
-    return by_structure, done
+    done = Harmonisation(design.kept, design.participants, without, pd.DataFrame(table))
+    return harmonised, done
 
 
 def _of_measured(
@@ -162,15 +163,16 @@ class _Design:
     """Design matrices of the covariates whose effects are kept, with the sites of the participants.
 
     `kept` are the names of the covariates. `of_scans` (N, P) has their values for each scan.
-    `is_known` (N,) marks the scans that have a site and all covariates. `names` are the sites, and
-    `sites` (M,) has the site of each participant at a site, as an index in `names`.
+    `is_known` (N,) marks the scans that have a site and all covariates. `participants` has the
+    number of participants at each site, and `sites` (M,) the site of each participant at a site, as
+    an index in `participants`.
     """
 
     kept: tuple[str, ...]
     of_scans: pd.DataFrame
     is_known: pd.Series
     sites: Sites
-    names: pd.Index
+    participants: dict[str, int]
 
 
 def refuse_unharmonisable(covariates: pd.DataFrame) -> _Design:
@@ -198,7 +200,7 @@ def refuse_unharmonisable(covariates: pd.DataFrame) -> _Design:
                 f"the effect of {name} cannot be told from those of sites",
                 remedy="harmonise sites that each have participants of several kinds",
             )
-    return _Design(kept, of_scans, is_known, sites, names)
+    return _Design(kept, of_scans, is_known, sites, at_site)
 
 
 def _kept_covariates(covariates: pd.DataFrame) -> tuple[tuple[str, ...], pd.DataFrame]:

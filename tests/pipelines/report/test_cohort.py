@@ -49,10 +49,12 @@ LINE = [
 ]
 
 
-def arrays(scans: list[Scan]) -> tuple[dict[str, np.ndarray], np.ndarray]:
+def arrays(scans: list[Scan]) -> tuple[pd.DataFrame, np.ndarray]:
     """Return volumes by structure and intracranial volumes, NaN for unknown ones."""
-    volumes = {STEM: np.array([scan.volumes_mm3[STEM] for scan in scans])}
-    return volumes, np.array([scan.intracranial_mm3 for scan in scans], float)
+    volumes = {STEM: [scan.volumes_mm3[STEM] for scan in scans]}
+    return pd.DataFrame(volumes), np.array(
+        [scan.intracranial_mm3 for scan in scans], float
+    )
 
 
 def test_residuals_are_what_a_line_through_the_group_leaves_at_its_mean() -> None:
