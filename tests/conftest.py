@@ -68,7 +68,7 @@ def without_figures() -> Iterator[None]:
     drawing = "trinat.pipelines.report.drawing"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(f"{drawing}._lay_out", lambda *_: None)
-        patch.setattr(f"{drawing}.plain_svg", lambda _: EMPTY_SVG)
+        patch.setattr(f"{drawing}.Drawing.svg", EMPTY_SVG)
         patch.setattr(f"{drawing}.Drawing.png", b"")
         patch.setattr(f"{drawing}.Drawing.pdf", b"")
         yield

@@ -13,7 +13,7 @@ import io
 import math
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -89,8 +89,24 @@ class Drawing:
 
     @cached_property
     def svg(self) -> bytes:
-        """The bytes of the figure as an SVG file, computed once."""
-        return plain_svg(self.figure)
+        """The bytes of the figure as an SVG file, computed once.
+
+        The same figure gives the same bytes: no date is written. Text is not converted to curves,
+        so it is shown in the fonts of the reader's machine.
+        """
+        import matplotlib as mpl
+        from matplotlib.backends.backend_svg import FigureCanvasSVG
+
+        buffer = io.BytesIO()
+        # Text stays text: it can be read aloud, searched and copied, and takes a tenth of the
+        # bytes.
+        with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "trinat"}):
+            # The resolution of embedded pictures; lines and letters have none.
+            self.figure.set_dpi(100)
+            # `savefig` would draw the figure twice, first to look at its layout.
+            with _any_letters():
+                FigureCanvasSVG(self.figure).print_svg(buffer, metadata={"Date": None})
+        return buffer.getvalue()
 
     @property
     def png(self) -> bytes:
@@ -124,9 +140,34 @@ class Drawing:
     def inline(self) -> str:
         """Return the figure as an SVG element for a page, in the page's colours.
 
-        Its dots have names (`marks`), which the page shows at the pointer.
+        Its dots have names (`marks`), which the page shows at the pointer. Its ids begin with its
+        name, and so are unique in the page.
         """
-        return inline_svg(self.svg, self.name, self.label, self.marks)
+        root = ElementTree.fromstring(self.svg)
+        root.attrib.pop("width", None)
+        root.attrib.pop("height", None)
+        root.set("role", "img")
+        root.set("aria-label", self.label)
+        for parent in list(root.iter()):
+            for child in list(parent):
+                if child.tag in (_METADATA, _STYLE_TAG):
+                    parent.remove(child)
+        by_id = {element.get("id"): element for element in root.iter()}
+        for gid, names in self.marks.items():
+            if gid in by_id:
+                _name_marks(by_id[gid], names)
+        for element in root.iter():
+            _restyle(element)
+            # Rename the element's id and the ids that it refers to.
+            if "id" in element.attrib:
+                element.set("id", f"{self.name}-{element.attrib['id']}")
+            for key, value in element.attrib.items():
+                if key == _HREF or value.startswith("url(#"):
+                    renamed = _ID.sub(lambda found: f"#{self.name}-{found[1]}", value)
+                    element.set(key, renamed)
+        ElementTree.register_namespace("", _SVG)
+        ElementTree.register_namespace("xlink", _XLINK)
+        return ElementTree.tostring(root, encoding="unicode")
 
 
 @contextmanager
@@ -346,74 +387,17 @@ def add_legend(figure: Figure, models: Sequence[str]) -> None:
     )
 
 
-def plain_svg(figure: Figure) -> bytes:
-    """Return the bytes of the figure as an SVG file.
-
-    The same figure gives the same bytes: no date is written. Text is not converted to curves, so it
-    is shown in the fonts of the reader's machine.
-    """
-    import matplotlib as mpl
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-
-    buffer = io.BytesIO()
-    # Text stays text: it can be read aloud, searched and copied, and takes a tenth of the bytes.
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "trinat"}):
-        figure.set_dpi(
-            100
-        )  # resolution of embedded pictures; lines and letters have none
-        # `savefig` would draw the figure twice, first to look at its layout.
-        with _any_letters():
-            FigureCanvasSVG(figure).print_svg(buffer, metadata={"Date": None})
-    return buffer.getvalue()
-
-
-def inline_svg(
-    plain: bytes,
-    prefix: str,
-    label: str,
-    titles: Mapping[str, Sequence[str]] | None = None,
-) -> str:
-    """Return an SVG file as an element for a page, with names for the dots of its figures.
-
-    `plain` is the SVG file. `prefix` makes its ids unique in the page, and `label` describes it for
-    readers who cannot see it. `titles` maps the gid of a matplotlib artist to the names of its
-    marks (dots), in the order of drawing; the page shows them at the pointer.
-    """
-    root = ElementTree.fromstring(plain)
-    root.attrib.pop("width", None)
-    root.attrib.pop("height", None)
-    root.set("role", "img")
-    root.set("aria-label", label)
-    for parent in list(root.iter()):
-        for child in list(parent):
-            if child.tag in (_METADATA, _STYLE_TAG):
-                parent.remove(child)
-    by_id = {element.get("id"): element for element in root.iter()}
-    for gid, names in (titles or {}).items():
-        group = by_id.get(gid)
-        if group is None:
-            continue
-        # Shapes inside <defs> are templates, not marks.
-        defined: set[int] = set()
-        for definitions in group.iter(_DEFS):
-            defined.update(id(element) for element in definitions.iter())
-        shapes = [element for element in group.iter() if element.tag in (_USE, _PATH)]
-        marks = [shape for shape in shapes if id(shape) not in defined]
-        for mark, name in zip(marks, names, strict=True):
-            title = ElementTree.SubElement(mark, _TITLE)
-            title.text = name
-    for element in root.iter():
-        _restyle(element)
-        # Rename the element's id and the ids that it refers to.
-        if "id" in element.attrib:
-            element.set("id", f"{prefix}-{element.attrib['id']}")
-        for key, value in element.attrib.items():
-            if key == _HREF or value.startswith("url(#"):
-                renamed = _ID.sub(lambda found: f"#{prefix}-{found[1]}", value)
-                element.set(key, renamed)
-    ElementTree.register_namespace("", _SVG)
-    ElementTree.register_namespace("xlink", _XLINK)
-    return ElementTree.tostring(root, encoding="unicode")
+def _name_marks(group: ElementTree.Element, names: Sequence[str]) -> None:
+    """Give each mark (dot) in an SVG group its name as a title, in the order of drawing."""
+    # Shapes inside <defs> are templates, not marks.
+    defined: set[int] = set()
+    for definitions in group.iter(_DEFS):
+        defined.update(id(element) for element in definitions.iter())
+    shapes = [element for element in group.iter() if element.tag in (_USE, _PATH)]
+    marks = [shape for shape in shapes if id(shape) not in defined]
+    for mark, name in zip(marks, names, strict=True):
+        title = ElementTree.SubElement(mark, _TITLE)
+        title.text = name
 
 
 def _restyle(element: ElementTree.Element) -> None:
