@@ -138,7 +138,7 @@ def fit_groups(
     ]
     in_order = [term for term in _ORDER_IN_FORMULA if term in terms]
     formula = f"{response} ~ {' + '.join(in_order)}"
-    fits = _fit_structures(with_value.dropna(subset=terms), terms, levels)
+    fits = _fit_structures(with_value.dropna(subset=terms), terms)
     columns = {"formula": formula}
     return GroupModel(
         formula=formula,
@@ -455,13 +455,10 @@ class _Fit:
         }
 
 
-def _fit_structures(
-    rows: pd.DataFrame, terms: Sequence[str], levels: Mapping[str, Sequence[str]]
-) -> list[_Fit]:
+def _fit_structures(rows: pd.DataFrame, terms: Sequence[str]) -> list[_Fit]:
     """Fit the model of each structure to the participants who have a value of this structure.
 
-    `rows` has a row for each participant and structure. `terms` are the terms of the model, and
-    `levels` maps each factor (group, site or sex) to its levels.
+    `rows` has a row for each participant and structure. `terms` are the terms of the model.
     """
     fits = []
     codings: dict[tuple[object, ...], Coding] = {}

@@ -10,18 +10,6 @@ import pandas as pd
 from trinat.pipelines.report.page import Column, NamedColumns, Table, record_table
 from trinat.segmentation.labels.lesions import LesionCounts
 
-# Columns of a table of lesions that have the counts, and of its key.
-_COUNTS = (
-    "true_lesions",
-    "found_lesions",
-    "predicted_lesions",
-    "false_lesions",
-    "true_mm3",
-    "predicted_mm3",
-    "recall",
-    "precision",
-    "f1",
-)
 _MOST_SCANS = 200  # on the page; lesions.csv has all
 
 
@@ -53,11 +41,17 @@ def scan_row(
 
 def _columns(counts: LesionCounts) -> dict[str, float]:
     """Return the counts by column."""
-    false = counts.predicted - counts.right
-    values = (counts.true, counts.found, counts.predicted, false)
-    volumes = (counts.true_mm3, counts.predicted_mm3)
-    shares = (counts.recall, counts.precision, counts.f1)
-    return dict(zip(_COUNTS, (*values, *volumes, *shares), strict=True))
+    return {
+        "true_lesions": counts.true,
+        "found_lesions": counts.found,
+        "predicted_lesions": counts.predicted,
+        "false_lesions": counts.predicted - counts.right,
+        "true_mm3": counts.true_mm3,
+        "predicted_mm3": counts.predicted_mm3,
+        "recall": counts.recall,
+        "precision": counts.precision,
+        "f1": counts.f1,
+    }
 
 
 def pooled(counts: Iterable[tuple[tuple[str, str, str], LesionCounts]]) -> pd.DataFrame:
