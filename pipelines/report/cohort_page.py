@@ -184,7 +184,8 @@ def _section_variables(
 ) -> dict[str, object]:
     """Return the variables that the template cohort.html needs for one section, by name.
 
-    `drawings` are all figures of the page.
+    They are the fields of the section, with tables and figures of it; `drawings` are all figures of
+    the page.
     """
     cohort = section.cohort
     prefix = section.prefix
@@ -195,13 +196,7 @@ def _section_variables(
         effects = effect_tables(section.model, cohort.unit, digits)
         slopes = slope_table(section.model, cohort.unit, digits + 1)
     return {
-        "name": section.name,
-        "title": section.title,
-        "notices": section.notices,
-        "model": section.model,
-        "scans": len(cohort.scans),
-        "is_tested": cohort.is_tested,
-        "why_not_tested": cohort.why_not_tested,
+        **vars(section),
         "effects": _with_prefix(prefix, effects),
         "slopes": _with_prefix(prefix, [slopes]),
         "outliers": _outlier_table(cohort, prefix),
@@ -240,8 +235,7 @@ def _change_variables(
         tables += _with_prefix(f"{prefix}change-", effects)
         methods = change_methods_text(model)
     return {
-        "notices": section.changes.notices,
-        "model": model,
+        **vars(section.changes),
         "plots": _plots(drawings, section.prefix + CHANGES),
         "tables": tables,
         "methods": methods,

@@ -76,8 +76,6 @@ def scan_page(
         "scan.html",
         script="",
         title=title,
-        grade=result.grade,
-        meaning=_GRADES.get(result.grade, ""),
         reasons=result.remarks,
         cards=_cards(result),
         pictures=_pictures(found),
