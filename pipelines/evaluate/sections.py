@@ -70,24 +70,18 @@ def sections_of(
         cohort = cohort_of_output(
             name, scans, settings.excluded, norms, settings.covariates
         )
-        if cohort is not None:
-            sections.append(_section(name, title, cohort))
+        if cohort is None:
+            continue
+        try:
+            model = cohort.model
+            notices = () if model is None else model.notices
+        except EvaluationError as error:
+            # The section goes without a comparison of groups: the whole group has enough
+            # participants for these terms.
+            model = None
+            notices = (str(error),)
+        sections.append(Section(name, title, cohort, model, notices))
     return sections
-
-
-def _section(name: str, title: str, cohort: Cohort) -> Section:
-    """Return the report section of one output, with the linear model of its tables.
-
-    If the model cannot be fitted, the section has the reason as a notice.
-    """
-    try:
-        model = cohort.model
-    except EvaluationError as error:
-        # An error ends the section only, because the whole group has enough participants for these
-        # terms.
-        return Section(name, title, cohort, notices=(str(error),))
-    notices = () if model is None else model.notices
-    return Section(name, title, cohort, model, notices)
 
 
 def cohort_of_output(

@@ -75,7 +75,10 @@ def fit(settings: FitSettings) -> Fitted:
         reasons = "; ".join(f"{step}: {why}" for step, why in skipped.items())
         raise ConfigError(f"nothing can be fitted ({reasons})", where=start.folder)
 
-    reader = _reader(settings)
+    numbering = None
+    if settings.numbering is not None:
+        numbering = load_folding(settings.numbering)
+    reader = Reader(numbering, settings.trust_affine)
     model = start
     lines = []
     pairs: list[Pair] = []
@@ -181,17 +184,6 @@ def _reason_to_keep_limits(settings: FitSettings, start: Model, model: Model) ->
         return ""
     # Odds do not change the agreement between views, which the limits apply to.
     return "those of the model hold, as the weights are the same"
-
-
-def _reader(settings: FitSettings) -> Reader:
-    """Return a reader of scans and their true label maps, with the user's settings for reading.
-
-    It converts label numbers by the table `settings.numbering`; without one, they are FreeSurfer's.
-    """
-    numbering = None
-    if settings.numbering is not None:
-        numbering = load_folding(settings.numbering)
-    return Reader(numbering, settings.trust_affine)
 
 
 def _find_pairs(settings: FitSettings) -> tuple[list[Pair], list[str]]:

@@ -121,29 +121,24 @@ def judge(
 
 
 def _thickness_result(found: Prediction) -> ThicknessResult:
-    """Return cortical thickness of parcels and hemispheres, with its grade, for the ledger."""
-    grade, reasons = grade_thickness(Evidence.of(found))
-    sheets = _sheet_results(found.cortex_thickness)
-    return ThicknessResult(grade=grade, reasons=list(reasons), sheets=sheets)
-
-
-def _sheet_results(found: CortexThickness) -> dict[str, SheetResult]:
-    """Return the thickness of parcels and hemispheres for the ledger, by their names.
+    """Return cortical thickness of parcels and hemispheres, with its grade, for the ledger.
 
     The parcels of a side come before its hemisphere.
     """
-    results = {}
-    for hemisphere in found.hemispheres:
-        parcels = [sheet for sheet in found.parcels if sheet.side == hemisphere.side]
+    grade, reasons = grade_thickness(Evidence.of(found))
+    cortex = found.cortex_thickness
+    sheets = {}
+    for hemisphere in cortex.hemispheres:
+        parcels = [sheet for sheet in cortex.parcels if sheet.side == hemisphere.side]
         for sheet in (*parcels, hemisphere):
-            results[sheet.name] = SheetResult(
+            sheets[sheet.name] = SheetResult(
                 side=sheet.side,
                 mm=_rounded(sheet.thickness_mm),
                 std_mm=_rounded(sheet.std_mm),
                 area_mm2=round(sheet.area_mm2, 3),
                 mm3=round(sheet.volume_mm3, 3),
             )
-    return results
+    return ThicknessResult(grade=grade, reasons=list(reasons), sheets=sheets)
 
 
 def _by_structure(

@@ -110,8 +110,11 @@ def write_measures(out: Path, counted: Iterable[Entry]) -> None:
     if any(entry.result.parcels for entry in measured):
         write_parcels(out / "parcels.tsv", measured)
     for name in FURTHER:
-        if any(name in entry.result.further() for entry in measured):
-            rows = [(entry, _further_columns(entry.result, name)) for entry in measured]
+        further = [entry.result.further().get(name) for entry in measured]
+        if any(further):
+            # Grade, reasons and measures of the output; empty for a scan without it.
+            values = [{} if found is None else found.row() for found in further]
+            rows = [(entry, [row]) for entry, row in zip(measured, values, strict=True)]
             _write_rows(out / f"{name}.tsv", rows)
 
 
@@ -182,15 +185,6 @@ def write_parcels(path: Path, entries: Iterable[Entry]) -> None:
         for name, parcel in entry.result.parcels.items():
             rows.append((entry, [{"parcel": name, **parcel.model_dump()}]))
     _write_rows(path, rows)
-
-
-def _further_columns(result: ScanResult, name: str) -> _Row:
-    """Return the row of a scan in the table of one optional output, such as lesions.
-
-    It has the grade of the output, reasons and measures; it is empty for a scan without it.
-    """
-    found = result.further().get(name)
-    return [{} if found is None else found.row()]
 
 
 def _write_rows(

@@ -301,7 +301,12 @@ def confusions(frame: pd.DataFrame) -> Table:
     """
     rows = []
     for model in measurements.models_of(frame):
-        for true, predicted, share in _largest_confusions(frame, model):
+        shares = summary.confusion(frame, model).drop(index="background")
+        found = []
+        for true, row in shares.iterrows():
+            wrong = row[(row.index != true) & (row > 0)]
+            found += [(true, predicted, share) for predicted, share in wrong.items()]
+        for true, predicted, share in nlargest(_MOST_CONFUSIONS, found, itemgetter(2)):
             percent = 100 * share
             rows.append([short_name(true), short_name(predicted), model, percent])
     columns: Columns = [
@@ -317,24 +322,6 @@ def confusions(frame: pd.DataFrame) -> Table:
         rows,
         note=f"The {_MOST_CONFUSIONS} largest of each model; the plots below show all.",
     )
-
-
-def _largest_confusions(
-    frame: pd.DataFrame, model: str
-) -> list[tuple[str, str, float]]:
-    """Return true structure, predicted structure and share of a model's largest confusions.
-
-    The share, from 0 to 1, is that of the true structure's volume. `frame` is the table of
-    metrics.csv.
-    """
-    shares = summary.confusion(frame, model).drop(index="background")
-    found: list[tuple[str, str, float]] = []
-    for true, row in shares.iterrows():
-        wrong = row[(row.index != true) & (row > 0)]
-        found += [
-            (str(true), str(predicted), share) for predicted, share in wrong.items()
-        ]
-    return nlargest(_MOST_CONFUSIONS, found, key=itemgetter(2))
 
 
 def pairs(pairs: pd.DataFrame) -> Table:
