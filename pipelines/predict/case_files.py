@@ -274,7 +274,6 @@ class CaseFiles:
         """
         self.names.path(Product.LABELS).parent.mkdir(parents=True)
         writers: dict[Product, Callable[[], None]] = {
-            Product.LABELS: self._write_labels,
             Product.STATS: self._write_stats,
             Product.LESION_LIST: self._write_lesion_list,
             Product.PARCEL_STATS: self._write_parcel_stats,
@@ -336,9 +335,11 @@ class CaseFiles:
     def _volume_of(self, product: Product) -> Volume:
         """Return the map of an output that consists of one volume."""
         found = self.found
+        by_index = self._output.format == "index"
         match product:
+            case Product.LABELS:
+                return found.indices if by_index else found.labels
             case Product.PARCELS:
-                by_index = self._output.format == "index"
                 return found.parcel_indices if by_index else found.parcel_labels
             case Product.CALLOSUM:
                 return found.callosum.labels
@@ -362,20 +363,13 @@ class CaseFiles:
         volume = _in_axes_of(product, self._volume_of(product))
         is_mask = product.suffix == "mask"
         path = self.names.path(product)
+        if product is Product.LABELS:
+            path = self.names.labels(self._output, self.case.path)
         volume.write(path, labels=is_mask or product.suffix == "dseg")
         if ".json" in product.further:
             type_of_mask = "Lesion" if product is Product.LESIONS else "Brain"
             facts = {"Type": type_of_mask} if is_mask else {}
             self._write_sidecar(product, **facts)
-
-    def _write_labels(self) -> None:
-        """Write the label map, with a JSON sidecar in a BIDS dataset."""
-        labels = self.found.labels
-        if self._output.format == "index":
-            labels = self.found.indices
-        path = self.names.labels(self._output, self.case.path)
-        labels.write(path, labels=True)
-        self._write_sidecar(Product.LABELS)
 
     def _write_stats(self) -> None:
         """Write aseg.stats in FreeSurfer's format."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -277,26 +278,12 @@ def _different_means(evaluation: Evaluation) -> list[str]:
 def _cards(evaluation: Evaluation) -> list[tuple[str, str, str]]:
     """Return the boxes at the top of the page, each with a title, a value and a detail.
 
-    A box shows the mean of one metric over all structures, from `evaluation.statistics`. With
-    several models, each has a row of boxes with fewer metrics.
+    A box shows the mean of one metric over all structures, from `evaluation.statistics`, and its
+    95 % interval. With several models, each has a row of boxes with fewer metrics.
     """
-    if len(evaluation.models) == 1:
-        return _cards_of(evaluation, evaluation.models[0], HEADLINE)
+    metrics = HEADLINE if len(evaluation.models) == 1 else PRINTED
     cards = []
-    for model in evaluation.models:
-        cards += _cards_of(evaluation, model, PRINTED)
-    return cards
-
-
-def _cards_of(
-    evaluation: Evaluation, model: str, metrics: Sequence[str]
-) -> list[tuple[str, str, str]]:
-    """Return the boxes of one model, one for each of `metrics` that has a value.
-
-    A box has a title, the mean over all structures, and its 95 % interval.
-    """
-    cards = []
-    for metric in metrics:
+    for model, metric in product(evaluation.models, metrics):
         found = evaluation.statistic(model, metric, "group:all")
         if not found or np.isnan(found["mean"]):
             continue
