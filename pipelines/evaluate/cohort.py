@@ -535,13 +535,7 @@ def _write_page(
     drawings = cohort_drawings(sections)
     for drawing in drawings:
         drawing.save(settings.out / "figures")
-    pictures = cohort_pictures(
-        sections[0].cohort,
-        group.scans,
-        known.scheme,
-        settings.images,
-        settings.trust_affine,
-    )
+    pictures = cohort_pictures(settings, group.scans, known.scheme, sections[0].cohort)
     page = cohort_page(
         sections,
         drawings,

@@ -321,9 +321,7 @@ def _write_page(
     for of_section in plots.values():
         for drawing in of_section:
             drawing.save(folder)
-    lowest, more_notices = lowest_scans(
-        settings, inputs.scheme, evaluation.frame, measured, inputs.images
-    )
+    lowest, more_notices = lowest_scans(inputs, evaluation.frame, measured)
     for number, scan in enumerate(lowest, start=1):
         write_whole(folder / f"worst-{number}.png", scan.view.still_png)
     faces = ""

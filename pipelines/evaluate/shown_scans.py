@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 
 from trinat.pipelines.evaluate.measuring import AlignedPair, Done, read_pair, scan_of
-from trinat.pipelines.evaluate.settings import EvaluationSettings
-from trinat.pipelines.study.files import ScanFile, find_images
+from trinat.pipelines.evaluate.settings import CohortSettings
+from trinat.pipelines.study.files import find_images
 from trinat.pipelines.study.images import read_image
 from trinat.pipelines.study.pairing import partners_of
 from trinat.segmentation.errors import TrinatError, some
@@ -21,6 +21,7 @@ from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.metrics.common_grid import on_grid_of
 
 if TYPE_CHECKING:
+    from trinat.pipelines.evaluate.gather import Inputs
     from trinat.pipelines.evaluate.sections import MeasuredScan
     from trinat.pipelines.report.cohort import Cohort
     from trinat.pipelines.report.evaluation import WorstScan
@@ -32,16 +33,12 @@ _LAST_RANK = 2
 
 
 def lowest_scans(
-    settings: EvaluationSettings,
-    scheme: LabelScheme,
-    frame: pd.DataFrame,
-    measured: Sequence[Done],
-    images: Sequence[ScanFile],
+    inputs: Inputs, frame: pd.DataFrame, measured: Sequence[Done]
 ) -> tuple[list[WorstScan], list[str]]:
     """Return pictures of the five scans with the lowest mean Dice, and notices for the report.
 
-    `frame` is the table of metrics.csv, and `measured` has the outcome of each pair. `images` are
-    the MRI scans of which slices are shown with the labels; if that of a pair is missing or cannot
+    `frame` is the table of metrics.csv, and `measured` has the outcome of each pair. Slices of the
+    MRI scans in `inputs.images` are shown with the labels; if that of a pair is missing or cannot
     be read, only the labels are shown, and a notice says so.
     """
     from trinat.pipelines.report.summary import worst_scans
@@ -52,10 +49,10 @@ def lowest_scans(
         task = result.task
         tasks[tuple(scan_of(task).values())] = task
         truths[task.pair.truth.path] = task.pair.truth
-    image_of = partners_of(truths.values(), images)
+    image_of = partners_of(truths.values(), inputs.images)
     missing = len(truths) - len(image_of)
     notices = []
-    if images and missing:
+    if inputs.images and missing:
         notices.append(
             f"{missing} of {len(truths)} scans have no image to be shown on."
         )
@@ -71,17 +68,15 @@ def lowest_scans(
                     file.path,
                     task.pair.prediction.path,
                     axes=file.stored.axes,
-                    trust_affine=settings.trust_affine,
+                    trust_affine=inputs.settings.trust_affine,
                 )
                 image = on_grid_of(scan, pair.truth)[0]
             except (TrinatError, OSError) as error:
                 notices.append(f"shown without its scan: {error}")
-        left_out = task.made.left_out(scheme, pair.rejected, truth_csf=task.truth_csf)
-        shown.append(
-            _worst_scan(
-                row, pair, image, scheme, left_out, show_head=settings.show_heads
-            )
+        left_out = task.made.left_out(
+            inputs.scheme, pair.rejected, truth_csf=task.truth_csf
         )
+        shown.append(_worst_scan(row, pair, image, inputs, left_out))
     return shown, notices
 
 
@@ -89,22 +84,20 @@ def _worst_scan(
     row: Mapping[Hashable, Any],
     pair: AlignedPair,
     image: Volume | None,
-    scheme: LabelScheme,
+    inputs: Inputs,
     left_out: Collection[str],
-    *,
-    show_head: bool,
 ) -> WorstScan:
     """Return the pictures, the title and the text of one scan for the report.
 
     `row` is the row of `worst_scans` with the scan, its model and its structure with the lowest
     Dice. `image` is the MRI scan on the grid of the labels; None if there is none. The structures
-    in `left_out` are shown as not compared. With `show_head`, what is away from the brain is not
-    blackened.
+    in `left_out` are shown as not compared.
     """
     from trinat.pipelines.report.case_view import view_case
     from trinat.pipelines.report.evaluation import WorstScan
     from trinat.pipelines.report.page import short_name
 
+    scheme = inputs.scheme
     scan = f"{row['subject']} {row['session']}".strip()
     structure = row["worst_structure"]
     if np.array_equal(pair.true, pair.predicted):
@@ -121,7 +114,7 @@ def _worst_scan(
         scheme,
         image=image,
         focus=scheme.names.index(structure),
-        show_head=show_head,
+        show_head=inputs.settings.show_heads,
         not_compared=[scheme.names.index(name) for name in left_out],
     )
     title = f"{scan}, {row['model']}: mean Dice {row['value']:.3f}"
@@ -130,22 +123,22 @@ def _worst_scan(
 
 
 def cohort_pictures(
-    cohort: Cohort,
+    settings: CohortSettings,
     scans: Sequence[MeasuredScan],
     scheme: LabelScheme,
-    images: Path | None,
-    trust_affine: TrustAffine | None,
+    cohort: Cohort,
 ) -> list[tuple[str, str, bytes]]:
     """Return a picture of each of the most unusual scans: its title, a text and the PNG file.
 
     The text has the reason why the scan is left out, or its notes or grade. `scans` are all scans
-    of the report, including those that are left out. The picture is the one that `trinat predict`
-    wrote, or else a new one if the folder `images` has the scan. Scans without either are missing.
+    of the report, including those that are left out; `cohort` has the z-scores of the others. The
+    picture is the one that `trinat predict` wrote, or else a new one if the folder
+    `settings.images` has the scan. Scans without either are missing.
     """
     image_of = {}
-    if images is not None:
+    if settings.images is not None:
         files = [scan.file for scan in scans]
-        found = find_images(images, [file.path for file in files])
+        found = find_images(settings.images, [file.path for file in files])
         image_of = partners_of(files, found)
 
     # Sorted by grade, then by the largest z-score. Scans that are left out have no z-score, because
@@ -171,7 +164,12 @@ def cohort_pictures(
         if ending and of_prediction.is_file():
             png = of_prediction.read_bytes()
         elif file.path in image_of:
-            png = _mosaic(image_of[file.path].path, file.path, scheme, trust_affine)
+            png = _mosaic(
+                image_of[file.path].path,
+                file.path,
+                scheme,
+                settings.trust_affine,
+            )
         if png:
             text = scan.left_out or scan.notes or scan.grade
             pictures.append((scan.name, text, png))

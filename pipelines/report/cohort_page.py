@@ -92,7 +92,7 @@ def _section_drawings(section: Section) -> list[Drawing]:
     if section.changes is not None and section.changes.model is not None:
         drawings += forest_plots(section.changes.model, CHANGES)
     if cohort.is_tested:
-        drawings.append(z_score_plot(cohort.frame, cohort.structures, OUTLIER_Z))
+        drawings.append(z_score_plot(cohort.frame, cohort.structures))
     return [drawing for drawing in drawings if drawing is not None]
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from trinat.pipelines.common.text import count
-from trinat.pipelines.report.cohort import FEWEST_FOR_Z
+from trinat.pipelines.report.cohort import FEWEST_FOR_Z, OUTLIER_Z
 from trinat.pipelines.report.drawing import (
     GRID,
     INK,
@@ -241,12 +241,10 @@ def confusion_plot(frame: pd.DataFrame, model: str) -> Drawing:
     return Drawing("confusion", figure, label, title=title)
 
 
-def z_score_plot(
-    frame: pd.DataFrame, structures: Sequence[str], limit: float
-) -> Drawing:
+def z_score_plot(frame: pd.DataFrame, structures: Sequence[str]) -> Drawing:
     """Draw the robust z-score of every volume: a row for each structure, a dot for each scan.
 
-    `frame` is the frame of a `Cohort`. Dots beyond `limit` have another colour. Dots beyond the
+    `frame` is the frame of a `Cohort`. Dots beyond `OUTLIER_Z` have another colour. Dots beyond the
     edge of the figure are drawn on the edge, with the true z-score in their label.
     """
     volumes = frame[(frame["metric"] != "asymmetry_index") & frame["z"].notna()]
@@ -260,14 +258,14 @@ def z_score_plot(
             unit = scan["unit"].replace("mm3", "mm³")
             names.append(f"{who}: {scan['value']:,.6g} {unit}, z {scan['z']:+.1f}")
     every = np.concatenate([z for _, z in rows])
-    colors = np.where(np.abs(every) > limit, WARNING_COLOR, MODEL_COLORS[0])
+    colors = np.where(np.abs(every) > OUTLIER_Z, WARNING_COLOR, MODEL_COLORS[0])
     shown = [(place, np.clip(z, -_FARTHEST_Z, _FARTHEST_Z)) for place, z in rows]
     measured = frame[frame["metric"] != "asymmetry_index"]
     known = measured.groupby(["metric", "structure"])["value"].count()
     known = known.groupby("structure").min()
     with canvas(8.6, len(structures) * 0.24 + 0.9) as (figure, axis):
-        axis.axvline(-limit, color=WARNING_COLOR, lw=0.9, ls=_DASHES)
-        axis.axvline(limit, color=WARNING_COLOR, lw=0.9, ls=_DASHES)
+        axis.axvline(-OUTLIER_Z, color=WARNING_COLOR, lw=0.9, ls=_DASHES)
+        axis.axvline(OUTLIER_Z, color=WARNING_COLOR, lw=0.9, ls=_DASHES)
         for place, z in rows:
             if not len(z):
                 volumes_known = int(known[structures[place]])
