@@ -371,8 +371,8 @@ def _insert_rows(
     the new values as a table of `values_by_scan`; `unit` is their unit.
     """
     rows = frame[frame["metric"] == metric]
-    columns = made.columns.get_indexer(rows["structure"])
-    values = made.to_numpy()[rows["scan"], columns]
+    columns = rows["structure"].map(list(made.columns).index).to_numpy()
+    values = made.to_numpy()[rows["scan"].to_numpy(), columns]
     added = rows.assign(metric=made_metric, value=values, unit=unit)
     # The new rows have the index of their originals, so a stable sort puts them right behind.
     joined = pd.concat([frame, added]).sort_index(kind="stable")

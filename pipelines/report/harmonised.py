@@ -105,7 +105,7 @@ def harmonise(frame: pd.DataFrame, metric: str) -> tuple[pd.DataFrame, Harmonisa
     effects = site_effects(before, numbers, covariates_of_participants)
     after = effects.remove_site_effects(before, numbers, covariates_of_participants)
     remaining = site_effects(after, numbers, covariates_of_participants)
-    sites_of_scans = pd.Index(list(design.participants)).get_indexer(known["site"])
+    sites_of_scans = known["site"].map(list(design.participants).index).to_numpy()
     harmonised = pd.DataFrame(np.nan, values.index, values.columns)
     harmonised.loc[is_known] = effects.remove_site_effects(
         values[is_known].to_numpy(float), sites_of_scans, of_known.to_numpy(float)

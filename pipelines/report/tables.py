@@ -305,7 +305,9 @@ def confusions(frame: pd.DataFrame) -> Table:
         found = []
         for true, row in shares.iterrows():
             wrong = row[(row.index != true) & (row > 0)]
-            found += [(true, predicted, share) for predicted, share in wrong.items()]
+            found += [
+                (str(true), str(predicted), share) for predicted, share in wrong.items()
+            ]
         for true, predicted, share in nlargest(_MOST_CONFUSIONS, found, itemgetter(2)):
             percent = 100 * share
             rows.append([short_name(true), short_name(predicted), model, percent])
