@@ -69,7 +69,11 @@ def compare_with_results(
     in any of them.
     """
     is_painted = all(each.structures is not None for each in corrected)
-    read = corrected if is_painted else _evenly_spaced(corrected, _MOST_IMPORTED)
+    read = corrected
+    if not is_painted and len(corrected) > _MOST_IMPORTED:
+        # Evenly spaced over the study.
+        places = np.linspace(0, len(corrected) - 1, _MOST_IMPORTED)
+        read = [corrected[round(place)] for place in places]
     joints = []
     for each in read:
         if each.scan.labels is None:
@@ -144,9 +148,3 @@ def _size_gap(joints: Sequence[Counts], compared: Sequence[int]) -> float:
     found: NDArray[np.int64] = summed.sum(0)[compared]
     gaps = np.abs(true - found) / np.maximum(true + found, 1)
     return float(gaps[true > 0].mean()) if (true > 0).any() else 0.0
-
-
-def _evenly_spaced(corrected: Sequence[Corrected], most: int) -> list[Corrected]:
-    """Return at most `most` of the corrected scans, evenly spaced in the sequence."""
-    places = np.linspace(0, len(corrected) - 1, min(most, len(corrected)))
-    return [corrected[round(place)] for place in places]

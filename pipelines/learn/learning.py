@@ -14,9 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pandas as pd
-from numpy.typing import NDArray
 from pydantic import JsonValue
 
 from trinat.pipelines.common.exits import Exit, batch_exit
@@ -40,8 +37,7 @@ from trinat.pipelines.models.held_out import (
     BEFORE,
     WORTHWHILE,
     FittedFusion,
-    choose,
-    dice_lines,
+    Scores,
 )
 from trinat.pipelines.models.scans_with_truth import (
     Reader,
@@ -55,7 +51,6 @@ from trinat.segmentation.errors import ConfigError, EvaluationError
 from trinat.segmentation.io.files import sha256_of
 from trinat.segmentation.labels.folding import load_folding
 from trinat.segmentation.labels.scheme import LabelScheme
-from trinat.segmentation.metrics.statistics import mean_interval
 from trinat.segmentation.models.checkpoint import Model, load_model, save_changed
 from trinat.segmentation.models.zoo import MODEL_FILE, shipped_models
 from trinat.segmentation.training.odds_fit import (
@@ -71,46 +66,6 @@ _log = logging.getLogger(__name__)
 _FEWEST_TO_TRAIN = 3
 _FACTORS = "factors"
 SEE = "see what is wrong with it"
-
-
-@dataclass(frozen=True)
-class Judged:
-    """Mean Dice over structures of each scan, with the old and with the new model.
-
-    `participants`, `before` (Dice of the old model) and `after` (of the new one) have an item for
-    each scan. `held_out` is True if the new model was fitted to other participants than these; it
-    is False if there was a single participant, to whom it was fitted.
-    """
-
-    participants: tuple[str, ...]
-    before: tuple[float, ...]
-    after: tuple[float, ...]
-    held_out: bool
-
-    @property
-    def gain(self) -> float:
-        """Difference of the mean Dice over all scans: new model minus old model."""
-        return float(np.mean(self.after)) - float(np.mean(self.before))
-
-    def __str__(self) -> str:
-        whom = "participants that it has not seen"
-        if not self.held_out:
-            whom = "the very participant that it was fitted to"
-        line = (
-            f"mean Dice of {whom} {np.mean(self.before):.3f} before, "
-            f"{np.mean(self.after):.3f} after"
-        )
-        gains = pd.Series(self.after) - pd.Series(self.before)
-        of_participants: NDArray[np.float64] = np.asarray(
-            gains.groupby(list(self.participants)).mean()
-        )
-        if len(of_participants) < 2:
-            return f"{line} (of one participant there is no interval)"
-        low, high = mean_interval(of_participants[:, None])[:, 0]
-        return (
-            f"{line}; gain {of_participants.mean():+.3f}, 95 % interval {low:+.3f} to "
-            f"{high:+.3f}, {len(of_participants)} participants"
-        )
 
 
 @dataclass(frozen=True)
@@ -268,25 +223,13 @@ def _fit_factors(material: _Material, settings: LearnSettings, why: str) -> Lear
     the user, on why the networks are not trained. Returns this and further messages with the exit
     status.
     """
-    found = _factors_of(material)
-    before = tuple(found.dice[BEFORE])
-    after = tuple(found.dice[FITTED])
-    judged = Judged(found.participants, before, after, found.held_out)
-    refuse_if_no_better(judged, settings.out)
+    found = find_odds(material.model, material.pairs, material.scans, material.counted)
+    refuse_if_no_better(found, FITTED, settings.out)
     _save_factors(material, found, settings)
     factors = f"fitted to all: {describe_odds(found.fusions[FITTED])}"
-    lines = (why, *found.table(), factors, str(judged))
+    lines = (why, *found.table(), factors, found.describe(FITTED))
     exit_status = batch_exit(done=len(material.scans), failed=material.failed)
     return Learnt(lines, exit_status)
-
-
-def _factors_of(material: _Material) -> FittedFusion:
-    """Fit factors that multiply the probabilities of structures to all corrected scans.
-
-    `material` has these scans, segmented with the old model. The result has the factors, and the
-    Dice of each scan before and after the fit.
-    """
-    return find_odds(material.model, material.pairs, material.scans, material.counted)
 
 
 def _save_factors(
@@ -334,33 +277,33 @@ def _choose_training(
         else:
             rest.append(scan)
     pairs = [pair for pair, _ in left_out]
-    names = [pair.truth.name for pair in pairs]
-    scores = {
-        **_scores_of_factors(material, [scan for _, scan in left_out], rest),
-        **_scores_of_trained(material, trained, pairs, settings),
-    }
-    chosen = choose(scores)
-    judged = Judged(
+    scores = Scores(
         participants=tuple(pair.truth.participant for pair in pairs),
-        before=tuple(scores[BEFORE]),
-        after=tuple(scores[chosen]),
-        held_out=True,
+        scans=tuple(pair.truth.name for pair in pairs),
+        dice={
+            **_dice_of_factors(material, [scan for _, scan in left_out], rest),
+            **_dice_of_trained(material, trained, pairs, settings),
+        },
     )
-    refuse_if_no_better(judged, settings.out)
+    chosen = scores.chosen
+    refuse_if_no_better(scores, chosen, settings.out)
     if chosen == _FACTORS:
-        _save_factors(material, _factors_of(material), settings)
+        found = find_odds(
+            material.model, material.pairs, material.scans, material.counted
+        )
+        _save_factors(material, found, settings)
     else:
-        _save_trained(material, trained, chosen, judged, settings)
+        _save_trained(material, trained, scores, settings)
     lines = (
-        f"{what}, {count(len(set(judged.participants)), 'participant')} left out: {_WHY[chosen]}",
-        *dice_lines(scores, names, held_out=True),
-        str(judged),
+        f"{what}, {count(len(set(scores.participants)), 'participant')} left out: {_WHY[chosen]}",
+        *scores.table(),
+        scores.describe(chosen),
     )
     exit_status = batch_exit(done=len(material.scans), failed=material.failed)
     return Learnt(lines, exit_status)
 
 
-def _scores_of_factors(
+def _dice_of_factors(
     material: _Material,
     left_out: Sequence[DoubtfulVoxels],
     rest: Sequence[DoubtfulVoxels],
@@ -383,7 +326,7 @@ def _scores_of_factors(
     return scores
 
 
-def _scores_of_trained(
+def _dice_of_trained(
     material: _Material,
     trained: Trained,
     left_out: Sequence[Pair],
@@ -431,25 +374,22 @@ _WHY = {
 def _save_trained(
     material: _Material,
     trained: Trained,
-    chosen: str,
-    judged: Judged,
+    scores: Scores,
     settings: LearnSettings,
 ) -> None:
-    """Write a trained model as the new model, with its scores and the provenance of its training.
+    """Write the best trained model as the new model, with its scores and how it was trained.
 
-    `chosen` is its name in `trained.models`, "averaged" or "trained". `judged` has the scores of
-    the held-out scans.
+    `scores` are those of the held-out scans; they tell which of `trained.models` is the best.
 
     If all corrections were painted, structures that nobody changed were not learnt. The new model
     then keeps what the old one says on CSF, on structures that it does not predict, and on the
     fusion of views.
     """
-    model = load_model(trained.models[chosen])
+    model = load_model(trained.models[scores.chosen])
     figures: dict[str, JsonValue] = {
-        "kind": chosen,
-        "scans_left_out": len(judged.after),
-        "mean_dice_before": round(float(np.mean(judged.before)), 4),
-        "mean_dice_after": round(float(np.mean(judged.after)), 4),
+        "kind": scores.chosen,
+        "scans_left_out": len(scores.scans),
+        **scores.mean_dice(scores.chosen),
     }
     changed: dict[str, Any] = {"metrics": {"learn": figures}}
     if all(each.structures is not None for each in material.corrected):
@@ -470,15 +410,15 @@ def _save_trained(
     write_provenance(trained.run, settings.out)
 
 
-def refuse_if_no_better(judged: Judged, out: Path) -> None:
-    """Raise EvaluationError if the mean Dice of a new model has risen by less than `WORTHWHILE`.
+def refuse_if_no_better(scores: Scores, candidate: str, out: Path) -> None:
+    """Raise EvaluationError if a candidate gains less than `WORTHWHILE` of mean Dice.
 
-    `judged` has the scores of both models, and `out` is the folder for the new one.
+    `out` is the folder for the new model.
     """
     # Written so that NaN is refused, too: the gain is NaN if the corrections change nothing.
-    if not judged.gain >= WORTHWHILE:
+    if not scores.gain(candidate) >= WORTHWHILE:
         raise EvaluationError(
-            f"no model is written, as it would be no better: {judged}",
+            f"no model is written, as it would be no better: {scores.describe(candidate)}",
             where=out,
             remedy="correct more scans, of other participants",
         )

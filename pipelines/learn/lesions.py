@@ -24,13 +24,12 @@ from trinat.pipelines.common.text import count
 from trinat.pipelines.learn.corrected import find_corrected
 from trinat.pipelines.learn.learning import (
     SEE,
-    Judged,
     Learnt,
     find_source_model,
     refuse_if_no_better,
 )
 from trinat.pipelines.learn.settings import FOR_STRUCTURES, LearnSettings
-from trinat.pipelines.models.held_out import BEFORE, choose, dice_lines, folds_of
+from trinat.pipelines.models.held_out import BEFORE, Scores, folds_of
 from trinat.pipelines.models.scans_with_truth import require_scans, work_on_each
 from trinat.pipelines.study.images import read_image
 from trinat.pipelines.study.pairing import Pair
@@ -129,25 +128,22 @@ def learn_lesions(settings: LearnSettings) -> Learnt:
     scored = [patient for patient in patients if patient.lesions.any()]
     participants = {patient.participant for patient in scored}
     _require_two(participants, settings)
-    scores = _held_out_scores(patients, scored, start)
-    chosen = choose(scores)
-    judged = Judged(
+    scores = Scores(
         participants=tuple(patient.participant for patient in scored),
-        before=tuple(scores[BEFORE]),
-        after=tuple(scores[chosen]),
-        held_out=True,
+        scans=tuple(patient.name for patient in scored),
+        dice=_held_out_dice(patients, scored, start),
     )
-    refuse_if_no_better(judged, settings.out)
+    chosen = scores.chosen
+    refuse_if_no_better(scores, chosen, settings.out)
     network = _fit(patients, start, chosen)
-    limits = [_thinnest_mm(scored, judged.after)]
+    limits = [_thinnest_mm(scored, scores.dice[chosen])]
     if chosen == _FURTHER:
         limits.append(float(start.thinnest_mm))
     network.thinnest_mm.fill_(min(limits))
     figures: dict[str, JsonValue] = {
         "kind": chosen,
         "scans": len(patients),
-        "mean_dice_before": round(float(np.mean(judged.before)), 4),
-        "mean_dice_after": round(float(np.mean(judged.after)), 4),
+        **scores.mean_dice(chosen),
     }
     metrics = {**model.info.metrics, "lesions": figures}
     save_changed(
@@ -161,8 +157,8 @@ def learn_lesions(settings: LearnSettings) -> Learnt:
     lines = (
         f"{count(len(patients), 'mask')} of lesions, {count(len(participants), 'participant')} "
         f"left out in turn: the network for lesions is the one {chosen}",
-        *dice_lines(scores, [patient.name for patient in scored], held_out=True),
-        str(judged),
+        *scores.table(),
+        scores.describe(chosen),
     )
     exit_status = batch_exit(done=len(patients), failed=len(failures))
     return Learnt(lines, exit_status)
@@ -227,7 +223,7 @@ def _read(
     )
 
 
-def _held_out_scores(
+def _held_out_dice(
     patients: Sequence[_Patient], scored: Sequence[_Patient], start: LesionNetwork
 ) -> dict[str, list[float]]:
     """Return the Dice of each scored scan, by the name of the candidate.
@@ -235,7 +231,7 @@ def _held_out_scores(
     Candidates have learnt from `patients`, without those in the fold of the scan's participant.
     """
     fold_of = folds_of([patient.participant for patient in scored])
-    scores = {BEFORE: [patient.dice(start) for patient in scored]}
+    dice = {BEFORE: [patient.dice(start) for patient in scored]}
     for kind in _STEPS:
         networks = {}
         for fold in set(fold_of.values()):
@@ -243,11 +239,11 @@ def _held_out_scores(
                 each for each in patients if fold_of.get(each.participant) != fold
             ]
             networks[fold] = _fit(others, start, kind)
-        scores[kind] = [
+        dice[kind] = [
             patient.dice(networks[fold_of[patient.participant]]) for patient in scored
         ]
         _log.info("network for lesions, %s: judged", kind)
-    return scores
+    return dice
 
 
 def _thinnest_mm(scored: Sequence[_Patient], dice: Sequence[float]) -> float:

@@ -86,15 +86,22 @@ def train_on(
     work.mkdir(parents=True, exist_ok=True)
     # `safe_component` keeps long names apart, so that two scans of a participant stay two subjects.
     subjects = {safe_component(each.scan.case): each for each in corrected}
-    _write_table(work, subjects)
+    rows = [
+        (name, each.scan.participant, each.image.resolve(), each.labels.resolve())
+        for name, each in subjects.items()
+    ]
+    write_tsv(work / "pairs.tsv", ("subject", "participant", "image", "labels"), rows)
     store = work / "store"
-    config: dict[str, Any] = {"source": "pairs", "root": work / "pairs.tsv"}
-    config["labels"] = str(model.label_table or model.info.labels)
-    config["grid"] = model.info.preprocessing.shape
-    config["numbering"] = settings.numbering
-    config["trust_affine"] = settings.trust_affine
-    # A scan with such voxels has results only because the run filled them.
-    config["fill_nonfinite"] = True
+    config = {
+        "source": "pairs",
+        "root": work / "pairs.tsv",
+        "labels": str(model.label_table or model.info.labels),
+        "grid": model.info.preprocessing.shape,
+        "numbering": settings.numbering,
+        "trust_affine": settings.trust_affine,
+        # A scan with such voxels has results only because the run filled them.
+        "fill_nonfinite": True,
+    }
     checked = check(PrepareConfig, config, model.folder)
     summary = prepare_store(checked, store)
     for row in summary.rows:
@@ -166,19 +173,6 @@ def _trains_last_layer(corrected: Sequence[Corrected], settings: LearnSettings) 
     return is_painted and settings.recipe == DEFAULT_RECIPE
 
 
-def _write_table(work: Path, subjects: Mapping[str, Corrected]) -> None:
-    """Write pairs.tsv, the table of images and label maps from which `prepare_store` makes a store.
-
-    `subjects` maps the name of each subject in the store to its corrected scan. The file is written
-    to the folder `work`.
-    """
-    rows = []
-    for name, corrected in subjects.items():
-        paths = (corrected.image.resolve(), corrected.labels.resolve())
-        rows.append((name, corrected.scan.participant, *paths))
-    write_tsv(work / "pairs.tsv", ("subject", "participant", "image", "labels"), rows)
-
-
 def save_learnt_classes(
     trained: Model, start: Model, classes: Sequence[int], out: Path
 ) -> None:
@@ -207,21 +201,16 @@ def save_learnt_classes(
 def _save_mean(trained: Model, start: Model, out: Path) -> None:
     """Write a model with the mean of the weights after (`trained`) and before training (`start`).
 
-    A network for a view that `start` lacks keeps its trained weights. The model is written to
-    `out`.
+    Statistics of normalisation are averaged, too. A network for a view that `start` lacks keeps its
+    trained weights. The model is written to `out`.
     """
     networks: dict[View, Network] = {}
     for view, network in trained.networks.items():
         networks[view] = network
         if view in start.networks:
-            networks[view] = _mean_of(network, start.networks[view])
+            mean = AveragedModel(network, use_buffers=True)
+            mean.update_parameters(network)
+            mean.update_parameters(start.networks[view])
+            assert isinstance(mean.module, Network)
+            networks[view] = mean.module
     save_changed(trained, out, description_of(trained, out), networks, overwrite=True)
-
-
-def _mean_of(first: Network, second: Network) -> Network:
-    """Return a network with the mean of two networks' weights and normalisation statistics."""
-    mean = AveragedModel(first, use_buffers=True)
-    mean.update_parameters(first)
-    mean.update_parameters(second)
-    assert isinstance(mean.module, Network)
-    return mean.module

@@ -1,4 +1,4 @@
-"""Candidate settings for combining a model's views, fitted and scored on held-out participants."""
+"""Candidates for a new model, scored on held-out participants; settings for combining views."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pandas as pd
 from pydantic import JsonValue
 
 from trinat.pipelines.study.pairing import Pair
+from trinat.segmentation.metrics.statistics import mean_interval
 from trinat.segmentation.models.model_info import Fusion
 
 # A smaller gain of mean Dice is not worth a change.
@@ -22,42 +23,92 @@ Scan = TypeVar("Scan")
 
 
 @dataclass(frozen=True)
-class FittedFusion:
-    """Candidate settings for combining the views of a model, with the Dice of each scan.
+class Scores:
+    """Dice of each scan with a model as it was, and with the candidates for a new model.
 
-    `participants` and `scans` have the participant and the name of each scan. Keys of `dice` and
-    `fusions` are the names of candidates. The first candidate (`BEFORE`) has the model's own
-    settings; candidates that change more come later. `fusions` were fitted to all scans. `dice` has
-    the mean Dice over structures of each scan, measured with fits to the scans of other
-    participants. With a single participant, `held_out` is False: the same scans are used for both.
+    `participants` and `scans` have the participant and the name of each scan. `dice` maps the name
+    of each candidate to the mean Dice over structures of each scan. The first candidate (`BEFORE`)
+    is the model as it was; candidates that change more come later. Each scan is scored with
+    candidates that were fitted to other participants. With a single participant, `held_out` is
+    False: the same scans are used for both.
     """
 
     participants: tuple[str, ...]
     scans: tuple[str, ...]
     dice: Mapping[str, Sequence[float]]
-    fusions: Mapping[str, Fusion]
-    held_out: bool
+    held_out: bool = True
 
     @property
     def chosen(self) -> str:
-        """Name of the candidate with the best mean Dice; see `choose`."""
-        return choose(self.dice)
+        """Name of the candidate with the best mean Dice, preferring small changes.
 
-    def figures(self, candidate: str) -> dict[str, JsonValue]:
-        """Return the number of scans, and their mean Dice before and with a candidate.
+        A candidate that changes more is chosen only if its mean Dice is higher by `WORTHWHILE`.
+        """
+        chosen = BEFORE
+        for name in self.dice:
+            if np.mean(self.dice[name]) - np.mean(self.dice[chosen]) >= WORTHWHILE:
+                chosen = name
+        return chosen
 
-        Keys are `scans`, `mean_dice_before` and `mean_dice_after`; they are written to `metrics` in
+    def gain(self, candidate: str) -> float:
+        """Return the difference of the mean Dice over all scans: candidate minus `BEFORE`."""
+        return float(np.mean(self.dice[candidate])) - float(np.mean(self.dice[BEFORE]))
+
+    def mean_dice(self, candidate: str) -> dict[str, JsonValue]:
+        """Return the mean Dice over all scans, before and with a candidate.
+
+        Keys are `mean_dice_before` and `mean_dice_after`; they are written to `metrics` in
         model.yaml.
         """
         return {
-            "scans": len(self.scans),
             "mean_dice_before": round(float(np.mean(self.dice[BEFORE])), 4),
             "mean_dice_after": round(float(np.mean(self.dice[candidate])), 4),
         }
 
+    def describe(self, candidate: str) -> str:
+        """Return a sentence with the mean Dice before and with a candidate, and its interval."""
+        whom = "participants that it has not seen"
+        if not self.held_out:
+            whom = "the very participant that it was fitted to"
+        before = np.asarray(self.dice[BEFORE])
+        after = np.asarray(self.dice[candidate])
+        line = (
+            f"mean Dice of {whom} {before.mean():.3f} before, {after.mean():.3f} after"
+        )
+        gains = pd.Series(after - before).groupby(list(self.participants)).mean()
+        if len(gains) < 2:
+            return f"{line} (of one participant there is no interval)"
+        low, high = mean_interval(gains.to_numpy()[:, None])[:, 0]
+        return (
+            f"{line}; gain {gains.mean():+.3f}, 95 % interval {low:+.3f} to {high:+.3f}, "
+            f"{len(gains)} participants"
+        )
+
     def table(self) -> list[str]:
         """Return the lines of a table: the Dice of each scan, with a column for each candidate."""
-        return dice_lines(self.dice, self.scans, held_out=self.held_out)
+        judged = "fitted to this very participant"
+        if self.held_out:
+            judged = "fitted without its participant"
+        table = pd.DataFrame(dict(self.dice), list(self.scans))
+        table = table.rename_axis(columns="scan")
+        table.loc["mean"] = table.mean()
+        rows = table.to_string(float_format="{:.4f}".format).splitlines()
+        return [f"Mean Dice over structures of each scan, {judged}:", *rows]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FittedFusion(Scores):
+    """Candidate settings for combining the views of a model, with their scores.
+
+    `fusions` has the settings of each candidate, fitted to all scans; those of `BEFORE` are the
+    model's own.
+    """
+
+    fusions: Mapping[str, Fusion]
+
+    def figures(self, candidate: str) -> dict[str, JsonValue]:
+        """Return the number of scans, and their mean Dice before and with a candidate."""
+        return {"scans": len(self.scans), **self.mean_dice(candidate)}
 
 
 def fit_held_out(
@@ -109,42 +160,11 @@ def fit_held_out(
     )
 
 
-def choose(dice: Mapping[str, Sequence[float]]) -> str:
-    """Return the name of the candidate with the best mean Dice, preferring small changes.
-
-    `dice` maps the name of each candidate to the Dice of each scan. Candidates that change more
-    come later; one of these is chosen only if its mean Dice is higher by `WORTHWHILE`.
-    """
-    names = list(dice)
-    chosen = names[0]
-    for name in names[1:]:
-        if np.mean(dice[name]) - np.mean(dice[chosen]) >= WORTHWHILE:
-            chosen = name
-    return chosen
-
-
 def folds_of(participants: Collection[str]) -> dict[str, int]:
     """Assign participants to at most five folds; return the number of each participant's fold."""
     different = sorted(set(participants))
     folds = min(len(different), _MOST_FOLDS)
     return {participant: number % folds for number, participant in enumerate(different)}
-
-
-def dice_lines(
-    dice: Mapping[str, Sequence[float]], scans: Sequence[str], *, held_out: bool
-) -> list[str]:
-    """Return the lines of a text table: the Dice of each scan, with a column for each candidate.
-
-    `dice` maps the name of each candidate to the Dice of each of `scans`. With `held_out`, the
-    heading says that candidates were fitted without the scan's participant.
-    """
-    judged = "fitted to this very participant"
-    if held_out:
-        judged = "fitted without its participant"
-    table = pd.DataFrame(dict(dice), list(scans)).rename_axis(columns="scan")
-    table.loc["mean"] = table.mean()
-    rows = table.to_string(float_format="{:.4f}".format).splitlines()
-    return [f"Mean Dice over structures of each scan, {judged}:", *rows]
 
 
 def name_of(pair: Pair) -> str:

@@ -27,13 +27,10 @@ from trinat.pipelines.learn.forecast import (
     Agreement,
     compare_with_results,
 )
-from trinat.pipelines.learn.learning import (
-    Judged,
-    learn,
-    structures_corrected,
-)
+from trinat.pipelines.learn.learning import learn, structures_corrected
 from trinat.pipelines.learn.settings import LearnSettings
 from trinat.pipelines.learn.training import recipe_changes, save_learnt_classes
+from trinat.pipelines.models.held_out import BEFORE, Scores
 from trinat.pipelines.study.corrections import Saving, save_correction
 from trinat.pipelines.study.entry import Entry
 from trinat.pipelines.study.ledger import Ledger
@@ -279,11 +276,12 @@ def test_the_interval_is_over_participants_not_over_scans() -> None:
     # Gains of 0.01 and 0.03 for a, and of 0.06 for b: 0.02 and 0.06 by participant. Their mean is
     # 0.04 and its standard error 0.02, so the t interval (12.71 with one degree of freedom) is
     # 0.04 +- 0.254.
-    after = (0.81, 0.83, 0.86)
-    line = str(Judged(("a", "a", "b"), (0.8, 0.8, 0.8), after, held_out=True))
+    dice = {BEFORE: (0.8, 0.8, 0.8), "new": (0.81, 0.83, 0.86)}
+    line = Scores(("a", "a", "b"), ("1", "2", "3"), dice).describe("new")
     assert "participants that it has not seen 0.800 before, 0.833 after" in line
     assert "gain +0.040, 95 % interval -0.214 to +0.294, 2 participants" in line
-    line = str(Judged(("a", "a"), (0.8, 0.8), (0.81, 0.83), held_out=False))
+    dice = {BEFORE: (0.8, 0.8), "new": (0.81, 0.83)}
+    line = Scores(("a", "a"), ("1", "2"), dice, held_out=False).describe("new")
     assert (
         "the very participant that it was fitted to 0.800 before, 0.820 after" in line
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trinat.pipelines.models.held_out import BEFORE, choose, fit_held_out
+from trinat.pipelines.models.held_out import BEFORE, Scores, fit_held_out
 from trinat.pipelines.study.files import ParsedName, ScanFile
 from trinat.pipelines.study.pairing import Pair
 from trinat.segmentation.models.model_info import Fusion
@@ -54,7 +54,7 @@ def test_a_single_participant_is_scored_with_a_fit_to_itself() -> None:
     ("scores", "chosen"),
     [
         # Each candidate must gain 0.001 over one that changes less.
-        ((0.8, 0.8005, 0.8006, 0.8007), "start"),
+        ((0.8, 0.8005, 0.8006, 0.8007), BEFORE),
         ((0.8, 0.82, 0.8205, 0.8205), "factors"),
         ((0.8, 0.82, 0.83, 0.8305), "averaged"),
         ((0.8, 0.82, 0.81, 0.83), "trained"),
@@ -63,10 +63,10 @@ def test_a_single_participant_is_scored_with_a_fit_to_itself() -> None:
 def test_what_changes_less_is_taken_unless_more_is_gained(
     scores: tuple[float, ...], chosen: str
 ) -> None:
-    names = ("start", "factors", "averaged", "trained")
+    names = (BEFORE, "factors", "averaged", "trained")
     # The mean over scans decides.
     of_scans = {
         name: (score - 0.1, score + 0.1)
         for name, score in zip(names, scores, strict=True)
     }
-    assert choose(of_scans) == chosen
+    assert Scores(("a", "b"), ("1", "2"), of_scans).chosen == chosen
