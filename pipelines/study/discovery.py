@@ -12,6 +12,8 @@ from __future__ import annotations
 import glob
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 
 from natsort import natsorted
@@ -166,147 +168,270 @@ def find_cases(
         for given in map(Path, inputs):
             if is_bids(given) or is_subjects_dir(given):
                 raise _not_alone(given)
-    refusals: list[Refusal] = []
-    remarks: list[str] = []
-    root, paths, named = _expand_all(inputs, exclude, refusals, remarks)
-    paths = _without_results(root, named, paths, refusals)
-    dicom: dict[Path, None] = {}  # used as an ordered set
-    for path in paths:
-        if not is_scan(path) and is_dicom_or_zip(path):
-            dicom[path] = None
-    others = [path for path in paths if path not in dicom]
-    cases = list(_name_cases(root, others, refusals))
-    cases += _name_series(root, list(dicom), refusals, any_contrast)
-    return Found.of(cases, refusals, remarks=remarks)
+    return _Search(exclude, any_contrast).run(inputs)
 
 
-def _expand_all(
-    inputs: Sequence[str | Path],
-    exclude: Path | None,
-    refusals: list[Refusal],
-    remarks: list[str],
-) -> tuple[Path, list[Path], set[Path]]:
-    """Return the common folder of all inputs, the paths of their scans, and those that are named.
+@dataclass
+class _Search:
+    """Search for scans in files, folders, globs and lists, with all messages about what it meets.
 
-    The folder is the root whose tree of subfolders the outputs mirror. Scans are named by
-    themselves or in a list, not found in a folder. An input without scans is added to `refusals`.
-    Messages about files that are not read are added to `remarks`.
+    The folder `exclude` is not searched. `any_contrast` is that of `find_cases`. `named` are the
+    scans that the user has named, by themselves or in a list; other scans were found in a folder.
+    `refusals` are inputs that are no scans, `closed` folders that cannot be read, and `remarks`
+    messages about files that are not read.
     """
-    roots: list[Path] = []
-    paths: list[Path] = []
-    named: set[Path] = set()
-    closed: list[Path] = []
-    for given in inputs:
-        text = str(given)
-        path = absolute(text)
-        try:
-            if is_dir(path):
-                root, scans = _expand_folder(path, exclude, closed, remarks)
-            elif path.suffix.lower() in _LISTS and is_file(path):
-                root, scans = _read_list(path)
-                named.update(scans)
-            elif glob.has_magic(text) and not is_file(path):
-                root, scans = _expand_glob(text, exclude, refusals, closed, remarks)
+
+    exclude: Path | None
+    any_contrast: bool
+    named: set[Path] = field(default_factory=set)
+    refusals: list[Refusal] = field(default_factory=list)
+    closed: list[Path] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+
+    def run(self, inputs: Sequence[str | Path]) -> Found:
+        """Return the scans in all inputs as cases, with the inputs that have no scan."""
+        roots: list[Path] = []
+        paths: list[Path] = []
+        for given in inputs:
+            try:
+                root, scans = self._expand(str(given))
+            except InputError as error:
+                self.refusals.append(Refusal(str(given), reason_of(error, where=False)))
             else:
-                root, scans = path.parent, [path]
-                named.add(path)
-        except InputError as error:
-            refusals.append(Refusal(text, reason_of(error, where=False)))
-        else:
-            roots.append(root)
-            paths += scans
-    root = absolute(os.path.commonpath(roots)) if roots else Path.cwd()
-    refusals += [_closed_folder(os.path.relpath(path, root)) for path in closed]
-    return root, paths, named
-
-
-def _without_results(
-    root: Path,
-    named: Collection[Path],
-    paths: list[Path],
-    refusals: list[Refusal],
-) -> list[Path]:
-    """Return the paths without files that are named like results, such as NAME_dseg.nii.gz.
-
-    These files are added to `refusals`, with their paths below `root`. Results that the user
-    `named` stay. If there are only results, all paths stay.
-    """
-    results = {path for path in paths if path not in named and is_result(path)}
-    if len(results) == len(set(paths)):
-        return paths
-    scans = []
-    for path in paths:
-        if path in results:
-            reason = "a result by its name, not a scan"
-            shown = str(path.relative_to(root))
-            refusals.append(Refusal(shown, reason, harmless=True))
-        else:
-            scans.append(path)
-    return scans
-
-
-def _expand_folder(
-    folder: Path, exclude: Path | None, closed: list[Path], remarks: list[str]
-) -> tuple[Path, list[Path]]:
-    """Return a folder and the paths of all scans and DICOM files below it.
-
-    For a FreeSurfer subject, return the folder above it and the subject's image. Subfolders that
-    cannot be read are added to `closed`, messages about files that are left out to `remarks`.
-    The output folder `exclude` is not searched. InputError is raised if there is no scan,
-    ConfigError if a BIDS dataset or SUBJECTS_DIR is below the folder, or if it is a part of a BIDS
-    dataset with other images than T1w scans.
-    """
-    image = find_image(folder)
-    if image:
-        # In a subject of FreeSurfer, the other images are results.
-        remark = _why_passed_over(folder)
-        if remark:
-            remarks.append(remark)
-            return folder.parent, []
-        return folder.parent, [image]
-
-    def note_closed(error: OSError) -> None:
-        closed.append(Path(error.filename))
-
-    def is_visible(file: Path) -> bool:
-        return not file.name.startswith(".")
-
-    # List only the header of a pair of .hdr and .img.
-    every = list(walk(folder, exclude, note_closed, is_visible))
-    _refuse_layouts(folder, every)
-    headers = {file.with_suffix("") for file in every if _ends_with(file, ".hdr")}
-    files = [
-        file
-        for file in every
-        if not (_ends_with(file, ".img") and file.with_suffix("") in headers)
-    ]
-    dicom = {file for file in files if not is_scan(file) and is_dicom(file)}
-    scans = natsorted(
-        (file for file in files if file in dicom or is_scan(file)), key=str
-    )
-    unread = [file for file in files if file not in dicom and not is_scan(file)]
-    zips = [file for file in unread if file.suffix.lower() == ".zip"]
-    others = [file for file in unread if file not in zips]
-    if zips:
-        remarks.append(
-            f"{folder.name}/: zips in a folder are not opened: {len(zips)}; give them by name, "
-            f"such as {folder.name}/*.zip"
+                roots.append(root)
+                paths += scans
+        # Outputs mirror the tree of folders below the common folder of all inputs.
+        root = absolute(os.path.commonpath(roots)) if roots else Path.cwd()
+        for folder in self.closed:
+            self.refusals.append(_closed_folder(os.path.relpath(folder, root)))
+        paths = self._without_results(root, paths)
+        # A dict is used as an ordered set.
+        dicom = dict.fromkeys(
+            path for path in paths if not is_scan(path) and is_dicom_or_zip(path)
         )
-    if dicom and others:
-        kinds = natsorted({file.suffix.lower() or "without suffix" for file in others})
-        remarks.append(
-            f"{folder.name}/: files that are neither DICOM nor scans are not read: "
-            f"{len(others)} ({', '.join(kinds)})"
+        others = [path for path in paths if path not in dicom]
+        cases = list(self._name_cases(root, others))
+        loose: list[str] = []
+        for path in dicom:
+            if path.suffix.lower() == ".zip":
+                cases += self._series_in(path, root, None)
+            else:
+                loose.append(str(path.relative_to(root)))
+        if loose:
+            cases += self._series_in(root, root, loose)
+        return Found.of(cases, self.refusals, remarks=self.remarks)
+
+    def _expand(self, given: str) -> tuple[Path, list[Path]]:
+        """Return the folder below which the scans of an input are named, and their paths.
+
+        InputError is raised if there is no scan.
+        """
+        path = absolute(given)
+        if is_dir(path):
+            return self._expand_folder(path)
+        if path.suffix.lower() in _LISTS and is_file(path):
+            root, scans = _read_list(path)
+            self.named.update(scans)
+            return root, scans
+        if glob.has_magic(given) and not is_file(path):
+            return self._expand_glob(given)
+        self.named.add(path)
+        return path.parent, [path]
+
+    def _without_results(self, root: Path, paths: list[Path]) -> list[Path]:
+        """Return the paths without files that are named like results, such as NAME_dseg.nii.gz.
+
+        These files are refused, by their paths below `root`. Results that the user has named stay.
+        If there are only results, all paths stay.
+        """
+        results = {path for path in paths if path not in self.named and is_result(path)}
+        if len(results) == len(set(paths)):
+            return paths
+        scans = []
+        for path in paths:
+            if path in results:
+                reason = "a result by its name, not a scan"
+                shown = str(path.relative_to(root))
+                self.refusals.append(Refusal(shown, reason, harmless=True))
+            else:
+                scans.append(path)
+        return scans
+
+    def _expand_folder(self, folder: Path) -> tuple[Path, list[Path]]:
+        """Return a folder and the paths of all scans and DICOM files below it.
+
+        For a FreeSurfer subject, return the folder above it and the subject's image. InputError is
+        raised if there is no scan, ConfigError if a BIDS dataset or SUBJECTS_DIR is below the
+        folder, or if it is a part of a BIDS dataset with other images than T1w scans.
+        """
+        image = find_image(folder)
+        if image:
+            # In a subject of FreeSurfer, the other images are results.
+            remark = _why_passed_over(folder)
+            if remark:
+                self.remarks.append(remark)
+                return folder.parent, []
+            return folder.parent, [image]
+
+        def note_closed(error: OSError) -> None:
+            self.closed.append(Path(error.filename))
+
+        def is_visible(file: Path) -> bool:
+            return not file.name.startswith(".")
+
+        # List only the header of a pair of .hdr and .img.
+        every = list(walk(folder, self.exclude, note_closed, is_visible))
+        _refuse_layouts(folder, every)
+        headers = {file.with_suffix("") for file in every if _ends_with(file, ".hdr")}
+        files = [
+            file
+            for file in every
+            if not (_ends_with(file, ".img") and file.with_suffix("") in headers)
+        ]
+        dicom = {file for file in files if not is_scan(file) and is_dicom(file)}
+        scans = natsorted(
+            (file for file in files if file in dicom or is_scan(file)), key=str
         )
-    images = [file.name for file in others if _ends_with(file, *_NOT_READ)]
-    if scans and images and not dicom:
-        remarks.append(
-            f"{folder.name}/: images of kinds that are not read: {some(images)}"
-        )
-    if not scans and folder not in closed:
-        known = f"{', '.join(SCAN_SUFFIXES[:4])}, DICOM"
-        raise InputError(f"no scan in this folder ({known})", where=folder)
-    return folder, scans
+        unread = [file for file in files if file not in dicom and not is_scan(file)]
+        zips = [file for file in unread if file.suffix.lower() == ".zip"]
+        others = [file for file in unread if file not in zips]
+        if zips:
+            self.remarks.append(
+                f"{folder.name}/: zips in a folder are not opened: {len(zips)}; give them by name, "
+                f"such as {folder.name}/*.zip"
+            )
+        if dicom and others:
+            kinds = natsorted(
+                {file.suffix.lower() or "without suffix" for file in others}
+            )
+            self.remarks.append(
+                f"{folder.name}/: files that are neither DICOM nor scans are not read: "
+                f"{len(others)} ({', '.join(kinds)})"
+            )
+        images = [file.name for file in others if _ends_with(file, *_NOT_READ)]
+        if scans and images and not dicom:
+            self.remarks.append(
+                f"{folder.name}/: images of kinds that are not read: {some(images)}"
+            )
+        if not scans and folder not in self.closed:
+            known = f"{', '.join(SCAN_SUFFIXES[:4])}, DICOM"
+            raise InputError(f"no scan in this folder ({known})", where=folder)
+        return folder, scans
+
+    def _expand_glob(self, pattern: str) -> tuple[Path, list[Path]]:
+        """Return a root folder and the paths of the scans that match a glob pattern.
+
+        The root consists of the parts of the pattern before the first wildcard. Folders that match
+        are searched, and refused if they have no scan. Files in the output folder are omitted
+        unless all matches are there.
+        """
+        scans = []
+        searched: set[Path] = set()
+        if self.exclude:
+            searched.add(absolute(self.exclude))
+        # Patterns are relative to the current folder or absolute, as in a shell, which Path.glob
+        # does not support.
+        for match in natsorted(glob.glob(pattern, recursive=True)):  # noqa: PTH207
+            path = absolute(match)
+            if is_file(path) and (is_scan(path) or is_dicom_or_zip(path)):
+                scans.append(path)
+            # A pattern with ** matches the folders in a folder, too.
+            elif is_dir(path) and searched.isdisjoint((path, *path.parents)):
+                searched.add(path)
+                try:
+                    scans += self._expand_folder(path)[1]
+                except InputError as error:
+                    self.refusals.append(Refusal(match, reason_of(error, where=False)))
+        if self.exclude:
+            output = absolute(self.exclude)
+            # If all matches are in the output folder, keep them; results are recognised by name
+            # later.
+            scans = [path for path in scans if not path.is_relative_to(output)] or scans
+        scans = list(dict.fromkeys(scans))
+        if not scans:
+            raise InputError("no scan matches this pattern", where=pattern)
+        fixed = takewhile(lambda part: not glob.has_magic(part), Path(pattern).parts)
+        return absolute(Path(*fixed)), scans
+
+    def _name_cases(self, root: Path, paths: Iterable[Path]) -> Iterator[Case]:
+        """Yield a case for each path that is a scan; refuse the others.
+
+        The id of a case is its path below `root`, without ending. The image of a FreeSurfer subject
+        has the id that it has if its SUBJECTS_DIR is given.
+        """
+        seen: set[Path] = set()
+        for path in paths:
+            relative = path.relative_to(root)
+            parts = (*relative.parts[:-1], without_suffix(path))
+            is_below_mri = len(parts) > 2 and parts[-2] == "mri"
+            if is_below_mri and find_image(path.parents[1]) == path:
+                *above, subject, _, _ = parts
+                parts = (*above, subject, subject)
+            name = "/".join(safe_component(part) for part in parts)
+            # Do not resolve links: in some archives equal scans of two sessions are links to one
+            # file.
+            same, *_ = files_of_scan(path)
+            if same in seen:
+                self.refusals.append(
+                    Refusal(str(relative), "given twice", harmless=True)
+                )
+            elif not is_file(path):
+                reason = "no such file"
+                if os.path.exists(path):  # noqa: PTH110 - as is_file asks
+                    reason = "not a regular file"
+                self.refusals.append(Refusal(str(relative), reason, case=name))
+            elif not is_scan(path):
+                reason = f"not a known kind of scan: {remedy_for_format(path)}"
+                self.refusals.append(Refusal(str(relative), reason))
+            else:
+                yield Case(name, path, str(relative))
+            seen.add(same)
+
+    def _series_in(
+        self, place: Path, root: Path, names: list[str] | None
+    ) -> Iterator[Case]:
+        """Yield a case for each DICOM series that is a scan, in one zip or in files of a folder.
+
+        `place` is the zip, with `names` None, and the cases are named by its path below `root` as
+        if it were a folder; or it is `root`, with the paths of the DICOM files relative to it. The
+        other series are refused.
+        """
+        folder = Path()
+        shown = place.name
+        if names is None:
+            relative = place.relative_to(root)
+            folder = relative.with_name(without_suffix(place))
+            shown = str(relative)
+        try:
+            found = find_series(place, names, any_contrast=self.any_contrast)
+        except (InputError, OSError) as error:
+            self.refusals.append(Refusal(shown, reason_of(error, where=False)))
+            return
+        if not found:
+            remedy = "of a DICOMDIR give the folder; unpack a zip of NIfTI files"
+            reason = f"no DICOM image in it ({remedy})"
+            self.refusals.append(Refusal(shown, reason))
+        has_scan = any(not series.reason for series in found)
+        for series in found:
+            source = place
+            files = series.files
+            if names:
+                # The folder of the series itself is the same whatever else is given.
+                folders = [Path(file).parent for file in files]
+                folder = Path(os.path.commonpath(folders))
+                source = place / folder
+                files = tuple(str(Path(file).relative_to(folder)) for file in files)
+            parts = (*folder.parts, series.name)
+            name = "/".join(safe_component(part) for part in parts)
+            if not series.reason:
+                yield Case(name, source, "/".join(parts), series=files)
+            elif has_scan and not series.damaged:
+                # The series is no scan, but there is a scan beside it. A damaged file may be a part
+                # of a scan.
+                reason = f"{LEFT_OUT}{series.reason}"
+                self.refusals.append(Refusal(name, reason, harmless=True, case=name))
+            else:
+                self.refusals.append(Refusal(name, series.reason, case=name))
 
 
 def _refuse_layouts(folder: Path, files: Sequence[Path]) -> None:
@@ -373,158 +498,6 @@ def _read_list(path: Path) -> tuple[Path, list[Path]]:
         raise InputError("the list names no scan", where=path)
     folders = [scan.parent for scan in scans]
     return absolute(os.path.commonpath(folders)), scans
-
-
-def _expand_glob(
-    pattern: str,
-    exclude: Path | None,
-    refusals: list[Refusal],
-    closed: list[Path],
-    remarks: list[str],
-) -> tuple[Path, list[Path]]:
-    """Return a root folder and the paths of the scans that match a glob pattern.
-
-    The root consists of the parts of the pattern before the first wildcard. Folders that match are
-    searched by `_expand_folder`; those without a scan are added to `refusals`. Files below
-    `exclude` are omitted unless all matches are there.
-    """
-    scans = []
-    searched: set[Path] = set()
-    if exclude:
-        searched.add(absolute(exclude))
-    # Patterns are relative to the current folder or absolute, as in a shell, which Path.glob does
-    # not support.
-    for match in natsorted(glob.glob(pattern, recursive=True)):  # noqa: PTH207
-        path = absolute(match)
-        if is_file(path) and (is_scan(path) or is_dicom_or_zip(path)):
-            scans.append(path)
-        # A pattern with ** matches the folders in a folder, too.
-        elif is_dir(path) and searched.isdisjoint((path, *path.parents)):
-            searched.add(path)
-            try:
-                scans += _expand_folder(path, exclude, closed, remarks)[1]
-            except InputError as error:
-                refusals.append(Refusal(match, reason_of(error, where=False)))
-    if exclude:
-        output = absolute(exclude)
-        outside = [path for path in scans if not path.is_relative_to(output)]
-        # If all matches are in the output folder, keep them; results are recognised by name later.
-        if outside:
-            scans = outside
-    scans = list(dict.fromkeys(scans))
-    if not scans:
-        raise InputError("no scan matches this pattern", where=pattern)
-    fixed: list[str] = []
-    for part in Path(pattern).parts:
-        if glob.has_magic(part):
-            break
-        fixed.append(part)
-    return absolute(Path(*fixed)), scans
-
-
-def _name_cases(
-    root: Path, paths: Iterable[Path], refusals: list[Refusal]
-) -> Iterator[Case]:
-    """Yield a case for each path that is a scan; its id is its path below `root`, without ending.
-
-    The image of a FreeSurfer subject has the id that it has if its SUBJECTS_DIR is given. Other
-    paths are added to `refusals`.
-    """
-    seen: set[Path] = set()
-    for path in paths:
-        relative = path.relative_to(root)
-        parts = (*relative.parts[:-1], without_suffix(path))
-        is_below_mri = len(parts) > 2 and parts[-2] == "mri"
-        if is_below_mri and find_image(path.parents[1]) == path:
-            *above, subject, _, _ = parts
-            parts = (*above, subject, subject)
-        name = "/".join(safe_component(part) for part in parts)
-        # Do not resolve links: in some archives equal scans of two sessions are links to one file.
-        same, *_ = files_of_scan(path)
-        if same in seen:
-            refusals.append(Refusal(str(relative), "given twice", harmless=True))
-        elif not is_file(path):
-            reason = "no such file"
-            if os.path.exists(path):  # noqa: PTH110 - as is_file asks
-                reason = "not a regular file"
-            refusals.append(Refusal(str(relative), reason, case=name))
-        elif not is_scan(path):
-            reason = f"not a known kind of scan: {remedy_for_format(path)}"
-            refusals.append(Refusal(str(relative), reason))
-        else:
-            yield Case(name, path, str(relative))
-        seen.add(same)
-
-
-def _name_series(
-    root: Path,
-    paths: Sequence[Path],
-    refusals: list[Refusal],
-    any_contrast: bool,
-) -> Iterator[Case]:
-    """Yield a case for each DICOM series that is a scan, in the zips and DICOM files in `paths`.
-
-    All paths are below `root`. The other series are added to `refusals`.
-    """
-    loose: list[str] = []
-    for path in paths:
-        if path.suffix.lower() == ".zip":
-            yield from _series_in(path, root, None, refusals, any_contrast)
-        else:
-            loose.append(str(path.relative_to(root)))
-    if loose:
-        yield from _series_in(root, root, loose, refusals, any_contrast)
-
-
-def _series_in(
-    place: Path,
-    root: Path,
-    names: list[str] | None,
-    refusals: list[Refusal],
-    any_contrast: bool,
-) -> Iterator[Case]:
-    """Yield a case for each DICOM series that is a scan, in one zip or in files of a folder.
-
-    `place` is the zip, with `names` None, and the cases are named by its path below `root` as if it
-    were a folder; or it is `root`, with the paths of the DICOM files relative to it. The other
-    series are added to `refusals`.
-    """
-    folder = Path()
-    shown = place.name
-    if names is None:
-        relative = place.relative_to(root)
-        folder = relative.with_name(without_suffix(place))
-        shown = str(relative)
-    try:
-        found = find_series(place, names, any_contrast=any_contrast)
-    except (InputError, OSError) as error:
-        refusals.append(Refusal(shown, reason_of(error, where=False)))
-        return
-    if not found:
-        remedy = "of a DICOMDIR give the folder; unpack a zip of NIfTI files"
-        reason = f"no DICOM image in it ({remedy})"
-        refusals.append(Refusal(shown, reason))
-    has_scan = any(not series.reason for series in found)
-    for series in found:
-        source = place
-        files = series.files
-        if names:
-            # The folder of the series itself is the same whatever else is given.
-            folders = [Path(file).parent for file in files]
-            folder = Path(os.path.commonpath(folders))
-            source = place / folder
-            files = tuple(str(Path(file).relative_to(folder)) for file in files)
-        parts = (*folder.parts, series.name)
-        name = "/".join(safe_component(part) for part in parts)
-        if not series.reason:
-            yield Case(name, source, "/".join(parts), series=files)
-        elif has_scan and not series.damaged:
-            # The series is no scan, but there is a scan beside it. A damaged file may be a part of
-            # a scan.
-            reason = f"{LEFT_OUT}{series.reason}"
-            refusals.append(Refusal(name, reason, harmless=True, case=name))
-        else:
-            refusals.append(Refusal(name, series.reason, case=name))
 
 
 def is_bids(root: Path, suffix: str = T1W) -> bool:
