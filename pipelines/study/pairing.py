@@ -23,43 +23,12 @@ _MOST_NAMED = 3
 _SEPARATORS = "_-. "
 _SEPARATOR = re.compile(r"[_. -]")
 # Words that name kinds of files beside scans; any other word may distinguish two scans.
-_KINDS = frozenset(
-    {
-        "seg",
-        "segmentation",
-        "label",
-        "labels",
-        "labelmap",
-        "pred",
-        "prediction",
-        "predicted",
-        "dseg",
-        "parcels",
-        "lesion",
-        "lesions",
-        "wmh",
-        "aseg",
-        "mask",
-        "manual",
-        "truth",
-        "true",
-        "gt",
-        "auto",
-        "result",
-        "brain",
-        "t1",
-        "t1w",
-        "mri",
-        "mprage",
-        "flair",
-        "anat",
-        "anon",
-        "orig",
-        "image",
-        "img",
-        "scan",
-    }
-)
+_KINDS = frozenset((
+    "seg", "segmentation", "label", "labels", "labelmap", "pred", "prediction", "predicted",
+    "dseg", "parcels", "lesion", "lesions", "wmh", "aseg", "mask", "manual", "truth", "true", "gt",
+    "auto", "result", "brain", "t1", "t1w", "mri", "mprage", "flair", "anat", "anon", "orig",
+    "image", "img", "scan",
+))  # fmt: skip
 
 # Function that returns the key of a file: files with equal keys match. A file with an empty key
 # matches no other.
@@ -154,14 +123,10 @@ def partners_of(
     return {pair.truth.path: pair.prediction for pair in pairs}
 
 
-def _name(file: ScanFile) -> str:
-    return file.name
-
-
 # Strict rules, the most specific first: the text of `Pair.how`, and the key.
 _RULES: tuple[tuple[str, Key], ...] = (
     ("BIDS entities", lambda file: file.parsed.entities),  # empty for other names
-    ("name", _name),
+    ("name", lambda file: file.name),
     ("subject and session", lambda file: (file.parsed.subject, file.parsed.session)),
     ("subject", lambda file: file.parsed.subject),
 )
@@ -171,12 +136,14 @@ _RULES: tuple[tuple[str, Key], ...] = (
 class _Matching:
     """True label maps and predictions, with the pairs that the rules have found so far.
 
-    `doubts` maps the path of a file to the reason why it has no partner.
+    `paired` has the `id()` of each file in a pair. `doubts` maps the path of a file to the first
+    reason why it has no partner.
     """
 
     truths: list[ScanFile]
     predictions: list[ScanFile]
     pairs: list[Pair] = field(default_factory=list)
+    paired: set[int] = field(default_factory=set)
     doubts: dict[Path, str] = field(default_factory=dict)
 
     def alike(self, truth_key: Key, prediction_key: Key) -> list[_Match]:
@@ -215,9 +182,8 @@ class _Matching:
                 continue
             if _folders_differ(truth, prediction):
                 for file, other in ((truth, prediction), (prediction, truth)):
-                    self._note_reason(
-                        file, f"{other.shown} has its name, in another folder"
-                    )
+                    why = f"{other.shown} has its name, in another folder"
+                    self.doubts.setdefault(file.path, why)
                 continue
             possible.append((truth, prediction))
 
@@ -226,39 +192,35 @@ class _Matching:
         for truth, prediction in possible:
             predictions_of[id(truth)].append(prediction)
             truths_of[id(prediction)].append(truth)
-        taken = self._ids_of_paired()
         for truth, prediction in possible:
             predictions = predictions_of[id(truth)]
             truths = truths_of[id(prediction)]
             if len(predictions) > 1 or len(truths) > 1:
-                self._note_reason(truth, _not_unique(predictions, truths))
-                self._note_reason(prediction, _not_unique(truths, predictions))
-            elif id(truth) not in taken and id(prediction) not in taken:
+                why = _not_unique(predictions, truths)
+                self.doubts.setdefault(truth.path, why)
+                why = _not_unique(truths, predictions)
+                self.doubts.setdefault(prediction.path, why)
+            elif self.paired.isdisjoint((id(truth), id(prediction))):
                 guessed = is_guess or _differ_in_detail(truth, prediction)
                 self.pairs.append(Pair(truth, prediction, how, guessed))
+                self.paired |= {id(truth), id(prediction)}
 
     def take_by_one_ending(self) -> None:
         """Pair `case_1` with `case_1_seg` if all names of one side end in `_seg`.
 
         The sides are true label maps and predictions. Any ending that all names of one side share
-        is used in this way.
+        is used in this way. The pairs are guesses if it may say more than the kind of a file.
         """
-        ending = _common_ending([file.name for file in self.predictions])
-        if ending:
-            matches = self.alike(_name, _name_without(ending))
-            self._take_by_ending(matches, ending)
-        ending = _common_ending([file.name for file in self.truths])
-        if ending and not self.pairs:
-            matches = self.alike(_name_without(ending), _name)
-            self._take_by_ending(matches, ending)
-
-    def _take_by_ending(self, matches: list[_Match], ending: str) -> None:
-        """Add to `pairs` the matches of names that are equal except for `ending`.
-
-        They are guesses if the ending may say more than the kind of a file.
-        """
-        is_guess = not _says_kind_alone(ending)
-        self.take(matches, f"name and {ending}", is_guess=is_guess)
+        of_truths = _common_ending([file.name for file in self.truths])
+        of_predictions = _common_ending([file.name for file in self.predictions])
+        for truth_ending, prediction_ending in (("", of_predictions), (of_truths, "")):
+            ending = truth_ending or prediction_ending
+            if ending and not self.pairs:
+                matches = self.alike(
+                    _name_without(truth_ending), _name_without(prediction_ending)
+                )
+                is_guess = not _says_kind_alone(ending)
+                self.take(matches, f"name and {ending}", is_guess=is_guess)
 
     def take_by_beginning(self, *, guess: bool) -> None:
         """Pair files if one name is the beginning of the other, up to a separator.
@@ -317,37 +279,16 @@ class _Matching:
     def result(self) -> Pairing:
         """Return the pairs, sorted by the true label maps, and all files without a partner."""
         pairs = sorted(self.pairs, key=lambda pair: natural_order(pair.truth.name))
-        truths = self._without_partner(self.truths)
-        predictions = self._without_partner(self.predictions)
+        truths = [file for file in self.truths if id(file) not in self.paired]
+        predictions = [file for file in self.predictions if id(file) not in self.paired]
         alone = {file.path for file in (*truths, *predictions)}
         doubts = {path: why for path, why in self.doubts.items() if path in alone}
-        return Pairing(tuple(pairs), truths, predictions, doubts)
-
-    def _without_partner(self, files: Iterable[ScanFile]) -> tuple[ScanFile, ...]:
-        """Return the files that are in no pair."""
-        taken = self._ids_of_paired()
-        return tuple(file for file in files if id(file) not in taken)
-
-    def _ids_of_paired(self) -> set[int]:
-        """Return the `id()` of each file that is in a pair."""
-        taken = set()
-        for pair in self.pairs:
-            taken.add(id(pair.truth))
-            taken.add(id(pair.prediction))
-        return taken
-
-    def _note_reason(self, file: ScanFile, why: str) -> None:
-        """Remember why a file has no partner; the first reason stays."""
-        self.doubts.setdefault(file.path, why)
+        return Pairing(tuple(pairs), tuple(truths), tuple(predictions), doubts)
 
 
 def _name_without(ending: str) -> Key:
     """Return a key function: the file's name without an ending, or unchanged if it has another."""
-
-    def shortened(file: ScanFile) -> str:
-        return file.name.removesuffix(ending)
-
-    return shortened
+    return lambda file: file.name.removesuffix(ending)
 
 
 def _by_name(files: Iterable[ScanFile]) -> dict[str, list[ScanFile]]:
