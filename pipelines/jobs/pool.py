@@ -153,12 +153,17 @@ class Pool(Generic[ItemT, Answer]):
                         workers.append(self._start(worker.device))
                 for worker in list(workers):
                     late = self._late_item(worker)
-                    if late is not None:
-                        worker.kill()
-                        workers.remove(worker)
-                        yield self._answer_for_late(worker, late)
-                        if not stop():
-                            workers.append(self._start(worker.device))
+                    if late is None:
+                        continue
+                    worker.kill()
+                    workers.remove(worker)
+                    # The other items of the process are not to blame.
+                    del worker.in_hand[late.id]
+                    self._again.extend(hand.item for hand in worker.in_hand.values())
+                    limit_s = (self.timeout_s or 0) * late.work
+                    yield self.failed(late, f"took longer than {limit_s:g} s")
+                    if not stop():
+                        workers.append(self._start(worker.device))
         finally:
             for worker in workers:
                 worker.kill()
@@ -297,7 +302,7 @@ class Pool(Generic[ItemT, Answer]):
             hand.item for hand in worker.in_hand.values() if hand.stage == WAITING
         )
 
-    def _late_item(self, worker: _Worker[ItemT]) -> _InHand[ItemT] | None:
+    def _late_item(self, worker: _Worker[ItemT]) -> ItemT | None:
         """Return an item that has exceeded its time limit; None if there is none.
 
         Raises DeviceError if the process has not become ready within the limit.
@@ -311,20 +316,8 @@ class Pool(Generic[ItemT, Answer]):
             )
         for hand in worker.in_hand.values():
             if hand.seconds > self.timeout_s * hand.item.work:
-                return hand
+                return hand.item
         return None
-
-    def _answer_for_late(self, worker: _Worker[ItemT], late: _InHand[ItemT]) -> Answer:
-        """Return the answer for the item `late`, which took too long.
-
-        The other items of the same worker are kept to be repeated.
-        """
-        for hand in worker.in_hand.values():
-            if hand is not late:
-                self._again.append(hand.item)
-        assert self.timeout_s is not None
-        limit_s = self.timeout_s * late.item.work
-        return self.failed(late.item, f"took longer than {limit_s:g} s")
 
 
 @dataclass
@@ -480,12 +473,15 @@ def run_isolated(
             answers[number] = work(item)
             finished(answers[number], len(answers), len(items))
     else:
+        # Processes are forks of one that has imported only the module of `work`: they start fast.
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([work.__module__])
         pool: Pool[_Numbered[Given], tuple[int, Answer | _Raised]] = Pool(
             _work_in_turn,
             (work, torch_threads),
             ["cpu"] * processes,
             failed=lambda item, reason: (int(item.id), killed(item.given)),
-            context=_forked_from_clean(work.__module__),
+            context=context,
         )
         numbered = [_Numbered(str(number), item) for number, item in enumerate(items)]
         for number, answer in pool.run(numbered, stop=lambda: bool(errors)):
@@ -539,13 +535,3 @@ def pickle_error(error: Exception) -> bytes:
         as_text.__notes__ = error.__notes__
         content = pickle.dumps(as_text)
     return content
-
-
-def _forked_from_clean(module: str) -> ForkServerContext:
-    """Return a context that starts processes as forks of a process with nothing but `module`.
-
-    That process has imported the module already, so that each start is fast.
-    """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([module])
-    return context
