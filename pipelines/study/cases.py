@@ -70,17 +70,6 @@ class Case:
         return Named(name, tuple(folders))
 
     @property
-    def decides_outputs(self) -> object:
-        """Key of its output files: two cases with equal keys would write to the same files.
-
-        In a BIDS dataset it is the folder with the BIDS entities, elsewhere the id.
-        """
-        if not self.entities:
-            return self.id
-        folder = self.id.rpartition("/")[0]
-        return folder, frozenset(self.entities.items())
-
-    @property
     def scans(self) -> tuple[Case, ...]:
         """Tuple with this scan only. A `Participant` has the same attribute with all its scans."""
         return (self,)
@@ -210,9 +199,14 @@ class Found:
         Two cases that would write the same output files are both refused, because nothing says
         which one is right.
         """
+        # Outputs are named by the id or, in a BIDS dataset, by the folder and the entities.
         by_outputs: dict[object, list[Case]] = defaultdict(list)
         for case in cases:
-            by_outputs[case.decides_outputs].append(case)
+            named_by: object = case.id
+            if case.entities:
+                folder = case.id.rpartition("/")[0]
+                named_by = (folder, frozenset(case.entities.items()))
+            by_outputs[named_by].append(case)
         alone: list[Case] = []
         twins: list[Refusal] = []
         for same in by_outputs.values():

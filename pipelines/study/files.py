@@ -265,7 +265,10 @@ def find_files(
     if found:
         files = name_files(found, place, entries)
         if corrected and are_labels:
-            files = [_with_correction(file) for file in files]
+            for number, file in enumerate(files):
+                path = corrected_path(file.path)
+                if path.is_file():
+                    files[number] = replace(file, path=path, corrects=file.path)
         return sorted(
             files, key=lambda file: (natural_order(file.name), str(file.path))
         )
@@ -279,14 +282,6 @@ def find_files(
     elif are_labels:
         what = "no label map here"
     raise EvaluationError(what, where=place, remedy=remedy)
-
-
-def _with_correction(file: ScanFile) -> ScanFile:
-    """Return a label map with the path of its correction, if there is one."""
-    path = corrected_path(file.path)
-    if not path.is_file():
-        return file
-    return replace(file, path=path, corrects=file.path)
 
 
 def find_images(place: Path, label_maps: Iterable[Path]) -> list[ScanFile]:

@@ -48,8 +48,6 @@ _LIKE_TIMES = re.compile(r"date|time|age\b|year|month|week|day")
 _YEARS = ((-120, 120), (1900, 2200))
 # Longest time between two scans of a participant.
 _LONGEST_YEARS = 60
-# Number of scans named in a message about scans missing from a table.
-_MOST_NAMED = 5
 
 
 @dataclass(frozen=True)
@@ -335,8 +333,9 @@ def _from_table(
             for title in like_times
         ]
     if unnamed:
-        named = some(unnamed, most=_MOST_NAMED)
-        doubts.append(f"{len(unnamed)} of {len(cases)} scans are not in it: {named}")
+        doubts.append(
+            f"{len(unnamed)} of {len(cases)} scans are not in it: {some(unnamed)}"
+        )
     report_table(path, notes, doubts, strict=strict)
     return known
 

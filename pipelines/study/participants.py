@@ -17,8 +17,6 @@ from trinat.segmentation.io.cells import composed
 COVARIATES = ("age", "sex", "icv")
 # A covariate that the user did not name is used if it is known for this share of the participants.
 LEAST_KNOWN = 0.8
-# Maximum number of participants that a message names; the rest is counted.
-_MOST_NAMED = 5
 
 
 @dataclass(frozen=True)
@@ -71,7 +69,7 @@ class Matched:
         """
         if not self.absent:
             return self.doubts
-        named = some(self.absent, most=_MOST_NAMED)
+        named = some(self.absent)
         count = f"{len(self.absent)} of {self.participants} participants are not in the table"
         return (*self.doubts, f"{count}: {named}")
 
@@ -114,9 +112,8 @@ class ParticipantsTable:
             participants_of[row][participant] = None
         for row, sharing in participants_of.items():
             if len(sharing) > 1:
-                named = some(sharing, most=_MOST_NAMED)
                 doubts.append(
-                    f"{row} in the table is the row of {len(sharing)} participants: {named}"
+                    f"{row} in the table is the row of {len(sharing)} participants: {some(sharing)}"
                 )
         participants = dict.fromkeys(participant for _, participant in scans)
         present = {participant for _, participant in rows}
