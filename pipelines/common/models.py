@@ -76,6 +76,38 @@ def description_of(model: Model, out: Path) -> Description:
     return check(Description, content, out)
 
 
+def save_copy(
+    model: Model,
+    out: Path,
+    *,
+    beside: Model | None = None,
+    lesions: bytes | None = None,
+    overwrite: bool = False,
+    **changed: object,
+) -> None:
+    """Save a model in the folder `out`, under the folder's name, with changed metadata.
+
+    `changed` are fields of its `Description`. The networks for parcels and for lesions are those of
+    the model `beside`, by default its own; `lesions` is the file of another network for lesions.
+    `overwrite` replaces the whole folder; without it a folder that contains anything is refused.
+    """
+    from trinat.segmentation.models.checkpoint import save_model
+
+    if beside is None:
+        beside = model
+    save_model(
+        out,
+        description_of(model, out).model_copy(update=changed),
+        model.networks,
+        label_table=model.label_table,
+        template=model.template,
+        parcels=beside.parcels,
+        lesions=beside.lesions if lesions is None else lesions,
+        precision=model.info.precision,
+        overwrite=overwrite,
+    )
+
+
 def print_licences(models: Iterable[str]) -> None:
     """Print to stderr the licence of each model that differs from trinat's, each licence once.
 

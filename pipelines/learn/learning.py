@@ -17,13 +17,10 @@ from typing import Any
 from pydantic import JsonValue
 
 from trinat.pipelines.common.exits import Exit, batch_exit
-from trinat.pipelines.common.models import check_out, description_of
+from trinat.pipelines.common.models import check_out, description_of, save_copy
 from trinat.pipelines.common.text import count
 from trinat.pipelines.learn.corrected import Corrected, find_corrected
-from trinat.pipelines.learn.forecast import (
-    Agreement,
-    compare_with_results,
-)
+from trinat.pipelines.learn.forecast import compare_with_results
 from trinat.pipelines.learn.settings import LearnSettings
 from trinat.pipelines.learn.training import Trained, train_on
 from trinat.pipelines.models.fit_odds import (
@@ -51,7 +48,7 @@ from trinat.segmentation.errors import ConfigError, EvaluationError
 from trinat.segmentation.io.files import sha256_of
 from trinat.segmentation.labels.folding import load_folding
 from trinat.segmentation.labels.scheme import LabelScheme
-from trinat.segmentation.models.checkpoint import Model, load_model, save_changed
+from trinat.segmentation.models.checkpoint import Model, load_model
 from trinat.segmentation.models.zoo import MODEL_FILE, shipped_models
 from trinat.segmentation.training.odds_fit import (
     DoubtfulVoxels,
@@ -173,7 +170,17 @@ def _prepare_material(study: Study, settings: LearnSettings) -> _Material:
     agreement = compare_with_results(corrected, model.scheme, counted, numbering)
     if agreement is not None:
         counted = sorted(agreement.changed)
-        _log_expectation(corrected, model, agreement, settings)
+        made_by = {each.scan.entry.model for each in corrected}
+        # Only if the model to improve made the results, their Dice is the one to be improved.
+        if made_by == {sha256_of(model.folder / MODEL_FILE)}:
+            if 1 - agreement.dice < WORTHWHILE:
+                raise EvaluationError(
+                    "the corrections differ too little from the results to learn from: "
+                    f"{agreement}",
+                    where=settings.results,
+                    remedy="correct scans with larger errors",
+                )
+            _log.info("%s", agreement)
     pairs, scans, failed = segment_all(
         model,
         [each.pair for each in corrected],
@@ -189,29 +196,6 @@ def _prepare_material(study: Study, settings: LearnSettings) -> _Material:
     return _Material(
         corrected, model, reader, pairs, scans, counted, failed=len(failures)
     )
-
-
-def _log_expectation(
-    corrected: Sequence[Corrected],
-    model: Model,
-    agreement: Agreement,
-    settings: LearnSettings,
-) -> None:
-    """Log how much Dice `trinat learn` can gain.
-
-    The gain is logged only if the model to improve is the one that made the results: `agreement`,
-    the Dice between results and corrections, is then the Dice that is to be improved. If it leaves
-    less than `WORTHWHILE` to gain, EvaluationError is raised.
-    """
-    made_by = {each.scan.entry.model for each in corrected}
-    if made_by == {sha256_of(model.folder / MODEL_FILE)}:
-        if 1 - agreement.dice < WORTHWHILE:
-            raise EvaluationError(
-                f"the corrections differ too little from the results to learn from: {agreement}",
-                where=settings.results,
-                remedy="correct scans with larger errors",
-            )
-        _log.info("%s", agreement)
 
 
 def _fit_factors(material: _Material, settings: LearnSettings, why: str) -> Learnt:
@@ -240,19 +224,13 @@ def _save_factors(
     The fitted factors (`found`) are in its `fusion` settings; they multiply the probability of each
     structure.
     """
-    changed: dict[str, Any] = {
-        "fusion": found.fusions[FITTED],
-        # The other metrics of the model were measured with its old factors, so they are dropped.
-        "metrics": {"class_odds": found.figures(FITTED)},
-    }
-    description = description_of(material.model, settings.out)
-    save_changed(
+    save_copy(
         material.model,
         settings.out,
-        description.model_copy(update=changed),
-        parcels=material.model.parcels,
-        lesions=material.model.lesions,
         overwrite=settings.overwrite,
+        fusion=found.fusions[FITTED],
+        # The other metrics of the model were measured with its old factors, so they are dropped.
+        metrics={"class_odds": found.figures(FITTED)},
     )
 
 
@@ -398,14 +376,12 @@ def _save_trained(
         changed["not_predicted"] = start.not_predicted
         odds = model.info.fusion.class_odds
         changed["fusion"] = start.fusion.model_copy(update={"class_odds": odds})
-    description = description_of(model, settings.out)
-    save_changed(
+    save_copy(
         model,
         settings.out,
-        description.model_copy(update=changed),
-        parcels=material.model.parcels,
-        lesions=material.model.lesions,
+        beside=material.model,
         overwrite=settings.overwrite,
+        **changed,
     )
     write_provenance(trained.run, settings.out)
 

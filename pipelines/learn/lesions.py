@@ -19,7 +19,7 @@ from pydantic import JsonValue
 from safetensors.torch import save
 
 from trinat.pipelines.common.exits import batch_exit
-from trinat.pipelines.common.models import check_out, description_of
+from trinat.pipelines.common.models import check_out, description_of, save_copy
 from trinat.pipelines.common.text import count
 from trinat.pipelines.learn.corrected import find_corrected
 from trinat.pipelines.learn.learning import (
@@ -47,7 +47,7 @@ from trinat.segmentation.inference.lesions import LIKELY
 from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.metrics.common_grid import on_grid_of
-from trinat.segmentation.models.checkpoint import load_model, save_changed
+from trinat.segmentation.models.checkpoint import load_model
 from trinat.segmentation.models.zoo import find_lesions_file
 from trinat.segmentation.space.conform import conform
 from trinat.segmentation.training.lesion_fit import (
@@ -112,7 +112,8 @@ def learn_lesions(settings: LearnSettings) -> Learnt:
     require_scans(corrected, failures, settings.results, SEE)
     _require_two({each.scan.participant for each in corrected}, settings)
     model = load_model(settings.model or find_source_model(corrected))
-    description = description_of(model, settings.out)
+    # Raises for an invalid name of the model before any work is done.
+    description_of(model, settings.out)
     start = load_lesion_network(find_lesions_file(model.folder))
     predictor = Predictor(model, device=settings.device)
 
@@ -145,14 +146,12 @@ def learn_lesions(settings: LearnSettings) -> Learnt:
         "scans": len(patients),
         **scores.mean_dice(chosen),
     }
-    metrics = {**model.info.metrics, "lesions": figures}
-    save_changed(
+    save_copy(
         model,
         settings.out,
-        description.model_copy(update={"metrics": metrics}),
-        parcels=model.parcels,
         lesions=save(network.state_dict()),
         overwrite=settings.overwrite,
+        metrics={**model.info.metrics, "lesions": figures},
     )
     lines = (
         f"{count(len(patients), 'mask')} of lesions, {count(len(participants), 'participant')} "

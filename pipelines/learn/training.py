@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import torch
 from torch.optim.swa_utils import AveragedModel
 
 from trinat.pipelines.common.config import check
-from trinat.pipelines.common.models import description_of
+from trinat.pipelines.common.models import save_copy
 from trinat.pipelines.learn.corrected import Corrected
 from trinat.pipelines.learn.settings import DEFAULT_RECIPE, LearnSettings
 from trinat.pipelines.prepare.making import prepare_store
@@ -31,7 +31,7 @@ from trinat.segmentation.data.splitting import split_store
 from trinat.segmentation.data.store import Store
 from trinat.segmentation.io.files import read_bytes, write_tsv
 from trinat.segmentation.models.base import Network
-from trinat.segmentation.models.checkpoint import Model, load_model, save_changed
+from trinat.segmentation.models.checkpoint import Model, load_model
 from trinat.segmentation.models.zoo import MODEL_FILE
 from trinat.segmentation.space.views import View
 from trinat.segmentation.training.config import TRUNK
@@ -194,8 +194,7 @@ def save_learnt_classes(
     for index in classes:
         odds.pop(trained.scheme.names[index], None)
     fusion = trained.info.fusion.model_copy(update={"class_odds": odds})
-    description = description_of(trained, out).model_copy(update={"fusion": fusion})
-    save_changed(trained, out, description, trained.networks, overwrite=True)
+    save_copy(trained, out, overwrite=True, fusion=fusion)
 
 
 def _save_mean(trained: Model, start: Model, out: Path) -> None:
@@ -213,4 +212,4 @@ def _save_mean(trained: Model, start: Model, out: Path) -> None:
             mean.update_parameters(start.networks[view])
             assert isinstance(mean.module, Network)
             networks[view] = mean.module
-    save_changed(trained, out, description_of(trained, out), networks, overwrite=True)
+    save_copy(replace(trained, networks=networks), out, overwrite=True)

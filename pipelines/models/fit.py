@@ -15,7 +15,7 @@ from typing import get_args
 from pydantic import JsonValue
 
 from trinat.pipelines.common.exits import Exit, batch_exit
-from trinat.pipelines.common.models import check_out, description_of
+from trinat.pipelines.common.models import check_out, description_of, save_copy
 from trinat.pipelines.common.text import count
 from trinat.pipelines.models.fit_limits import fit_limits
 from trinat.pipelines.models.fit_odds import describe_odds, fit_structure_odds
@@ -34,7 +34,6 @@ from trinat.segmentation.labels.folding import load_folding
 from trinat.segmentation.models.checkpoint import (
     Model,
     load_model,
-    save_changed,
     update_info,
 )
 from trinat.segmentation.models.zoo import shipped_models
@@ -223,11 +222,4 @@ def _write(settings: FitSettings, model: Model) -> None:
             metrics=info.metrics,
         )
         return
-    save_changed(
-        model,
-        settings.out,
-        description_of(model, settings.out),
-        parcels=model.parcels,
-        lesions=model.lesions,
-        overwrite=settings.overwrite,
-    )
+    save_copy(model, settings.out, overwrite=settings.overwrite)

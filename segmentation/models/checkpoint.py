@@ -149,35 +149,6 @@ def normalised_weights(
     return dict(zip(views, (given / total).tolist(), strict=True))
 
 
-def save_changed(
-    model: Model,
-    folder: str | Path,
-    description: Description,
-    networks: Mapping[View, Network] | None = None,
-    *,
-    parcels: Path | None = None,
-    lesions: bytes | None = None,
-    overwrite: bool = False,
-) -> ModelInfo:
-    """Save a copy of a model with another description and, if given, other networks.
-
-    Labels, template and precision are those of `model`. `parcels` is the folder of a model that
-    divides the cortex, None for none, and `lesions` the file of a lesion network. `overwrite`
-    replaces the whole folder; without it a folder that contains anything is refused.
-    """
-    return save_model(
-        folder,
-        description,
-        model.networks if networks is None else networks,
-        label_table=model.label_table,
-        template=model.template,
-        parcels=parcels,
-        lesions=lesions,
-        precision=model.info.precision,
-        overwrite=overwrite,
-    )
-
-
 def save_model(
     folder: str | Path,
     description: Description,
