@@ -365,7 +365,7 @@ def _open_ledger(
         # Tables and changes are keyed by participant and session: two kinds of scans would be mixed
         # up.
         suffixes = {suffix_of_results(each.outputs) for each in ledger.entries.values()}
-        suffixes |= ledger.other_suffixes
+        suffixes |= ledger.contents.other_suffixes
         for other in suffixes - {None, request.suffix}:
             remedy = f"give the {request.suffix} scans an output folder of their own"
             raise ConfigError(
@@ -522,7 +522,7 @@ def merge(
             if path != joined:
                 contents.read(path)
         entries = contents.entries
-        with Ledger(joined, own, contents.written, overwrite=overwrite) as ledger:
+        with Ledger(joined, contents, overwrite=overwrite) as ledger:
             folder = _make_tables_folder(staging)
             _renew_tables(ledger, folder, entries.values(), excluded, out)
             ledger.move_in(folder)

@@ -14,7 +14,7 @@ import json
 import os
 import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import fields, replace
+from dataclasses import dataclass, field, fields, replace
 from io import FileIO
 from pathlib import Path, PurePosixPath
 from typing import Self
@@ -22,7 +22,7 @@ from typing import Self
 from pydantic import TypeAdapter
 
 from trinat.pipelines.study.discovery import suffix_of_results
-from trinat.pipelines.study.entry import Entry, digests_of
+from trinat.pipelines.study.entry import Entry, digest_of, digests_of
 from trinat.pipelines.study.naming import FOLD, LEDGERS
 from trinat.segmentation.errors import IntegrityError, OutputError
 from trinat.segmentation.io.files import (
@@ -41,29 +41,23 @@ class Ledger:
     """File to which a run appends the outcome of each input; it also moves outputs into place.
 
     `entries` maps each case to its valid entry, and is updated by `add`. Each entry is on the disk
-    before `add` returns. If only the entries of some cases were read,
-    `other_suffixes` has the BIDS suffixes of the scans of the other cases.
+    before `add` returns. `contents` is the content of the ledgers of earlier runs.
     """
 
     def __init__(
         self,
         path: Path,
-        known: Mapping[str, Entry] | None = None,
-        written: Collection[tuple[str, str]] = (),
+        contents: LedgerContents | None = None,
         *,
         overwrite: bool = False,
     ) -> None:
         """Create the ledger of a run; the file `path` is opened with the first entry.
 
-        `known` maps cases to their entries from earlier runs. `written` are pairs of path and
-        SHA-256 of files that earlier runs have written to the folder, or were about to write. With
-        `overwrite`, outputs may replace files that belong to the user.
+        With `overwrite`, outputs may replace files that belong to the user.
         """
-        self.entries: dict[str, Entry] = {}
-        if known is not None:
-            self.entries.update(known)
-        self.other_suffixes: set[str | None] = set()
-        self._written = set(written)
+        self.contents = LedgerContents() if contents is None else contents
+        self.entries = self.contents.entries
+        self._written = self.contents.written
         self._overwrite = overwrite
         self._path = path
         self._folder = path.parent
@@ -86,9 +80,8 @@ class Ledger:
         """
         # Hash before reading the ledgers: a parallel job lists its files before it writes them.
         current = digests_of(path.parent, own_files)
-        before = read_ledgers(ledgers_in(path.parent), cases)
-        ledger = cls(path, before.entries, before.written, overwrite=overwrite)
-        ledger.other_suffixes = before.other_suffixes
+        contents = read_ledgers(ledgers_in(path.parent), cases)
+        ledger = cls(path, contents, overwrite=overwrite)
         ledger.refuse(current)
         return ledger
 
@@ -188,7 +181,8 @@ class Ledger:
 
         `digests` maps their paths to their SHA-256; `entry` is the outcome of the case that they
         belong to, None for files of the whole folder. The latter get a line without a case: jobs
-        that work on other cases read that line, but not the lines of this job's cases.
+        that work on other cases read that line, but not the lines of this job's cases. Files that
+        the ledger lists already get no line.
         """
         of_case: dict[str, str] = {}
         of_folder: dict[str, str] = {}
@@ -197,30 +191,25 @@ class Ledger:
                 of_case[name] = digests[name]
             else:
                 of_folder[name] = digests[name]
+        lines = [Entry("", "writing", outputs=of_folder)]
         if entry is not None:
-            self._add_writing(entry.case, entry.model, of_case)
-        self._add_writing("", "", of_folder)
-
-    def _add_writing(self, case: str, model: str, outputs: Mapping[str, str]) -> None:
-        """Add a line for files that are about to be written, unless the ledger lists all of them.
-
-        `outputs` maps paths to SHA-256. `case` and `model` are "" for files of the whole folder.
-        """
-        if not self._written.issuperset(outputs.items()):
-            self.add(Entry(case, "writing", model=model, outputs=outputs))
-            self._written.update(outputs.items())
+            of_entry = Entry(entry.case, "writing", model=entry.model, outputs=of_case)
+            lines.insert(0, of_entry)
+        for line in lines:
+            if not self._written.issuperset(line.outputs.items()):
+                self.add(line)
+                self._written.update(line.outputs.items())
 
     def remove(self, name: str) -> None:
-        """Delete a file of the output folder, if it is still as a run has written it."""
-        for found, digest in digests_of(self._folder, [name]).items():
-            if (found, digest) in self._written and self._is_own(name):
-                (self._folder / name).unlink()
+        """Delete a file of the output folder, if it is still as a run has written it.
 
-    def _is_own(self, name: str) -> bool:
-        """Return True if a file is in the folder itself, and not reached through a link."""
+        A file that is reached through a link is not in the folder, and stays.
+        """
         path = self._folder / name
         home = self._folder.resolve()
-        return not path.is_symlink() and path.parent.resolve().is_relative_to(home)
+        is_own = not path.is_symlink() and path.parent.resolve().is_relative_to(home)
+        if is_own and (name, digest_of(path)) in self._written:
+            path.unlink()
 
     def __enter__(self) -> Self:
         return self
@@ -241,6 +230,7 @@ def with_folds(folder: Path) -> list[Path]:
     return [folder, *folds]
 
 
+@dataclass
 class LedgerContents:
     """Joint content of several ledgers.
 
@@ -252,11 +242,10 @@ class LedgerContents:
     cases, such as T1w; None for scans outside of BIDS.
     """
 
-    def __init__(self) -> None:
-        self.entries: dict[str, Entry] = {}
-        self.written: set[tuple[str, str]] = set()
-        self.writers: dict[str, str] = {}
-        self.other_suffixes: set[str | None] = set()
+    entries: dict[str, Entry] = field(default_factory=dict)
+    written: set[tuple[str, str]] = field(default_factory=set)
+    writers: dict[str, str] = field(default_factory=dict)
+    other_suffixes: set[str | None] = field(default_factory=set)
 
     def read(self, path: Path, cases: Collection[str] | None = None) -> None:
         """Add the content of the ledger `path`.

@@ -26,7 +26,7 @@ from trinat.pipelines.predict.engine import SerialEngine
 from trinat.pipelines.predict.run import Listener, merge, predict
 from trinat.pipelines.predict.settings import SLICES, PredictRequest, Shard
 from trinat.pipelines.study.entry import Entry
-from trinat.pipelines.study.ledger import Ledger, read_entries
+from trinat.pipelines.study.ledger import Ledger, LedgerContents, read_entries
 from trinat.pipelines.study.naming import WORK
 from trinat.pipelines.study.study import Study
 from trinat.segmentation.errors import EvaluationError, LockedError
@@ -124,7 +124,7 @@ def test_what_an_older_scan_had_besides_is_deleted(two) -> None:
 def test_what_an_older_scan_with_an_equal_label_map_had_besides_is_deleted(two) -> None:
     scans, out = two
     entry = held(out)["a"]
-    with Ledger(out / "run.jsonl", {"a": entry}) as ledger:
+    with Ledger(out / "run.jsonl", LedgerContents({"a": entry})) as ledger:
         ledger.add(replace(entry, input_sha256="of an older scan", settings="older"))
     assert run_serially([str(scans / "a.nii.gz")], out).done == 1
     assert (out / "a_dseg.nii.gz").exists()

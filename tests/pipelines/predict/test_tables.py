@@ -17,7 +17,7 @@ from trinat.pipelines.predict.recorder import Recorder
 from trinat.pipelines.predict.settings import RunSettings, slices_of
 from trinat.pipelines.predict.tables import write_tables
 from trinat.pipelines.study.entry import MOST_SHOWN, Entry
-from trinat.pipelines.study.ledger import Ledger
+from trinat.pipelines.study.ledger import Ledger, LedgerContents
 from trinat.pipelines.study.record import ScanResult
 
 EVIL = "<script>document.title='broken'</script>"
@@ -164,10 +164,10 @@ def test_slices_of_the_most_doubtful_are_kept_in_whatever_order_scans_come(
     ):
         out = tmp_path / name
         out.mkdir()
-        known: dict[str, Entry] = {}
+        contents = LedgerContents()
         parts = [order[:4], order[4:]] if name == "twice" else [order]
         for part in parts:
-            with Ledger(out / "run.jsonl", known) as ledger:
+            with Ledger(out / "run.jsonl", contents) as ledger:
                 recorder = Recorder(
                     RunSettings(out, Path("m"), "m", tmp_path), ledger, lambda _: None
                 )
@@ -185,10 +185,9 @@ def test_slices_of_the_most_doubtful_are_kept_in_whatever_order_scans_come(
                             staged=staged,
                         )
                     )
-                known = ledger.entries
         kept = {path.relative_to(out).as_posix() for path in out.glob(".trinat-page/*")}
         assert kept == {slices_of(f"scan/{n}") for n in range(MOST_SHOWN)}
-        write_tables(out, known.values())
+        write_tables(out, contents.entries.values())
         pages.append((out / "report.html").read_bytes())
     assert pages[0] == pages[1] == pages[2]
 

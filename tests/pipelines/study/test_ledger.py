@@ -15,6 +15,7 @@ from trinat.pipelines.study.cases import Case
 from trinat.pipelines.study.entry import Entry, Status
 from trinat.pipelines.study.ledger import (
     Ledger,
+    LedgerContents,
     ledgers_in,
     read_entries,
     read_ledgers,
@@ -146,7 +147,8 @@ def test_between_ledgers_what_is_written_holds_whatever_the_clock_said(
 
 
 def test_attempts_are_counted_on_from_what_was_known(tmp_path: Path) -> None:
-    with Ledger(tmp_path / "run.jsonl", {"a": replace(DONE, attempt=4)}) as ledger:
+    contents = LedgerContents({"a": replace(DONE, attempt=4)})
+    with Ledger(tmp_path / "run.jsonl", contents) as ledger:
         ledger.add(DONE)
         ledger.add(replace(DONE, case="b"))
         ledger.add(Entry("b", "writing"))
@@ -288,7 +290,7 @@ def test_what_a_link_leads_to_is_not_deleted(tmp_path: Path) -> None:
     (out / "link.txt").symlink_to(victim)
     digest = sha256_of(victim)
     written = {("folder/victim.txt", digest), ("link.txt", digest)}
-    with Ledger(out / "run.jsonl", written=written) as ledger:
+    with Ledger(out / "run.jsonl", LedgerContents(written=written)) as ledger:
         ledger.remove("folder/victim.txt")
         ledger.remove("link.txt")
     assert victim.read_text() == "mine"
