@@ -323,7 +323,7 @@ def _from_table(
         )
     unnamed = [case.shown for case in cases if case.id not in known]
     notes = []
-    if times.are_numbers:
+    if times.kind == "number":
         notes.append(f"the numbers in {times.column} are read as {times.unit}")
     doubts = []
     if times.column not in titles:
@@ -365,16 +365,15 @@ def _names_of(cases: Sequence[Case], folder: Path) -> dict[str, str]:
 class _Times:
     """Column of times in a table, either of dates or of numbers.
 
-    `column` is the title and `unit` the unit of numbers, "years" or "days". `are_numbers` and
-    `are_dates` say what has been read so far: a table must not mix them, because an age beside a
-    date would be centuries apart.
+    `column` is the title and `unit` the unit of numbers, "years" or "days". `kind` is what has been
+    read so far, "date" or "number": a table must not mix them, because an age beside a date would
+    be centuries apart.
     """
 
     column: str
     unit: str
     path: Path
-    are_numbers: bool = False
-    are_dates: bool = False
+    kind: str = ""
 
     @classmethod
     def of(cls, titles: Sequence[str], path: Path) -> _Times:
@@ -399,29 +398,26 @@ class _Times:
         text = cells.get(self.column, "")
         if text.lower() in MISSING:
             return None
+        kind = "date"
         year = _year_of_date(text)
-        if year is not None:
-            self.are_dates = True
-            if self.are_numbers:
-                raise self._error(
-                    line, f"{text!r} is a date, and other lines have numbers"
-                )
-            return year
-        # The cell is a number of days, or of years such as an age.
-        try:
-            number = number_in(text)
-            if self.unit == "days" and may_be_thousands(text, _days_in):
-                raise self._error(line, f"{text!r} could be thousands or decimals")
-        except ValueError:
-            raise self._error(line, f"{text!r} is no date") from None
-        if self.unit == "days":
-            number /= _DAYS_OF_YEAR
-        elif not any(low <= number <= high for low, high in _YEARS):
-            raise self._error(line, f"{text!r} is no date and no number of years")
-        self.are_numbers = True
-        if self.are_dates:
-            raise self._error(line, f"{text!r} is a number, and other lines have dates")
-        return number
+        if year is None:
+            # The cell is a number of days, or of years such as an age.
+            kind = "number"
+            try:
+                year = number_in(text)
+                if self.unit == "days" and may_be_thousands(text, _days_in):
+                    raise self._error(line, f"{text!r} could be thousands or decimals")
+            except ValueError:
+                raise self._error(line, f"{text!r} is no date") from None
+            if self.unit == "days":
+                year /= _DAYS_OF_YEAR
+            elif not any(low <= year <= high for low, high in _YEARS):
+                raise self._error(line, f"{text!r} is no date and no number of years")
+        if self.kind not in ("", kind):
+            what = f"{text!r} is a {kind}, and other lines have {self.kind}s"
+            raise self._error(line, what)
+        self.kind = kind
+        return year
 
     def _error(self, line: int, what: str) -> ConfigError:
         """Return the error for the time in a line."""
