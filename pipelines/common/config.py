@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
 from pydantic import BaseModel, ValidationError
 
 from trinat.segmentation.errors import ConfigError, first_mistake
@@ -61,8 +61,7 @@ def with_settings(
     Each of `settings` is a text `key.in.it=value`, with the value in YAML syntax; `key.0` is the
     first item of a list. Raises ConfigError for a malformed text, or a key that cannot be set.
     """
-    dumped = yaml.safe_dump(dict(content))
-    result: dict[str, Any] = yaml.safe_load(dumped)
+    result = copy.deepcopy(dict(content))
     for setting in settings:
         key, equals, text = setting.partition("=")
         if not equals or not key.strip():
