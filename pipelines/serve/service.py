@@ -99,7 +99,6 @@ class _ResultFile:
 
     product: Product | None
     output: str
-    media_type: str
 
 
 def _output_key_of(product: Product) -> str:
@@ -109,14 +108,21 @@ def _output_key_of(product: Product) -> str:
 
 
 _RESULTS = {
-    product.download: _ResultFile(product, _output_key_of(product), product.media_type)
+    product.download: _ResultFile(product, _output_key_of(product))
     for product in Product
     if product.download
 } | {
-    "labels.mgz": _ResultFile(None, "mgz", "application/gzip"),
-    "volumes.tsv": _ResultFile(None, "", "text/tab-separated-values"),
-    "corrected.nii.gz": _ResultFile(None, "", "application/gzip"),
-    "parcels.tsv": _ResultFile(None, "", "text/tab-separated-values"),
+    "labels.mgz": _ResultFile(None, "mgz"),
+    "volumes.tsv": _ResultFile(None, ""),
+    "corrected.nii.gz": _ResultFile(None, ""),
+    "parcels.tsv": _ResultFile(None, ""),
+}
+_MEDIA_TYPES = {
+    **dict.fromkeys((".gz", ".mgz"), "application/gzip"),
+    ".dcm": "application/dicom",
+    ".html": "text/html",
+    ".png": "image/png",
+    ".tsv": "text/tab-separated-values",
 }
 # Only made by a service with --parcels.
 _OF_PARCELS = ("parcels.nii.gz", "parcels.tsv")
@@ -317,7 +323,8 @@ def result(
 ) -> FileResponse:
     """Return a result file by its name."""
     path = service.results.file(submission, name)
-    return FileResponse(path, media_type=_RESULTS[name].media_type, filename=name)
+    media_type = _MEDIA_TYPES[Path(name).suffix]
+    return FileResponse(path, media_type=media_type, filename=name)
 
 
 @router.get(

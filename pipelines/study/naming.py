@@ -23,17 +23,7 @@ _ORDER = (
 
 @dataclass(frozen=True)
 class _Spec:
-    """One kind of output file of a scan: how it is named, offered to clients and requested.
-
-    Each member of `Product` is made from one. `suffix` and `ending` are those of the file's BIDS
-    name, such as dseg and .nii.gz. `seg`, `label` and `desc` are the values of these BIDS entities;
-    "" for none. `plain` is the suffix of file names outside of BIDS datasets; it defaults to
-    `suffix`. `further` are other possible endings, such as that of a JSON sidecar. `is_in_bids` is
-    True if BIDS has a name for such files. `download` and `media_type` are for clients of the
-    service; "" if the service does not offer the file. `setting` is the field of `OutputSettings`
-    that requests it; by default the name of the member. `for_fmriprep` is True for files that only
-    fMRIPrep looks for.
-    """
+    """Names of one kind of output file, from which a member of `Product` is made; see there."""
 
     suffix: str
     ending: str
@@ -44,18 +34,12 @@ class _Spec:
     further: tuple[str, ...] = ()
     is_in_bids: bool = True
     download: str = ""
-    media_type: str = ""
     setting: str = ""
     for_fmriprep: bool = False
 
 
 def _tissue(label: str) -> _Spec:
-    """Return how files with the probability map of a tissue are named and requested.
-
-    `label` is GM, WM or CSF, as in BIDS. The BIDS name has the suffix probseg, and the entities
-    `seg` (tissues) and `label`; another name ends with GM_probseg. The setting `tissues` requests
-    these files, each with a JSON sidecar.
-    """
+    """Return how the probability map of a tissue (GM, WM or CSF) is named and requested."""
     return _Spec(
         "probseg",
         ".nii.gz",
@@ -69,10 +53,7 @@ def _tissue(label: str) -> _Spec:
 
 
 def _for_fmriprep(suffix: str, *, label: str = "", desc: str = "") -> _Spec:
-    """Return how a file that fMRIPrep looks for in its derivatives is named and requested.
-
-    `suffix`, `label` and `desc` are parts of its BIDS name. The setting `fmriprep` requests it.
-    """
+    """Return how a file that fMRIPrep looks for in its derivatives is named and requested."""
     return _Spec(
         suffix,
         ".nii.gz",
@@ -91,12 +72,11 @@ class Product(Enum):
 
     - `suffix` is the BIDS suffix of its name, such as dseg; `ending` is that of the file, such as
       .nii.gz. `own_entities` are the entities `seg`, `label` and `desc` that its BIDS name has.
-      `plain` is the suffix of names that do not follow BIDS.
+      `plain` is the suffix of names that do not follow BIDS; by default `suffix`.
     - `further` are other possible endings: of the same file in another format, or of its JSON
       sidecar.
     - `is_in_bids` is True if BIDS has a name for it; else .bidsignore lists it.
-    - `download` is its name for clients of the service, and `media_type` its media type for them;
-      "" if the service does not offer it.
+    - `download` is its name for clients of the service; "" if the service does not offer it.
     - `setting` is the field of `OutputSettings` that requests it; by default its own name in lower
       case.
     - `for_fmriprep` is True for files that only fMRIPrep looks for: they exist in BIDS datasets
@@ -110,7 +90,6 @@ class Product(Enum):
         ".nii.gz",
         further=(".mgz", ".json"),
         download="labels.nii.gz",
-        media_type="application/gzip",
     )
     BRAIN_MASK = _Spec(
         "mask",
@@ -119,9 +98,8 @@ class Product(Enum):
         desc="brain",
         further=(".json",),
         download="brainmask.nii.gz",
-        media_type="application/gzip",
     )
-    DICOM_SEG = _Spec("seg", ".dcm", download="seg.dcm", media_type="application/dicom")
+    DICOM_SEG = _Spec("seg", ".dcm", download="seg.dcm")
     PROBABILITIES = _Spec("probseg", ".nii.gz", further=(".json",))
     TISSUES = _Spec(
         "dseg",
@@ -139,7 +117,6 @@ class Product(Enum):
         desc="",
         further=(".json",),
         download="parcels.nii.gz",
-        media_type="application/gzip",
     )
     CALLOSUM = _Spec(
         "dseg",
@@ -161,9 +138,7 @@ class Product(Enum):
     FMRIPREP_GREY_MATTER = _for_fmriprep("probseg", label="GM")
     FMRIPREP_WHITE_MATTER = _for_fmriprep("probseg", label="WM")
     FMRIPREP_FLUID = _for_fmriprep("probseg", label="CSF")
-    PICTURE = _Spec(
-        "qc", ".png", is_in_bids=False, download="qc.png", media_type="image/png"
-    )
+    PICTURE = _Spec("qc", ".png", is_in_bids=False, download="qc.png")
     ENTROPY = _Spec("entropy", ".nii.gz", is_in_bids=False)
     STATS = _Spec("stats", ".stats", plain="aseg", is_in_bids=False)
     PARCEL_STATS = _Spec("parcelstats", ".stats", plain="parcels", is_in_bids=False)
@@ -174,9 +149,7 @@ class Product(Enum):
     RIGHT_CORTEX_STATS = _Spec(
         "rhaparc", ".stats", plain="rh.aparc", is_in_bids=False, setting="cortex_stats"
     )
-    PAGE = _Spec(
-        "page", ".html", is_in_bids=False, download="page.html", media_type="text/html"
-    )
+    PAGE = _Spec("page", ".html", is_in_bids=False, download="page.html")
 
     def __init__(self, spec: _Spec) -> None:
         self.suffix = spec.suffix
@@ -187,7 +160,6 @@ class Product(Enum):
         self.further = spec.further
         self.is_in_bids = spec.is_in_bids
         self.download = spec.download
-        self.media_type = spec.media_type
         self.setting = spec.setting or self.name.lower()
         self.for_fmriprep = spec.for_fmriprep
 
@@ -236,8 +208,7 @@ FOLD = "fold-{}"
 LEDGERS = "run*.jsonl"
 # Folder of unfinished files and locks, in the output folder.
 WORK = ".trinat-work"
-# Tables that explain the numbers of all label maps: in a BIDS dataset, and elsewhere.
-LABEL_TABLE = "desc-trinat_dseg.tsv"
+# Tables that explain the numbers of all label maps, in plain folders.
 PLAIN_LABEL_TABLE = "labels.tsv"
 PLAIN_PARCEL_TABLE = "parcel_labels.tsv"
 # Label maps that the viewer shows in place of the structures.
@@ -249,7 +220,7 @@ LAYERS = {
 # Label maps of the structures ("") and layers whose numbers a table explains: the product, and the
 # names of the table in plain folders and in BIDS datasets. Lesions are a mask.
 LABEL_TABLES = {
-    "": (Product.LABELS, PLAIN_LABEL_TABLE, LABEL_TABLE),
+    "": (Product.LABELS, PLAIN_LABEL_TABLE, "desc-trinat_dseg.tsv"),
     "parcels": (Product.PARCELS, PLAIN_PARCEL_TABLE, "seg-parcels_dseg.tsv"),
     "callosum": (Product.CALLOSUM, "callosum_labels.tsv", "seg-callosum_dseg.tsv"),
 }
@@ -273,15 +244,8 @@ def bids_name(entities: Mapping[str, str], **added: str) -> str:
     Suffix and ending are not included. `added` entities extend `entities` or replace them.
     """
     merged = {**entities, **added}
-    ordered = sorted(merged, key=_rank)
+    # Unknown entities get the position of `hemi`, before the entities of derivatives.
+    ordered = sorted(
+        merged, key=lambda entity: _ORDER.index(entity if entity in _ORDER else "hemi")
+    )
     return "_".join(f"{entity}-{merged[entity]}" for entity in ordered)
-
-
-def _rank(entity: str) -> int:
-    """Return the position of an entity in BIDS file names, for sorting.
-
-    Unknown entities get the position of `hemi`, before the entities of derivatives.
-    """
-    if entity in _ORDER:
-        return _ORDER.index(entity)
-    return _ORDER.index("hemi")
