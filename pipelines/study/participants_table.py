@@ -253,7 +253,7 @@ class _Reader:
                 if title.name == word
             ]
             if named:
-                found[kind] = self._first_title(kind, named)
+                found[kind] = self._first_title(named)
         is_ixi = self._titles[found["participant"][0].place].key == _IXI_KEY
         why_unread: dict[int, str] = {}
         for place, title in enumerate(self._titles):
@@ -312,11 +312,11 @@ class _Reader:
             for place in places[keys[0]]
         ]
 
-    def _first_title(self, kind: str, columns: Sequence[_Column]) -> list[_Column]:
+    def _first_title(self, columns: Sequence[_Column]) -> list[_Column]:
         """Return those of some columns that have the same title as the first.
 
-        All `columns` could be read as the same kind of fact, `kind`. For each other column whose
-        cells differ from the first, a note says that it is not read.
+        All `columns` could be read as the same kind of fact. For each other column whose cells
+        differ from the first, a note says that it is not read.
         """
         first = columns[0]
         name = self._titles[first.place].name
