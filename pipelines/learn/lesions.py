@@ -198,13 +198,13 @@ def _read(
     mask, _ = on_grid_of(mask, scan)
     prepared = predictor.prepare(scan)
     image = predictor.image_of(prepared)
-    region, fusion, _ = predictor.find_and_fuse(image, plan=prepared.plan)
+    region, fused, _ = predictor.find_and_fuse(image, plan=prepared.plan)
     plan = prepared.plan.cropped(region.box)
-    predictor.weigh(fusion.fused, plan)
+    predictor.weigh(fused, plan)
     thick_mm = max(scan.spacing_mm)
     features = features_of(
         image[region.box].cpu().numpy(),
-        groups_of(fusion.fused.cpu(), predictor.model.scheme),
+        groups_of(fused.cpu(), predictor.model.scheme),
         start.prior.numpy(),
         thick_mm,
     )

@@ -90,9 +90,9 @@ def _doubtful_voxels(
 
     def work() -> tuple[Tensor, Box]:
         image = segmenter.image_of(prepared)
-        region, fusion, _maps = segmenter.find_and_fuse(image, plan=prepared.plan)
-        segmenter.weigh(fusion.fused, prepared.plan.cropped(region.box))
-        return fusion.fused.cpu(), region.box
+        region, fused, _maps = segmenter.find_and_fuse(image, plan=prepared.plan)
+        segmenter.weigh(fused, prepared.plan.cropped(region.box))
+        return fused.cpu(), region.box
 
     probabilities, box = segmenter.with_less_memory(work)
     true_in_box = np.ascontiguousarray(classes[box])

@@ -26,14 +26,13 @@ from trinat.pipelines.models.scans_with_truth import (
 )
 from trinat.pipelines.study.pairing import Pair
 from trinat.segmentation.grid import around_both, occupied_box
-from trinat.segmentation.inference.fusion import weights_for_voxels
+from trinat.segmentation.inference.fusion import most_probable, weights_for_voxels
 from trinat.segmentation.inference.fusion_fit import (
     AmbiguousVoxels,
     find_ambiguous,
     weights_to_try,
 )
 from trinat.segmentation.inference.predictor import Predictor
-from trinat.segmentation.inference.prior import most_probable
 from trinat.segmentation.metrics.overlap import joint_histogram
 from trinat.segmentation.models.checkpoint import Model, normalised_weights
 from trinat.segmentation.models.model_info import Fusion, Mean

@@ -170,10 +170,10 @@ class Seen:
         self.parcellation = Parcellation(predictor.model.scheme, networks.model.scheme)
         self.conformed = predictor.prepare(subject.scan)
         image = predictor.on_device(self.conformed)
-        self.region, self.fusion, self.maps = predictor.find_and_fuse(
+        self.region, self.fused, self.maps = predictor.find_and_fuse(
             image, plan=self.conformed.plan
         )
-        self.cortex = likely_cortex(self.fusion.fused, self.parcellation)
+        self.cortex = likely_cortex(self.fused, self.parcellation)
         within = may_be_cortex(self.cortex)
         image = image[self.region.box]
         self.parts = list(networks.each_view(image, within=within))
@@ -196,7 +196,7 @@ class Seen:
             found = self.predictor.conclude(
                 self.conformed,
                 self.region,
-                self.fusion.fused,
+                self.fused,
                 self.maps,
                 parcels=parcels,
             )
@@ -215,7 +215,7 @@ class Seen:
             self.parcellation,
         )
         places = may_be_cortex(self.cortex)
-        classes = self.fusion.fused.argmax(-1)
+        classes = self.fused.argmax(-1)
         is_cortex = torch.from_numpy(self.parcellation.is_cortex(classes.numpy()))
         shares = logarithms[is_cortex[places]].softmax(1)
         # The cortex is never background.

@@ -23,7 +23,7 @@ _SPAN = -math.log(_MIN_PROBABILITY)
 # Number of voxels whose classes stay in a processor's cache from one operation to the next: adding
 # views takes a fifth less time, finishing half the time (docs/notes/speed.md).
 _VOXELS_IN_CACHE = 4096
-# Slices whose CSF is weighted at a time.
+# Slices that are processed at a time, to save memory.
 _SLAB = 8
 # Voxels whose probabilities are multiplied by odds at a time.
 _VOXELS_AT_A_TIME = 1 << 18
@@ -271,6 +271,20 @@ def _cache_sized_blocks(values: Tensor) -> Iterator[tuple[slice, slice]]:
     for number in range(slices):
         for first in range(0, rows, rows_at_a_time):
             yield slice(number, number + 1), slice(first, first + rows_at_a_time)
+
+
+def most_probable(fused: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the largest probability of each voxel and its class (uint8), both (X, Y, Z).
+
+    `fused` are probabilities (X, Y, Z, K).
+    """
+    values = []
+    classes = []
+    for slab in torch.split(fused, _SLAB):
+        largest = slab.max(-1)
+        values.append(largest.values)
+        classes.append(largest.indices.to(torch.uint8))
+    return torch.cat(values), torch.cat(classes)
 
 
 def multiply_csf_odds(fused: Tensor, scheme: LabelScheme, odds: float) -> None:

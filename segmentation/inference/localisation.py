@@ -66,22 +66,16 @@ class BrainRegion:
         """Return the region that covers a whole volume."""
         return cls(whole(shape))
 
-    def is_too_small(self, probabilities: Tensor) -> bool:
+    def is_too_small(self, brain: Tensor) -> bool:
         """Return True if the segmented brain reaches the region's rim and may continue outside.
 
-        `probabilities` (X, Y, Z, K) are those of the voxels of the region's box.
+        `brain` is a mask (X, Y, Z) of the region's box, or the class probabilities (X, Y, Z, K).
         """
         if self.rim is None:
             return False
-        at_rim = probabilities[self.rim.to(probabilities.device)]
-        brain_voxels = int((at_rim.argmax(-1) != 0).sum())
-        return brain_voxels > _MANY_VOXELS
-
-    def is_too_small_for(self, brain: Tensor) -> bool:
-        """Return True if a mask of the brain in the box, (X, Y, Z), reaches the region's rim."""
-        if self.rim is None:
-            return False
-        at_rim = brain & self.rim.to(brain.device)
+        at_rim = brain[self.rim.to(brain.device)]
+        if at_rim.ndim > 1:
+            at_rim = at_rim.argmax(-1) != 0
         return int(at_rim.sum()) > _MANY_VOXELS
 
 

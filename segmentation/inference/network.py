@@ -33,21 +33,14 @@ _FILTERS = {"cpu": 32, GPU: 64}
 class SliceProbabilities(NamedTuple):
     """Class probabilities of some slices of a view, (N, H, W, K) float32.
 
-    The slices have the indices `first`, `first + every`, `first + 2 every`, ... in the view. Of
-    each slice, only `rows` and `columns` were computed.
+    `slices` are the indices of the slices in the view, of which the last ones may lie beyond its
+    end. Of each slice, only `rows` and `columns` were computed.
     """
 
-    first: int
+    slices: slice
     rows: slice
     columns: slice
     probabilities: Tensor
-    every: int = 1
-
-    @property
-    def slices(self) -> slice:
-        """Indices of these slices in the view, as a slice object."""
-        end = self.first + self.every * len(self.probabilities)
-        return slice(self.first, end, self.every)
 
 
 class ViewNetwork:
@@ -88,9 +81,9 @@ class ViewNetwork:
         is a mask (X, Y, Z) in host memory: only rows and columns around its set voxels are
         computed.
         """
-        for start, rows, columns, batch in self.batches(volume, axes, every, within):
+        for slices, rows, columns, batch in self.batches(volume, axes, every, within):
             found = self._batch_probabilities(batch, axes, mirror)
-            yield SliceProbabilities(start, rows, columns, found, every)
+            yield SliceProbabilities(slices, rows, columns, found)
         self.runtime.release()
 
     def batches(
@@ -99,8 +92,8 @@ class ViewNetwork:
         axes: SliceAxes,
         every: int = 1,
         within: Tensor | None = None,
-    ) -> Iterator[tuple[int, slice, slice, Tensor]]:
-        """Yield the slices of a volume (X, Y, Z) in batches: first index, rows, columns, batch.
+    ) -> Iterator[tuple[slice, slice, slice, Tensor]]:
+        """Yield the slices of a volume (X, Y, Z) in batches: indices, rows, columns, batch.
 
         A batch is (N, C, H, W). With `every`, only every n-th slice is taken; on a CPU these come
         one at a time. `within` is a mask (X, Y, Z) in host memory: each batch is cropped to the
@@ -132,7 +125,7 @@ class ViewNetwork:
         # Buffers that grow from batch to batch leave gaps in memory. The largest batch comes first.
         found.sort(key=lambda part: -_length(part[1]) * _length(part[2]))
         for some, rows, columns in found:
-            yield some.start, rows, columns, slices[some, :, rows, columns]
+            yield some, rows, columns, slices[some, :, rows, columns]
 
     def _batch_probabilities(
         self,

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from trinat.segmentation.errors import LabelError
 from trinat.segmentation.grid import grown, is_empty, occupied_box
+from trinat.segmentation.inference.fusion import most_probable
 from trinat.segmentation.inference.lesion_network import LesionMap
 from trinat.segmentation.inference.lesions import Lesions, find_lesions
 from trinat.segmentation.inference.parcels import Parcels
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from trinat.segmentation.inference.callosum import Callosum
     from trinat.segmentation.inference.thickness import CortexThickness
 
-# Slices of the working grid whose classes are found at a time.
+# Slices of the working grid whose tissues are summed at a time.
 _SLAB = 8
 # Voxels that share a face, an edge or a corner are connected.
 _TOUCHING = np.ones((3, 3, 3), bool)
@@ -128,10 +129,8 @@ class Prediction:
     @cached_property
     def working(self) -> Volume:
         """Most probable class of each voxel on the working grid (RAS axes, 1 mm), uint8."""
-        slabs = torch.split(self.fused, _SLAB)
-        classes = [slab.max(-1).indices.to(torch.uint8) for slab in slabs]
-        indices = torch.cat(classes).numpy()
-        return Volume(np.asarray(indices), self.plan.working.affine)
+        _, classes = most_probable(self.fused)
+        return Volume(classes.numpy(), self.plan.working.affine)
 
     @cached_property
     def indices(self) -> Volume:
@@ -534,7 +533,7 @@ def find_inside(indices: Volume, scheme: LabelScheme) -> NDArray[np.bool_]:
 
 def _below_foramen(indices: Volume, scheme: LabelScheme) -> NDArray[np.bool_]:
     """Return a mask of brain stem and fluid below the foramen magnum, (X, Y, Z)."""
-    cerebellum = _mask_of_groups(indices.data, scheme, _ABOVE_FORAMEN)
+    cerebellum = scheme.in_groups(_ABOVE_FORAMEN)[indices.data]
     if not cerebellum.any():
         return np.zeros(indices.shape, bool)
     up_x, up_y, up_z = indices.affine[2, :3]
@@ -543,15 +542,5 @@ def _below_foramen(indices: Volume, scheme: LabelScheme) -> NDArray[np.bool_]:
     heights_mm = up_x * i + up_y * j + up_z * k
     heights_mm = np.broadcast_to(heights_mm, indices.shape)
     lowest_mm = heights_mm[largest_part(cerebellum)].min()
-    through = _mask_of_groups(indices.data, scheme, _THROUGH_FORAMEN)
+    through = scheme.in_groups(_THROUGH_FORAMEN)[indices.data]
     return np.asarray(through & (heights_mm < lowest_mm))
-
-
-def _mask_of_groups(
-    classes: NDArray[np.uint8],
-    scheme: LabelScheme,
-    groups: tuple[str, ...],
-) -> NDArray[np.bool_]:
-    """Return a mask of the structures of some groups, (X, Y, Z), from a map of their classes."""
-    is_wanted = np.array([label.group in groups for label in scheme.labels])
-    return np.asarray(is_wanted[classes])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -40,8 +41,6 @@ from trinat.segmentation.inference.parcels import (
 )
 from trinat.segmentation.inference.prediction import Prediction
 from trinat.segmentation.inference.preparation import (
-    Reversal,
-    Seen,
     Sight,
     find_reversal,
     prepare_scan,
@@ -138,26 +137,22 @@ class Predictor:
             batch=batch,
             allow_cpu=allow_cpu,
         )
+        like_this = partial(
+            Predictor,
+            device=device,
+            precision=precision,
+            batch=batch,
+            allow_cpu=allow_cpu,
+        )
         self._stripper: Predictor | None = None
         if model.info.stripped_by:
+            stripper = find_stripper(model.info.stripped_by, model.folder)
             # One view is enough to find the inside of the skull.
-            self._stripper = Predictor(
-                find_stripper(model.info.stripped_by, model.folder),
-                device=device,
-                precision=precision,
-                views=[View.CORONAL],
-                batch=batch,
-                allow_cpu=allow_cpu,
-            )
+            self._stripper = like_this(stripper, views=[View.CORONAL])
         self._parcels: Predictor | None = None
         if parcels:
-            self._parcels = Predictor(
-                load_model(find_parcels_folder(model.folder), wanted_views),
-                device=device,
-                precision=precision,
-                batch=batch,
-                allow_cpu=allow_cpu,
-            )
+            of_parcels = load_model(find_parcels_folder(model.folder), wanted_views)
+            self._parcels = like_this(of_parcels)
         if (parcels or lesions) and self._is_merged():
             raise ModelError(
                 "the sagittal view alone does not tell left from right, as parcels and lesions "
@@ -231,19 +226,16 @@ class Predictor:
     ) -> Prediction:
         """Run networks and fusion on a prepared scan; label maps are computed on first access.
 
-        `conformed` is the result of `prepare`. With `mirror`, predictions are averaged with those
-        for the mirrored scan. `samples` is the number of additional predictions from which the
-        uncertainty is computed, and `seed` makes their dropout reproducible. If the GPU runs out of
-        memory, smaller batches are tried, and then the CPU if that is allowed.
+        `conformed` is the result of `prepare`; the options are those of `segment`. If the GPU runs
+        out of memory, smaller batches are tried, and then the CPU if that is allowed.
         """
         if samples < 0:
             raise ConfigError(f"{samples} samples", remedy="give 0 or more")
         refuse_forked_gpu(self.device)
 
-        def work() -> Prediction:
-            return self._infer(conformed, mirror, samples, seed)
-
-        return self.with_less_memory(work)
+        return self.with_less_memory(
+            partial(self._infer, conformed, mirror, samples, seed)
+        )
 
     def _infer(
         self,
@@ -256,14 +248,14 @@ class Predictor:
         image = self.on_device(conformed)
         sight = self.find_sight(image)
         image = sight.of(image)
-        region, fusion, maps = self.find_and_fuse(
+        region, fused, maps = self.find_and_fuse(
             image, plan=conformed.plan, mirror=mirror
         )
         plan = conformed.plan.cropped(region.box)
         with stage("prior"):
-            remarks = (self.weigh(fusion.fused, plan), *sight.remarks)
-        parcels = self.find_parcels(image[region.box], fusion.fused, mirror=mirror)
-        lesions = self.find_lesions(image[region.box], fusion.fused, plan)
+            remarks = (self.weigh(fused, plan), *sight.remarks)
+        parcels = self.find_parcels(image[region.box], fused, mirror=mirror)
+        lesions = self.find_lesions(image[region.box], fused, plan)
         uncertainty: Uncertainty | None = None
         if samples:
             with stage("samples"):
@@ -271,7 +263,7 @@ class Predictor:
         return self.conclude(
             conformed,
             region,
-            fusion.fused,
+            fused,
             maps,
             remarks,
             uncertainty=uncertainty,
@@ -407,23 +399,23 @@ class Predictor:
         plan: ConformPlan | None = None,
         views: tuple[View, ...] | None = None,
         mirror: bool = False,
-    ) -> tuple[BrainRegion, ViewAggregator, dict[View, Tensor]]:
+    ) -> tuple[BrainRegion, Tensor, dict[View, Tensor]]:
         """Segment an image (X, Y, Z): find the region of the brain, and fuse the predictions there.
 
         If the brain reaches the edge of the region that a few slices showed, the whole image is
         segmented. `plan`, `views` and `mirror` are those of `fuse`. Returns three results: the
-        region, an aggregator whose `fused` has the probabilities of the voxels in the region's box
-        (X, Y, Z, K), and the most probable classes of each single view there, (X, Y, Z) uint8.
+        region, the probabilities of the voxels in the region's box (X, Y, Z, K), and the most
+        probable classes of each single view there, (X, Y, Z) uint8.
         """
         with stage("localisation"):
             region = self.find_brain(image)
-        fusion, maps = self.fuse(image, region, plan=plan, views=views, mirror=mirror)
-        if region.is_too_small(fusion.fused):
+        fused, maps = self.fuse(image, region, plan=plan, views=views, mirror=mirror)
+        if region.is_too_small(fused):
             region = BrainRegion.whole(image.shape)
-            fusion, maps = self.fuse(
+            fused, maps = self.fuse(
                 image, region, plan=plan, views=views, mirror=mirror
             )
-        return region, fusion, maps
+        return region, fused, maps
 
     def fuse(
         self,
@@ -433,45 +425,35 @@ class Predictor:
         plan: ConformPlan | None = None,
         views: tuple[View, ...] | None = None,
         mirror: bool = False,
-    ) -> tuple[ViewAggregator, dict[View, Tensor]]:
+    ) -> tuple[Tensor, dict[View, Tensor]]:
         """Segment a region of an image with each view, and fuse the views' probabilities.
 
-        Returns an aggregator, whose `fused` has the probabilities (X, Y, Z, K), and the most
-        probable classes of each single view, (X, Y, Z) uint8. `views` are some of the predictor's
-        views in the same order; the default is all. The weights of the views depend on the scan of
-        the `plan`; without it they are those for sharp scans. With `mirror`, predictions are
-        averaged with those for the mirrored image.
+        Returns the probabilities (X, Y, Z, K), and the most probable classes of each single view,
+        (X, Y, Z) uint8. `views` are some of the predictor's views in the same order; the default is
+        all. The weights of the views depend on the scan of the `plan`; without it they are those
+        for sharp scans. With `mirror`, predictions are averaged with those for the mirrored image.
         """
         views = views or self.views
+        info = self.model.info.fusion
+        weights = self.model.fusion_weights(views)
+        if plan is not None:
+            weights = weights_for_voxels(
+                weights, self.axes, plan.voxel_sides_mm, info.blur_exponent
+            )
         fusion, maps = self._add_views(
-            image[region.box],
-            views,
-            region.mask,
-            mirror,
-            self._view_weights(views, plan),
+            image[region.box], views, region.mask, mirror, weights
         )
         with stage("fusion"):
-            fusion.finish()
-            csf_odds = self.model.info.fusion.csf_odds
-            multiply_csf_odds(fusion.fused, fusion.scheme, csf_odds)
+            fused = fusion.finish()
+            multiply_csf_odds(fused, fusion.scheme, info.csf_odds)
             # A NaN in one class of a voxel is a NaN in all, so that checking one class is enough.
-            if fusion.fused[..., 0].isnan().any():
+            if fused[..., 0].isnan().any():
                 raise ModelError(
                     "its networks give values that are not numbers",
                     where=self.model.folder,
                     remedy="its weights are wrong; copy, download or train the model again",
                 )
-        return fusion, maps
-
-    def _view_weights(
-        self, views: tuple[View, ...], plan: ConformPlan | None
-    ) -> dict[View, float]:
-        """Return the weight of each view for the scan of a plan, or for sharp scans."""
-        weights = self.model.fusion_weights(views)
-        if plan is None:
-            return weights
-        exponent = self.model.info.fusion.blur_exponent
-        return weights_for_voxels(weights, self.axes, plan.voxel_sides_mm, exponent)
+        return fused, maps
 
     def _add_views(
         self,
@@ -488,7 +470,6 @@ class Predictor:
         uint8.
         """
         shape = to_shape(image.shape)
-        info = self.model.info
         axes = self.axes
         fusion = ViewAggregator(
             shape,
@@ -498,7 +479,7 @@ class Predictor:
             self.device,
             axes=axes,
             sagittal_is_merged=View.SAGITTAL in self._merged_views(),
-            mean=info.fusion.mean,
+            mean=self.model.info.fusion.mean,
         )
         maps = {}
         for view in views:
@@ -507,7 +488,7 @@ class Predictor:
         for view, part in parts:
             with stage("fusion"):
                 fusion.add(
-                    view, part.first, part.probabilities, part.rows, part.columns
+                    view, part.slices.start, part.probabilities, part.rows, part.columns
                 )
                 labels = to_slices(maps[view], axes[view])
                 # `max` finds the index in two thirds of the time of `argmax`.
@@ -538,8 +519,7 @@ class Predictor:
                 where=self.model.folder,
                 remedy="leave --mirror out",
             )
-        preprocessing = self.model.info.preprocessing
-        left_right, _, _ = source_axes(preprocessing.axes, "RAS")
+        left_right, _, _ = source_axes(self.model.info.preprocessing.axes, "RAS")
         side_axis, _ = left_right
         for view in views or self.views:
             mirroring = None
@@ -549,7 +529,7 @@ class Predictor:
             with stage(view.value):
                 parts = self._networks.of_view[view].probabilities(
                     image,
-                    preprocessing.slice_axes(view),
+                    self.axes[view],
                     mirror=mirroring,
                     within=within,
                 )
@@ -586,8 +566,9 @@ class Predictor:
     def find_sight(self, image: Tensor) -> Sight:
         """Determine how to change an image (X, Y, Z) for the networks: reverse it, strip the skull.
 
-        The result has the reversal of contrast and the mask of the voxels inside the skull; each is
-        None if the model or the image does not need it.
+        The result has the brightness of white matter, by which the contrast is reversed, and the
+        mask of the voxels inside the skull; each is None if the model or the image does not need
+        it.
         """
         return Sight(self.find_reversal(image), self.find_kept(image))
 
@@ -606,10 +587,12 @@ class Predictor:
             region = stripper.find_brain(on_device)
             if not is_whole_head(on_device, region):
                 return None
-            inside = stripper.find_inside(on_device, region)
-            if region.is_too_small_for(inside[region.box]):
+            inside = stripper._find_foreground(on_device, region, LOOK_EVERY, INSIDE)
+            if region.is_too_small(inside[region.box]):
                 everywhere = BrainRegion.whole(image.shape)
-                inside = stripper.find_inside(on_device, everywhere)
+                inside = stripper._find_foreground(
+                    on_device, everywhere, LOOK_EVERY, INSIDE
+                )
             along = stripper.axes[stripper.views[0]].along
             return torch.from_numpy(mask_around(inside.cpu().numpy(), along))
 
@@ -617,42 +600,26 @@ class Predictor:
             kept = stripper.with_less_memory(work)
             return None if kept is None else kept.to(image.device)
 
-    def find_inside(self, image: Tensor, region: BrainRegion) -> Tensor:
-        """Find the inside of the skull in every second slice of a region, as a mask (X, Y, Z).
+    def find_reversal(self, image: Tensor) -> float | None:
+        """Return the brightness of white matter in an image (X, Y, Z) whose contrast is reversed.
 
-        The slices are those of the first view. The mask is empty in all other slices.
-        """
-        view = self.views[0]
-        axes = self.axes[view]
-        inside = torch.zeros(image.shape, dtype=torch.bool, device=self.device)
-        slices = to_slices(inside[region.box], axes)
-        parts = self._networks.of_view[view].probabilities(
-            image[region.box], axes, every=LOOK_EVERY, within=region.mask
-        )
-        for part in parts:
-            is_inside = part.probabilities[..., 0] < INSIDE
-            slices[part.slices, part.rows, part.columns] = is_inside
-        return inside
-
-    def find_reversal(self, image: Tensor) -> Reversal | None:
-        """Return the reversal of contrast that an image (X, Y, Z) needs; None if it needs none.
-
-        Only models with `reverse_contrast` reverse scans. A few slices are segmented to decide it.
+        None if it need not be reversed. Only models with `reverse_contrast` reverse scans. A few
+        slices are segmented to decide it.
         """
         if not self.model.info.reverse_contrast:
             return None
         view = self.views[0]
-        axes = self.model.info.preprocessing.slice_axes(view)
-        all_slices = to_slices(image, axes)
-        network = self._networks.of_view[view]
-
-        def seen() -> Iterator[Seen]:
-            for part in network.probabilities(image, axes, every=_EVERY_FOR_ORDER):
-                brightness = all_slices[part.slices, part.rows, part.columns]
-                yield Seen(brightness, part.probabilities)
-
+        axes = self.axes[view]
+        slices = to_slices(image, axes)
+        parts = self._networks.of_view[view].probabilities(
+            image, axes, every=_EVERY_FOR_ORDER
+        )
+        seen = (
+            (slices[part.slices, part.rows, part.columns], part.probabilities)
+            for part in parts
+        )
         with stage("contrast"):
-            return find_reversal(seen(), self.model.classes_of(view))
+            return find_reversal(seen, self.model.classes_of(view))
 
     def find_brain(self, image: Tensor) -> BrainRegion:
         """Find a region that contains the brain, by segmenting every eighth slice of a single view.
@@ -662,21 +629,33 @@ class Predictor:
         image if no brain is found, and for networks whose intensity scaling depends on the whole
         image.
         """
-        preprocessing = self.model.info.preprocessing
-        if preprocessing.scaling == "minimum-maximum":
-            return BrainRegion.whole(image.shape)
+        everywhere = BrainRegion.whole(image.shape)
+        if self.model.info.preprocessing.scaling == "minimum-maximum":
+            return everywhere
+        seen = self._find_foreground(image, everywhere, _EVERY, _BACKGROUND)
+        along = self.axes[self.views[0]].along
+        looked = range(_EVERY // 2, image.shape[along], _EVERY)
+        return brain_region(seen.cpu().numpy(), looked, along)
+
+    def _find_foreground(
+        self, image: Tensor, region: BrainRegion, every: int, background: float
+    ) -> Tensor:
+        """Return a mask (X, Y, Z) of the voxels that have a lower probability of background.
+
+        Only every n-th slice of the first view is segmented, within a region; the mask is empty in
+        all other slices.
+        """
         view = self.views[0]
-        axes = preprocessing.slice_axes(view)
-        shape = to_shape(image.shape)
-        seen = torch.zeros(shape, dtype=torch.bool, device=self.device)
-        slices = to_slices(seen, axes)
-        looked: list[int] = []
-        network = self._networks.of_view[view]
-        for part in network.probabilities(image, axes, every=_EVERY):
-            background = part.probabilities[..., 0]
-            slices[part.slices] = background < _BACKGROUND
-            looked.extend(range(*part.slices.indices(len(slices))))
-        return brain_region(seen.cpu().numpy(), looked, axes.along)
+        axes = self.axes[view]
+        mask = torch.zeros(image.shape, dtype=torch.bool, device=self.device)
+        slices = to_slices(mask[region.box], axes)
+        parts = self._networks.of_view[view].probabilities(
+            image[region.box], axes, every=every, within=region.mask
+        )
+        for part in parts:
+            is_foreground = part.probabilities[..., 0] < background
+            slices[part.slices, part.rows, part.columns] = is_foreground
+        return mask
 
     def weigh(self, probabilities: Tensor, plan: ConformPlan) -> str:
         """Apply the anatomical prior and the model's factors on structures to probabilities.
@@ -720,7 +699,7 @@ class Predictor:
 
         Each prediction is made with dropout; `seed` makes it reproducible.
         """
-        samples: Samples | None = None
+        samples = Samples()
         # Dropout uses torch's global generator, so set it here and restore it afterwards.
         devices = [self.device] if self.device.type == GPU else []
         with torch.random.fork_rng(devices):
@@ -728,14 +707,11 @@ class Predictor:
             try:
                 self._networks.set_dropout(True)
                 for _ in range(count):
-                    fusion, _maps = self.fuse(image, region, plan=plan)
-                    self.weigh(fusion.fused, plan)
-                    if samples is None:
-                        samples = Samples(fusion.scheme)
-                    samples.add(fusion.fused)
+                    fused, _maps = self.fuse(image, region, plan=plan)
+                    self.weigh(fused, plan)
+                    samples.add(fused)
             finally:
                 self._networks.set_dropout(False)
-        assert samples is not None
         return samples.summarise()
 
     def _is_merged(self) -> bool:

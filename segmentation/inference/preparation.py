@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -103,53 +102,35 @@ def from_minimum_to_maximum(values: NDArray[np.float32]) -> NDArray[np.float32]:
     return (values - low) / max(high - low, 1e-6)
 
 
-class Seen(NamedTuple):
-    """Slices of a scan that were segmented first, to decide whether its contrast must be reversed.
+def reverse_contrast(image: Tensor, white_matter: float) -> Tensor:
+    """Reverse an image: white matter becomes brighter than cortex, and cortex than fluid.
 
-    `brightness` (N, H, W) are the slices, `probabilities` (N, H, W, K) their class probabilities.
+    `white_matter` is the brightness of white matter in the image. From the brightest voxels down to
+    half of it, the darker a voxel was, the brighter it becomes. Below that, a parabola leads back
+    to 0: air stays dark, with less noise than on a straight line.
     """
-
-    brightness: Tensor
-    probabilities: Tensor
-
-
-@dataclass(frozen=True)
-class Reversal:
-    """Function that reverses the contrast of a scan.
-
-    `white_matter` is the brightness of white matter in the scan.
-    """
-
-    white_matter: float
-
-    def apply(self, image: Tensor) -> Tensor:
-        """Reverse an image: white matter becomes brighter than cortex, and cortex than fluid.
-
-        From the brightest voxels down to half of white matter's brightness, the darker a voxel was,
-        the brighter it becomes. Below that, a parabola leads back to 0: air stays dark, with less
-        noise than on a straight line.
-        """
-        darkest = _DARKEST * self.white_matter
-        rising = (image / darkest) ** 2 * (_BRIGHTEST - darkest)
-        falling = (_BRIGHTEST - image).clamp(min=0)
-        return torch.where(image < darkest, rising, falling)
+    darkest = _DARKEST * white_matter
+    rising = (image / darkest) ** 2 * (_BRIGHTEST - darkest)
+    falling = (_BRIGHTEST - image).clamp(min=0)
+    return torch.where(image < darkest, rising, falling)
 
 
 @dataclass(frozen=True, eq=False)
 class Sight:
     """Changes of an image before the networks receive it: contrast reversal and stripping.
 
-    `reversal` is None if the contrast is not reversed. `kept` (X, Y, Z) is the mask of the voxels
-    that the networks see, the rest being set to 0; None means all voxels.
+    `white_matter` is the brightness of white matter in a scan whose contrast is reversed, and None
+    if it is not reversed. `kept` (X, Y, Z) is the mask of the voxels that the networks see, the
+    rest being set to 0; None means all voxels.
     """
 
-    reversal: Reversal | None = None
+    white_matter: float | None = None
     kept: Tensor | None = None
 
     def of(self, image: Tensor) -> Tensor:
         """Apply the changes to an image (X, Y, Z)."""
-        if self.reversal is not None:
-            image = self.reversal.apply(image)
+        if self.white_matter is not None:
+            image = reverse_contrast(image, self.white_matter)
         if self.kept is not None:
             image = torch.where(self.kept, image, 0)
         return image
@@ -158,23 +139,25 @@ class Sight:
     def remarks(self) -> tuple[str, ...]:
         """Return a note for each change, for the notes of the scan."""
         remarks = []
-        if self.reversal is not None:
+        if self.white_matter is not None:
             remarks.append(REVERSED)
         if self.kept is not None:
             remarks.append(STRIPPED)
         return tuple(remarks)
 
 
-def find_reversal(slices: Iterable[Seen], scheme: LabelScheme) -> Reversal | None:
-    """Decide from some segmented slices whether a scan's contrast must be reversed, and how.
+def find_reversal(
+    slices: Iterable[tuple[Tensor, Tensor]], scheme: LabelScheme
+) -> float | None:
+    """Decide from some segmented slices of a scan whether its contrast must be reversed.
 
-    Returns None if it need not be. `scheme` has the K classes of the slices. In T1, cortex is
-    darker than white matter. In FLAIR it is brighter, but fluid is darker than white matter: such a
-    scan stays unchanged, too.
+    Returns the brightness of white matter, or None if the contrast need not be reversed. `slices`
+    are pairs of brightness (N, H, W) and class probabilities (N, H, W, K), with the K classes of
+    `scheme`. In T1, cortex is darker than white matter. In FLAIR it is brighter, but fluid is
+    darker than white matter: such a scan stays unchanged, too.
     """
-    # Flags (K,) of the classes that belong to each tissue.
     tissues = [
-        torch.tensor([label.group in groups for label in scheme.labels])
+        torch.from_numpy(scheme.in_groups(groups))
         for groups in (_WHITE_MATTER, _CORTEX, _FLUID)
     ]
     seen: list[list[Tensor]] = [[] for _ in tissues]
@@ -190,7 +173,7 @@ def find_reversal(slices: Iterable[Seen], scheme: LabelScheme) -> Reversal | Non
     is_reverse = cortex > _CLEARLY * white_matter and fluid > white_matter
     if white_matter <= 0 or not is_reverse:
         return None
-    return Reversal(white_matter)
+    return white_matter
 
 
 def _median(parts: list[Tensor]) -> float | None:

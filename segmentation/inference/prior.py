@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trinat.segmentation.grid import Shape, corners, moved, occupied_box, to_shape
+from trinat.segmentation.inference.fusion import most_probable
 from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.models.model_info import Prior, Template
 from trinat.segmentation.space.interpolation import rows_at
@@ -43,8 +44,6 @@ _PLACES_PER_VOXEL = 4
 _JITTER_MM = 1.5
 # Voxels whose probabilities are changed at a time.
 _VOXELS_AT_A_TIME = 1 << 17
-# Slices whose largest probabilities are found at a time.
-_SLICES_AT_A_TIME = 8
 # Weight of the template in new models, and lower weights for structures whose position or size
 # varies more between heads, as measured on two scans (docs/notes/fast.md). The weight of lateral
 # ventricles is 0, so that the wide ventricles of old age are not lost.
@@ -254,20 +253,6 @@ def apply_prior(
         changed = weighted_by(expected, probabilities, weights, prior.floor)
         fused[indices] = changed.to(fused.dtype)
     return ""
-
-
-def most_probable(fused: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the largest probability of each voxel and its class, both (X, Y, Z).
-
-    `fused` are probabilities (X, Y, Z, K).
-    """
-    values = []
-    labels = []
-    for slab in torch.split(fused, _SLICES_AT_A_TIME):
-        largest = slab.max(-1)
-        values.append(largest.values)
-        labels.append(largest.indices)
-    return torch.cat(values), torch.cat(labels)
 
 
 def weights_by_class(prior: Prior, scheme: LabelScheme) -> Tensor:

@@ -53,8 +53,7 @@ class Samples:
     Memory grows by one byte a voxel for each prediction.
     """
 
-    def __init__(self, scheme: LabelScheme) -> None:
-        self._classes = len(scheme)
+    def __init__(self) -> None:
         self._maps: list[Tensor] = []
         self._mean: Tensor | None = None
 
@@ -70,16 +69,17 @@ class Samples:
     def summarise(self) -> Uncertainty:
         """Return the variation of the predictions added so far; there must be at least one."""
         assert self._mean is not None
-        unknown = np.full(self._classes, np.nan)
+        classes = self._mean.shape[-1]
+        unknown = np.full(classes, np.nan)
         pairwise_dice = unknown
         volume_cv = unknown
         if len(self._maps) > 1:
             pairs = combinations(self._maps, 2)
-            dice = [dice_of_maps(one, other, self._classes) for one, other in pairs]
+            dice = [dice_of_maps(one, other, classes) for one, other in pairs]
             pairwise_dice = _mean_where_known(dice)
             counts = [
-                np.bincount(classes.flatten(), minlength=self._classes)
-                for classes in self._maps
+                np.bincount(labels.flatten(), minlength=classes)
+                for labels in self._maps
             ]
             volumes = np.array(counts, np.float64)
             with np.errstate(invalid="ignore", divide="ignore"):
@@ -87,9 +87,9 @@ class Samples:
         # Voxels that have the class in all samples, and in any sample.
         maps = torch.stack(self._maps)
         same_in_all = (maps == maps[0]).all(0)
-        in_all = np.bincount(maps[0][same_in_all], minlength=self._classes)
-        in_any = np.zeros(self._classes)
-        for k in range(self._classes):
+        in_all = np.bincount(maps[0][same_in_all], minlength=classes)
+        in_any = np.zeros(classes)
+        for k in range(classes):
             in_any[k] = float((maps == k).any(0).sum())
         with np.errstate(invalid="ignore", divide="ignore"):
             iou = np.asarray(in_all / in_any)

@@ -127,10 +127,8 @@ class Parcellation:
 
     def is_cortex(self, structures: NDArray[Any]) -> NDArray[np.bool_]:
         """Return a mask of the cortex in a map of classes of `structures`."""
-        is_wanted = np.zeros(len(self.structures), bool)
-        is_wanted[[label.index for label in self.cortex]] = True
-        found: NDArray[np.bool_] = is_wanted[structures]
-        return found
+        is_wanted = self.structures.in_groups([CORTEX_GROUP])
+        return np.asarray(is_wanted[structures])
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -135,6 +135,10 @@ class LabelScheme:
             return "lesions"
         return "structures"
 
+    def in_groups(self, groups: Collection[str]) -> NDArray[np.bool_]:
+        """Return a mask of the classes whose group is one of `groups`, (K,)."""
+        return np.array([label.group in groups for label in self.labels])
+
     def from_freesurfer(
         self,
         array: NDArray[Any],

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import avg_pool3d, grid_sample, interpolate, pad
 
-from trinat.segmentation.inference.prior import most_probable
+from trinat.segmentation.inference.fusion import most_probable
 from trinat.segmentation.space.interpolation import rows_at
 
 # A voxel is at a boundary if its most probable class is less probable than this.

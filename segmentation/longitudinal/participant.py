@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from scipy import ndimage
 from torch import Tensor
 
+from trinat.segmentation.inference.fusion import most_probable
 from trinat.segmentation.inference.localisation import BrainRegion
 from trinat.segmentation.inference.prediction import Prediction
 from trinat.segmentation.inference.predictor import Predictor
@@ -27,7 +28,6 @@ from trinat.segmentation.inference.preparation import (
     needed_shape,
     to_model_axes,
 )
-from trinat.segmentation.inference.prior import most_probable
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.longitudinal.joining import Joining, flows_from
 from trinat.segmentation.longitudinal.rigid import Alignment
@@ -254,22 +254,20 @@ def _segment_and_join(
     # A few views are enough for the template. Its weight is the share of the views that are used.
     views = predictor.enough_views
     seen_template = sight.of(image)
-    region, fusion, _ = predictor.find_and_fuse(
+    region, fused, _ = predictor.find_and_fuse(
         seen_template, views=views, mirror=mirror
     )
     # All scans share the cortical parcellation: borders of parcels do not change with time.
-    parcels = predictor.find_parcels(
-        seen_template[region.box], fusion.fused, mirror=mirror
-    )
+    parcels = predictor.find_parcels(seen_template[region.box], fused, mirror=mirror)
     # The scans are segmented in the template's brain and a margin around it.
-    brain = most_probable(fusion.fused)[1].cpu().numpy() > 0
+    brain = most_probable(fused)[1].cpu().numpy() > 0
     around_brain = ndimage.binary_dilation(brain, iterations=_MARGIN)
     near = BrainRegion(region.box, torch.from_numpy(around_brain))
     with stage("flow"):
         parts = [scan[region.box] for scan in images]
         flows = flows_from(image[region.box], parts)
     weight = len(views) / len(predictor.views)
-    joining = Joining(image[region.box], fusion.fused, weight)
+    joining = Joining(image[region.box], fused, weight)
     maps = []
     lesions = []
     for conformed, scan, part, flow in zip(prepared, images, parts, flows, strict=True):
@@ -280,11 +278,11 @@ def _segment_and_join(
         maps.append(maps_of_scan)
         # Lesions are found in each scan by itself, because they may be in one scan only.
         of_lesions = predictor.find_lesions(
-            seen[region.box], of_scan.fused, conformed.plan.cropped(region.box)
+            seen[region.box], of_scan, conformed.plan.cropped(region.box)
         )
         lesions.append(of_lesions)
         with stage("join"):
-            joining.add(of_scan.fused, part, flow)
+            joining.add(of_scan, part, flow)
         del of_scan
     plan = template.plan.cropped(region.box)
     with stage("prior"):

@@ -180,7 +180,9 @@ def test_views_and_their_fusion_never_wait_for_the_gpu() -> None:
     torch.cuda.set_sync_debug_mode("error")
     try:
         for view, part in segmenter.each_view(image, within=within):
-            fusion.add(view, part.first, part.probabilities, part.rows, part.columns)
+            fusion.add(
+                view, part.slices.start, part.probabilities, part.rows, part.columns
+            )
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert fusion.finish().isfinite().all()

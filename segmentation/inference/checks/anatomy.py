@@ -113,11 +113,10 @@ def find_apart(evidence: Evidence) -> NDArray[np.intp]:
     The brain is the largest component of tissue: it is connected by faces and contains several
     structures. Fluid is no tissue.
     """
-    classes = evidence.indices.data
-    is_fluid = np.array([label.group in NO_TISSUE for label in evidence.scheme.labels])
-    tissue = ~is_fluid[classes]
+    tissue = ~evidence.mask(NO_TISSUE)
     apart = tissue & ~largest_part(tissue)
-    return np.bincount(classes[apart], minlength=len(evidence.scheme))
+    classes = evidence.indices.data[apart]
+    return np.bincount(classes, minlength=len(evidence.scheme))
 
 
 def check_symmetry(evidence: Evidence, limits: Limits) -> list[Finding]:

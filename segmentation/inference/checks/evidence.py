@@ -70,8 +70,7 @@ class Evidence:
 
     def mask(self, groups: Collection[str]) -> NDArray[np.bool_]:
         """Return a mask of all structures of some groups of the label scheme, (X, Y, Z)."""
-        is_wanted = np.array([label.group in groups for label in self.scheme.labels])
-        return np.asarray(is_wanted[self.indices.data])
+        return np.asarray(self.scheme.in_groups(groups)[self.indices.data])
 
     @cached_property
     def brain(self) -> NDArray[np.bool_]:

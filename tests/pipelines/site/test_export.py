@@ -212,7 +212,9 @@ def test_graphs_fuse_as_the_predictor_does(settings: Fusion, tmp_path: Path) -> 
     fusion = fusion_of(model)
     added = torch.zeros(16, 16, 16, 33)
     for view, part in predictor.each_view(image):
-        expected.add(view, part.first, part.probabilities, part.rows, part.columns)
+        expected.add(
+            view, part.slices.start, part.probabilities, part.rows, part.columns
+        )
         axes = model.info.preprocessing.slice_axes(view)
         slices = to_slices(image, axes)
         channels = model.networks[view].config.channels

@@ -63,7 +63,7 @@ def one_hot(values: list[int]) -> torch.Tensor:
 
 
 def test_samples_are_summed_up_per_structure() -> None:
-    samples = Samples(SCHEME)
+    samples = Samples()
     for values in ([1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]):
         samples.add(one_hot(values))
     found = samples.summarise()
@@ -76,7 +76,7 @@ def test_samples_are_summed_up_per_structure() -> None:
 
 
 def test_a_structure_that_one_sample_alone_has_agrees_in_none() -> None:
-    samples = Samples(SCHEME)
+    samples = Samples()
     for values in ([1, 2, 0], [1, 0, 0], [1, 0, 0]):
         samples.add(one_hot(values))
     found = samples.summarise()

@@ -49,9 +49,9 @@ def test_only_rows_and_columns_around_a_mask_are_looked_at(network, volume) -> N
     within[20:23, 5, 50:] = True  # in the second part of four slices
     # The largest part comes first, as buffers that grow leave gaps in memory.
     second, first, third = network.probabilities(volume, AXES, within=within)
-    assert (first.first, third.first) == (0, 8)
+    assert (first.slices.start, third.slices.start) == (0, 8)
     assert first.probabilities.shape[:3] == third.probabilities.shape[:3] == (4, 0, 0)
-    assert (second.first, second.slices) == (4, slice(4, 8, 1))
+    assert second.slices == slice(4, 8, 1)
     for side, least, most in ((second.rows, 50, 56), (second.columns, 20, 23)):
         assert side.start <= least
         assert side.stop >= most

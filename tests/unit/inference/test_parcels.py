@@ -217,7 +217,7 @@ def _in_a_row(
     probabilities = torch.zeros((1, 1, count, len(DESIKAN.parcels)))
     probabilities[0, 0, :, CUNEUS] = torch.tensor(cuneus)
     probabilities[0, 0, :, INSULA] = 1 - torch.tensor(cuneus)
-    part = SliceProbabilities(0, slice(0, 1), slice(0, count), probabilities)
+    part = SliceProbabilities(slice(0, 1), slice(0, 1), slice(0, count), probabilities)
     view = View.CORONAL
     found = join_views(
         [(view, part)],

@@ -115,7 +115,7 @@ def test_mirrored_averaging_sees_a_mirrored_head_as_the_mirrored_result(
     image = segmenter.on_device(segmenter.prepare(miniature(seed=4)[0]))
     everywhere = BrainRegion.whole(image.shape)
     plain, other = (
-        segmenter.fuse(seen, everywhere, mirror=True)[0].fused.max(-1).indices
+        segmenter.fuse(seen, everywhere, mirror=True)[0].max(-1).indices
         for seen in (image, image.flip(0))
     )
     partner = torch.from_numpy(SCHEME.partner_permutation.copy())
@@ -216,7 +216,7 @@ def test_batches_do_not_change_the_result() -> None:
         )
         image = segmenter.on_device(segmenter.prepare(miniature(seed=1)[0]))
         found, _ = segmenter.fuse(image, BrainRegion.whole(image.shape))
-        fused.append(found.fused)
+        fused.append(found)
     one, other = fused
     torch.testing.assert_close(one, other, atol=2e-3, rtol=0)
 
@@ -324,9 +324,9 @@ def test_all_of_a_scan_is_looked_at_where_the_brain_goes_on_beyond_its_region(
     everywhere = torch.ones_like(image[box], dtype=torch.bool)
     small = BrainRegion(box, rim=everywhere)
     monkeypatch.setattr(segmenter, "find_brain", lambda _image: small)
-    region, fusion, _maps = segmenter.find_and_fuse(image)
+    region, fused, _maps = segmenter.find_and_fuse(image)
     assert region.box == BrainRegion.whole(image.shape).box
-    assert fusion.fused.shape[:3] == image.shape
+    assert fused.shape[:3] == image.shape
 
 
 def test_some_views_are_fused_as_if_the_model_had_no_others(
@@ -335,9 +335,9 @@ def test_some_views_are_fused_as_if_the_model_had_no_others(
     views = (View.CORONAL, View.AXIAL)
     image = torch.from_numpy(segmenter.prepare(miniature()[0]).volume.data)
     everywhere = BrainRegion.whole(image.shape)
-    fusion, maps = segmenter.fuse(image, everywhere, views=views)
+    fused, maps = segmenter.fuse(image, everywhere, views=views)
     of_two = Predictor(overfitted_model(), device="cpu", views=views)
-    assert torch.equal(fusion.fused, of_two.fuse(image, everywhere)[0].fused)
+    assert torch.equal(fused, of_two.fuse(image, everywhere)[0])
     assert tuple(maps) == views
 
 

@@ -16,9 +16,8 @@ from pydantic import ValidationError
 from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.inference.preparation import (
     REVERSED,
-    Reversal,
-    Seen,
     find_reversal,
+    reverse_contrast,
 )
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import load_scheme
@@ -38,13 +37,13 @@ VOXELS = 150
 
 def slices_of(
     brightness: dict[int, float], *, voxels: int = VOXELS, likelihood: float = 0.9
-) -> list[Seen]:
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Return a slice for each class, of this brightness and this probability of the class."""
     found = []
     for index, value in brightness.items():
         probabilities = torch.zeros(1, 1, voxels, len(SCHEME))
         probabilities[..., index] = likelihood
-        found.append(Seen(torch.full((1, 1, voxels), value), probabilities))
+        found.append((torch.full((1, 1, voxels), value), probabilities))
     return found
 
 
@@ -54,7 +53,7 @@ def test_white_matter_becomes_bright_and_fluid_dark_and_air_stays_dark() -> None
     # From half of white matter's, 0.2, on: 1.2 minus the brightness. Below, (b / 0.2)² of the 1.0
     # that 0.2 becomes.
     expected = torch.tensor([0.0, 0.25, 1.0, 0.8, 0.6, 0.2, 0.0, 0.0])
-    torch.testing.assert_close(Reversal(white_matter=0.4).apply(image), expected)
+    torch.testing.assert_close(reverse_contrast(image, 0.4), expected)
 
 
 @pytest.mark.parametrize(
@@ -76,11 +75,7 @@ def test_what_is_reversed(
         {WHITE_MATTER: white_matter, CORTEX: cortex, VENTRICLE: fluid, THALAMUS: 0.1}
     )
     found = find_reversal(seen, SCHEME)
-    if is_reverse:
-        assert found is not None
-        assert found.white_matter == pytest.approx(white_matter)
-    else:
-        assert found is None
+    assert found == (pytest.approx(white_matter) if is_reverse else None)
 
 
 @pytest.mark.parametrize(
@@ -123,10 +118,9 @@ def test_networks_see_the_scan_reversed(
     save_model(tmp_path, description, load_model(random_model()).networks)
     predictor = Predictor(tmp_path, device="cpu")
     prepared = predictor.prepare(small_scan())
-    turn = Reversal(white_matter=0.4)
-    data = turn.apply(torch.from_numpy(prepared.volume.data)).numpy()
+    data = reverse_contrast(torch.from_numpy(prepared.volume.data), 0.4).numpy()
     beforehand = replace(prepared, volume=replace(prepared.volume, data=data))
-    monkeypatch.setattr(predictor, "find_reversal", lambda _image: turn)
+    monkeypatch.setattr(predictor, "find_reversal", lambda _image: 0.4)
     found = predictor.infer(prepared)
     assert torch.equal(found.fused, as_it_is.infer(beforehand).fused)
     plain = as_it_is.infer(prepared)

@@ -10,8 +10,9 @@ import torch
 from helpers.overfitted import random_model
 from helpers.sessions import head_of, pose_of, session_of
 
+from trinat.segmentation.inference import preparation
 from trinat.segmentation.inference.predictor import Predictor
-from trinat.segmentation.inference.preparation import REVERSED, Reversal
+from trinat.segmentation.inference.preparation import REVERSED
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.longitudinal.participant import (
     TimePoint,
@@ -108,16 +109,18 @@ def test_the_template_says_for_all_scans_whether_networks_see_them_reversed(
     seen = []
     fuse = Predictor.fuse
 
-    def find(predictor: Predictor, image: torch.Tensor) -> Reversal:
+    def find(predictor: Predictor, image: torch.Tensor) -> float:
         asked.append(image)
-        return Reversal(white_matter=0.4)
+        return 0.4
 
     def look(predictor: Predictor, image: torch.Tensor, *rest: Any, **more: Any) -> Any:
         seen.append(image)
         return fuse(predictor, image, *rest, **more)
 
     monkeypatch.setattr(Predictor, "find_reversal", find)
-    monkeypatch.setattr(Reversal, "apply", lambda reversal, image: 1 - image)
+    monkeypatch.setattr(
+        preparation, "reverse_contrast", lambda image, white_matter: 1 - image
+    )
     monkeypatch.setattr(Predictor, "fuse", look)
     points = points_of(two_sessions)
     (template,) = asked
