@@ -226,8 +226,10 @@ def features_of(
     inside = brain.astype(np.float32)
     smooth = [_mean_inside_brain(brighter, inside, sigma) for sigma in _SIGMAS_MM]
     depth = ndimage.distance_transform_edt(brain)
-    extent = _white_matter_extent(groups["white"] > 0.5)
-    place = _relative_positions(brain, extent)
+    # Positions relative to the extent of white matter, which is from 0 to 1 along each axis.
+    is_white = np.argwhere(groups["white"] > 0.5)
+    low, high = np.percentile(is_white, [1, 99], axis=0)
+    place = (np.argwhere(brain) - low) / (high - low)
     columns = [
         brighter[brain],
         *(values[brain] for values in smooth),
@@ -311,25 +313,6 @@ def _distance_from_ventricles(ventricle: NDArray[np.bool_]) -> Image:
         return np.full(ventricle.shape, _MAX_MM, np.float32)
     distance = ndimage.distance_transform_edt(~large)
     return np.asarray(np.minimum(distance, _MAX_MM), np.float32)
-
-
-def _white_matter_extent(white: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """Return the 1st and 99th percentile of the positions of white matter, (2, 3), in voxels."""
-    extent: NDArray[np.float64] = np.percentile(np.argwhere(white), [1, 99], axis=0)
-    return extent
-
-
-def _relative_positions(
-    places: NDArray[np.bool_], extent: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    """Return the positions of the N set voxels of a mask relative to an extent, (N, 3).
-
-    `places` (X, Y, Z) is the mask. `extent` (2, 3) has the lowest and highest position along each
-    axis: these become 0 and 1.
-    """
-    low, high = extent
-    relative: NDArray[np.float64] = (np.argwhere(places) - low) / (high - low)
-    return relative
 
 
 def _prior_at(prior: Image, place: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -23,6 +23,7 @@ from trinat.segmentation.labels.lesions import (
     number_lesions,
 )
 from trinat.segmentation.labels.scheme import LabelScheme
+from trinat.segmentation.space.morphology import TOUCHING
 
 # A voxel with at least this probability is lesion.
 LIKELY = 0.5
@@ -45,8 +46,6 @@ _SUPRATENTORIAL = (2, 3, 4, 10, 11, 12, 13, 41, 42, 43, 49, 50, 51, 52)
 _MANY_OF_WHITE = 0.05
 _MOST_OF_WHITE = 0.25
 _MANY_MM3 = 1000.0
-# Voxels that share a face, an edge or a corner are connected.
-_TOUCHING = np.ones((3, 3, 3), bool)
 
 
 @dataclass(frozen=True)
@@ -120,7 +119,8 @@ def find_lesions(
     found = number_lesions(is_likely, grid.voxel_mm3, smallest_mm3)
     numbers = found.numbers
     [regions] = regions_of([found], structures, scheme)
-    probabilities = _mean_per_lesion(probability.data, found)
+    every = np.arange(1, found.count + 1)
+    probabilities = ndimage.mean(probability.data, numbers, every)
     lesions = []
     boxes = ndimage.find_objects(numbers)
     for number, box in enumerate(boxes, start=1):
@@ -218,7 +218,7 @@ def regions_of(
     from_cortex = _distance_mm(_CORTEX, is_lesion, structures, scheme)
     below = _distance_mm(_INFRATENTORIAL, is_lesion, structures, scheme)
     above = _distance_mm(_SUPRATENTORIAL, is_lesion, structures, scheme)
-    is_below = (below < above).astype(np.float32)
+    is_below = below < above
     by_ventricle = _is_near(from_ventricle, _NEAR_VENTRICLE_MM)
     by_cortex = _is_near(from_cortex, _NEAR_CORTEX_MM)
     found = []
@@ -226,7 +226,7 @@ def regions_of(
         every = np.arange(1, lesions.count + 1)
         is_periventricular = ndimage.maximum(by_ventricle, lesions.numbers, every)
         is_juxtacortical = ndimage.maximum(by_cortex, lesions.numbers, every)
-        share_below = _mean_per_lesion(is_below, lesions)
+        share_below = ndimage.mean(is_below, lesions.numbers, every)
         regions: list[LesionRegion] = []
         for lesion in range(lesions.count):
             if share_below[lesion] > 0.5:
@@ -256,7 +256,7 @@ def _distance_mm(
     """
     classes = [label.index for label in scheme.labels if label.fs_id in numbers]
     mask = np.isin(structures.data, classes) & ~is_lesion
-    parts, _ = ndimage.label(mask, _TOUCHING)
+    parts, _ = ndimage.label(mask, TOUCHING)
     sizes_mm3 = np.bincount(parts.ravel()) * structures.grid.voxel_mm3
     is_large = sizes_mm3 >= _LARGE_PART_MM3
     is_large[0] = False
@@ -276,13 +276,3 @@ def _is_near(distance_mm: NDArray[np.float64], limit_mm: float) -> NDArray[np.bo
     """
     touches = ndimage.binary_dilation(distance_mm == 0)
     return np.asarray((distance_mm <= limit_mm) | touches)
-
-
-def _mean_per_lesion(
-    values: NDArray[np.floating], lesions: NumberedLesions
-) -> NDArray[np.float64]:
-    """Return the mean of values (X, Y, Z) over each lesion, (L,)."""
-    numbers = lesions.numbers.ravel()
-    sums = np.bincount(numbers, values.ravel(), minlength=lesions.count + 1)
-    sizes = np.bincount(numbers, minlength=lesions.count + 1)
-    return np.asarray(sums[1:] / sizes[1:], np.float64)

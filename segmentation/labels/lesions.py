@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from scipy import ndimage
 
 from trinat.segmentation.labels import LESION_REGIONS, LESION_SIZES_MM3, LesionRegion
+from trinat.segmentation.space.morphology import TOUCHING
 
 # Smaller components are not counted as lesions: three voxels of 1 mm.
 SMALLEST_MM3 = 3.0
@@ -24,8 +25,6 @@ SIZE_NAMES = (
     *(f"{low} to {high}" for low, high in pairwise(LESION_SIZES_MM3)),
     f"from {LESION_SIZES_MM3[-1]}",
 )
-# Voxels that share a face, an edge or a corner belong to one lesion.
-_TOUCHING = np.ones((3, 3, 3), bool)
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +58,7 @@ def number_lesions(
     Voxels that share a face, an edge or a corner are connected. Components below `smallest_mm3` are
     left out. `voxel_mm3` is the volume of a voxel.
     """
-    parts, _ = ndimage.label(mask != 0, _TOUCHING)
+    parts, _ = ndimage.label(mask != 0, TOUCHING)
     sizes = np.bincount(parts.ravel())
     kept = np.flatnonzero(sizes * voxel_mm3 >= smallest_mm3 - _TOLERANCE_MM3)
     kept = kept[kept > 0]

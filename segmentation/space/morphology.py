@@ -10,6 +10,9 @@ from scipy import ndimage
 
 Mask = NDArray[np.bool_]
 
+# Structuring element: voxels that share a face, an edge or a corner are connected.
+TOUCHING = np.ones((3, 3, 3), bool)
+
 
 def dilated(mask: Mask, reach: Sequence[int]) -> Mask:
     """Dilate a mask by `reach` voxels, one number for each axis, in both directions along it."""
