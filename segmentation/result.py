@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from trinat.segmentation.errors import LabelError
 from trinat.segmentation.grid import grown, occupied_box
 from trinat.segmentation.inference.checks.anatomy import total_brain_mm3
-from trinat.segmentation.inference.checks.evidence import Evidence
 from trinat.segmentation.inference.checks.limits import LIMITS, Limits
 from trinat.segmentation.inference.measuring import measure, measure_parcels
 from trinat.segmentation.inference.prediction import Prediction
@@ -111,7 +110,7 @@ class Result(Prediction):
         Its `name` is pass, look or reject, `reasons` has the reasons in sentences, and `structures`
         has the grades of structures by name. Structures without a grade are left out.
         """
-        return grade(self, self.limits)
+        return grade(self.evidence, self.limits)
 
     def brain_mask(self) -> Volume:
         """Return the inside of the skull as a mask: bool (X, Y, Z) in the scan's own space.
@@ -162,7 +161,7 @@ class Result(Prediction):
     @cached_property
     def _brain_volumes(self) -> BrainVolumes:
         """Volumes of the whole brain, and the reason if the intracranial volume is unknown."""
-        return measure(self, Evidence.of(self), self.limits)
+        return measure(self, self.limits)
 
     def volumes(self) -> pd.DataFrame:
         """Return a table of the structures that the model predicts.
@@ -230,12 +229,9 @@ class Result(Prediction):
         """
         import pandas as pd
 
-        rows = []
-        for parcel in measure_parcels(self, self.parcel_limits.agreement):
-            row = asdict(parcel)
-            row["parcel"] = row.pop("name")
-            rows.append(row)
-        return pd.DataFrame(rows, columns=list(_PARCEL_COLUMNS))
+        measures = measure_parcels(self, self.parcel_limits.agreement)
+        table = pd.DataFrame([asdict(parcel) for parcel in measures])
+        return table.rename(columns={"name": "parcel"})[list(_PARCEL_COLUMNS)]
 
     def thickness(self) -> pd.DataFrame:
         """Return a table of cortical thickness by parcel.
@@ -262,18 +258,10 @@ class Result(Prediction):
         """
         import pandas as pd
 
-        rows = []
-        for sheet in self.cortex_thickness.parcels:
-            row = {
-                "parcel": sheet.name,
-                "side": sheet.side,
-                "thickness_mm": sheet.thickness_mm,
-                "std_mm": sheet.std_mm,
-                "area_mm2": sheet.area_mm2,
-                "mm3": sheet.volume_mm3,
-            }
-            rows.append(row)
-        return pd.DataFrame(rows)
+        sheets = self.cortex_thickness.parcels
+        table = pd.DataFrame([asdict(sheet) for sheet in sheets])
+        table = table.rename(columns={"name": "parcel", "volume_mm3": "mm3"})
+        return table[["parcel", "side", "thickness_mm", "std_mm", "area_mm2", "mm3"]]
 
     def mask(self, structure: str | int) -> Volume:
         """Return the mask of a structure in the scan's own space.

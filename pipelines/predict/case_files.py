@@ -35,7 +35,6 @@ from trinat.pipelines.study.record import (
 )
 from trinat.segmentation.inference import quality
 from trinat.segmentation.inference.checks import anatomy, brightness
-from trinat.segmentation.inference.checks.evidence import Evidence
 from trinat.segmentation.inference.checks.limits import Limits
 from trinat.segmentation.inference.measuring import (
     ParcelMeasure,
@@ -77,9 +76,8 @@ def judge(
     values of quality measures below which a scan or a structure gets a bad grade.
     """
     volumes_mm3 = found.volumes_mm3
-    evidence = Evidence.of(found)
-    measured = measure(found, evidence, limits)
-    verdict = quality.grade_by(evidence, limits)
+    measured = measure(found, limits)
+    verdict = quality.grade(found.evidence, limits)
     total_brain_mm3 = anatomy.total_brain_mm3(found.scheme, volumes_mm3)
     result = ScanResult(
         model=model.name,
@@ -94,7 +92,7 @@ def judge(
             for name, mm3 in measured.mm3.items()
         },
         csf=found.csf,
-        tissue_contrast=_rounded(brightness.tissue_contrast(evidence)),
+        tissue_contrast=_rounded(brightness.tissue_contrast(found.evidence)),
     )
     if measured.note:
         result.notes.append(measured.note)
@@ -125,7 +123,7 @@ def _thickness_result(found: Prediction) -> ThicknessResult:
 
     The parcels of a side come before its hemisphere.
     """
-    grade, reasons = grade_thickness(Evidence.of(found))
+    grade, reasons = grade_thickness(found.evidence)
     cortex = found.cortex_thickness
     sheets = {}
     for hemisphere in cortex.hemispheres:

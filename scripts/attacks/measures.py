@@ -15,7 +15,6 @@ from attacks.verdicts import wrong
 from attacks.workshop import Try
 from trinat.pipelines.predict.case_files import callosum_result
 from trinat.segmentation.grid import Grid, grown, occupied_box
-from trinat.segmentation.inference.checks.evidence import Evidence
 from trinat.segmentation.inference.measuring import grade_thickness
 from trinat.segmentation.inference.parcels import (
     Parcels,
@@ -183,7 +182,7 @@ def thickness(attempt: Try) -> None:
         raise wrong(f"{what}: {shown.min()} to {shown.max()} mm thick")
     with_agreement = replace(found, agreement=np.ones(len(_SCHEME)))
     for one in (found, with_agreement):
-        grade, reasons = grade_thickness(Evidence.of(one))
+        grade, reasons = grade_thickness(one.evidence)
         if (grade == "pass") == bool(reasons):
             raise wrong(f"{what}: graded {grade} for {reasons}")
 

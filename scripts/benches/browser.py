@@ -32,7 +32,6 @@ from scipy.spatial.transform import Rotation
 from trinat.pipelines.view.guard import SITE_POLICY
 from trinat.pipelines.view.start import make_site_app
 from trinat.segmentation.grid import Grid, to_shape
-from trinat.segmentation.inference.checks.evidence import Evidence
 from trinat.segmentation.inference.measuring import measure
 from trinat.segmentation.inference.prediction import Prediction
 from trinat.segmentation.inference.predictor import Predictor
@@ -252,10 +251,9 @@ def _compare_results(
     result: dict[str, Any], expected: Prediction, predictor: Predictor
 ) -> None:
     """Print the page's grade and intracranial volume, and Python's where they differ."""
-    evidence = Evidence.of(expected)
     limits = limits_of(predictor.model.info)
-    graded = grade(expected, limits)
-    measured = measure(expected, evidence, limits)
+    graded = grade(expected.evidence, limits)
+    measured = measure(expected, limits)
     pairs = {
         "grade": (result["grade"], graded.name),
         "reasons": (result["reasons"], list(graded.reasons)),

@@ -22,7 +22,7 @@ from benches._damage_kinds import KINDS
 from trinat.segmentation.grid import Grid
 from trinat.segmentation.inference.checks.evidence import Evidence
 from trinat.segmentation.inference.checks.limits import Limits
-from trinat.segmentation.inference.quality import Grade, grade_by, limits_of
+from trinat.segmentation.inference.quality import Grade, grade, limits_of
 from trinat.segmentation.labels.scheme import load_scheme
 from trinat.segmentation.models.checkpoint import load_model
 from trinat.segmentation.models.zoo import find_model
@@ -57,7 +57,7 @@ def report(cases: Sequence[Case], cache: Path, model: str) -> None:
         path = cache / f"{case.name}.npz"
         if path.exists():
             stored = read_stored(path)
-            verdict = grade_by(evidence_of(stored), limits_for(case, limits))
+            verdict = grade(evidence_of(stored), limits_for(case, limits))
             graded.append(Graded(case, stored.mean_dice if case.kind else 1.0, verdict))
             _say_case(graded[-1])
     for is_for_choosing, title in ((True, "for choosing"), (False, "not for choosing")):

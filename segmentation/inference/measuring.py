@@ -63,16 +63,13 @@ _NOISE_FOR_THICKNESS = (0.3, 0.5)
 _SPACING_FOR_THICKNESS_MM = (1.3, 2.0)
 
 
-def measure(
-    found: Prediction, evidence: Evidence, limits: Limits = LIMITS
-) -> BrainVolumes:
+def measure(found: Prediction, limits: Limits = LIMITS) -> BrainVolumes:
     """Compute the volumes of the whole brain from a segmentation.
 
-    `evidence` holds the scan and labels of the prediction `found`. The intracranial volume is the
-    volume of the brain mask in the scan's own voxels. It is None if the scan or the model does not
-    show all of the inside of the skull; it is never estimated.
+    The intracranial volume is the volume of the brain mask in the scan's own voxels. It is None if
+    the scan or the model does not show all of the inside of the skull; it is never estimated.
     """
-    why_not = why_not_measured(evidence, found.inside, limits)
+    why_not = why_not_measured(found.evidence, found.inside, limits)
     mm3: dict[str, float | None] = {INTRACRANIAL.column: None}
     note = f"no intracranial volume: {why_not}"
     if not why_not:

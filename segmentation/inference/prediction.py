@@ -17,6 +17,7 @@ from torch import Tensor
 
 from trinat.segmentation.errors import LabelError
 from trinat.segmentation.grid import grown, is_empty, occupied_box
+from trinat.segmentation.inference.checks.evidence import Evidence
 from trinat.segmentation.inference.fusion import most_probable
 from trinat.segmentation.inference.lesion_network import LesionMap
 from trinat.segmentation.inference.lesions import Lesions, find_lesions
@@ -33,7 +34,7 @@ from trinat.segmentation.space.conform import (
     restore_probabilities,
 )
 from trinat.segmentation.space.grid_map import GridMap
-from trinat.segmentation.space.morphology import largest_part, without_holes
+from trinat.segmentation.space.morphology import TOUCHING, largest_part, without_holes
 from trinat.segmentation.space.views import (
     reoriented,
     reoriented_grid,
@@ -48,8 +49,6 @@ if TYPE_CHECKING:
 
 # Slices of the working grid whose tissues are summed at a time.
 _SLAB = 8
-# Voxels that share a face, an edge or a corner are connected.
-_TOUCHING = np.ones((3, 3, 3), bool)
 # FreeSurfer numbers of both sides, left first.
 _WHITE_MATTER = (2, 41)
 _CORTEX = (3, 42)
@@ -300,6 +299,19 @@ class Prediction:
         return {name: count * self.voxel_mm3 for name, count in self.voxels.items()}
 
     @cached_property
+    def evidence(self) -> Evidence:
+        """Input of the checks by which the segmentation is graded."""
+        return Evidence(
+            image=self.image,
+            indices=self.working,
+            scan=self.plan.scan,
+            scheme=self.scheme,
+            volumes_mm3=self.volumes_mm3,
+            agreement=self.agreement,
+            csf=self.csf,
+        )
+
+    @cached_property
     def inside(self) -> NDArray[np.bool_]:
         """Mask of the inside of the skull, with brain and fluid, on the 1 mm working grid."""
         return find_inside(self.working, self.scheme)
@@ -493,7 +505,7 @@ def _keep_largest_component(part: NDArray[np.uint8], k: int) -> None:
     Each becomes the class that most of its neighbouring voxels have. `part` (X, Y, Z) is a class
     map.
     """
-    pieces, count = ndimage.label(part == k, _TOUCHING)
+    pieces, count = ndimage.label(part == k, TOUCHING)
     if count < 2:
         return
     sizes = np.bincount(pieces.ravel())
@@ -503,7 +515,7 @@ def _keep_largest_component(part: NDArray[np.uint8], k: int) -> None:
             continue
         around = part[grown(box, part.shape)]
         piece = pieces[grown(box, part.shape)] == number
-        rim = ndimage.binary_dilation(piece, _TOUCHING) & ~piece
+        rim = ndimage.binary_dilation(piece, TOUCHING) & ~piece
         neighbours = around[rim]
         # A component surrounded by nothing becomes background.
         around[piece] = 0

@@ -34,6 +34,7 @@ from trinat.segmentation.inference.checks.limits import LIMITS, GradeName, Limit
 from trinat.segmentation.inference.prediction import Prediction
 from trinat.segmentation.models.model_info import ModelInfo
 
+# A check returns its findings: reasons to look at the scan or to reject it. Most have at most one.
 Check = Callable[[Evidence, Limits], list[Finding]]
 
 
@@ -66,13 +67,8 @@ def limits_of(model: ModelInfo) -> Limits:
     return limits
 
 
-def grade(found: Prediction, limits: Limits = LIMITS) -> Grade:
-    """Grade a segmentation, without a reference, as pass, look or reject."""
-    return grade_by(Evidence.of(found), limits)
-
-
-def grade_by(evidence: Evidence, limits: Limits = LIMITS) -> Grade:
-    """Grade a segmentation by all checks: pass, look or reject, with reasons.
+def grade(evidence: Evidence, limits: Limits = LIMITS) -> Grade:
+    """Grade a segmentation by all checks, without a reference: pass, look or reject, with reasons.
 
     `evidence` holds the scan, its labels and their volumes. A finding of a check that rejects (a
     value beyond the second limit of its pair) makes the scan a reject, any other finding at least a
@@ -95,8 +91,7 @@ def grade_by(evidence: Evidence, limits: Limits = LIMITS) -> Grade:
 def check_agreement(evidence: Evidence, limits: Limits) -> list[Finding]:
     """Report that the views of the model (axial, coronal, sagittal) label the scan differently.
 
-    The mean Dice between views is compared with the limits. Returns [] or one finding, which is a
-    reason to look at the scan or to reject it.
+    The mean Dice between views is compared with the limits.
     """
     agreement = mean_agreement(evidence)
     if agreement is None:

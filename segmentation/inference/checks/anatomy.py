@@ -32,10 +32,7 @@ _BRIGHTEST = 1.3
 
 
 def check_brain_size(evidence: Evidence, limits: Limits) -> list[Finding]:
-    """Report an implausible volume of the brain: half a head, no head or wrong voxel sizes.
-
-    Returns [] or one finding, which is a reason to look at the scan or to reject it.
-    """
+    """Report an implausible volume of the brain: half a head, no head or wrong voxel sizes."""
     brain = total_brain_mm3(evidence.scheme, evidence.volumes_mm3)
     text = f"brain of {brain / 1e3:.0f} ml"
     return [
@@ -56,8 +53,8 @@ def total_brain_mm3(scheme: LabelScheme, volumes_mm3: Mapping[str, float]) -> fl
 def check_resolution(evidence: Evidence, limits: Limits) -> list[Finding]:
     """Report thick voxels, because small structures are lost between thick slices.
 
-    The largest voxel side of the scan counts. Returns [] or one finding, which is a reason to look
-    at the scan or to reject it. It names the structures that are small in this scan.
+    The largest voxel side of the scan counts. The finding names the structures that are small in
+    this scan.
     """
     spacing = max(evidence.scan.spacing_mm)
     small = tuple(
@@ -66,17 +63,11 @@ def check_resolution(evidence: Evidence, limits: Limits) -> list[Finding]:
     reason = f"voxels are {spacing:.1f} mm apart: small structures come out wrong"
     if small:
         reason += f": {some(small)}"
-    return [
-        Finding(finding.rejects, reason, small)
-        for finding in above(spacing, limits.spacing_mm, reason)
-    ]
+    return above(spacing, limits.spacing_mm, reason, small)
 
 
 def check_missing(evidence: Evidence, limits: Limits) -> list[Finding]:
-    """Report structures that the model predicts and that have no voxel in this scan.
-
-    Returns [] or one finding: by their number it is a reason to look at the scan or to reject it.
-    """
+    """Report structures that the model predicts and that have no voxel in this scan."""
     absent = [name for name, volume in evidence.volumes_mm3.items() if volume == 0]
     if len(absent) < limits.missing[0]:
         return []
@@ -88,8 +79,7 @@ def check_pieces(evidence: Evidence, limits: Limits) -> list[Finding]:
     """Report tissue that is not connected to the brain, as in the face, scalp or neck.
 
     The brain is the largest component of labelled tissue; only shared faces of voxels connect.
-    Returns [] or one finding, which is a reason to look at the scan or to reject it. It names the
-    structures with at least 100 mm³ outside of the brain.
+    The finding names the structures with at least 100 mm³ outside of the brain.
     """
     apart = find_apart(evidence)
     volume = float(apart.sum())
@@ -101,10 +91,7 @@ def check_pieces(evidence: Evidence, limits: Limits) -> list[Finding]:
     reason = f"{volume / 1e3:.1f} ml of tissue lie apart from the brain"
     if structures:
         reason += f": {some(structures)}"
-    return [
-        Finding(finding.rejects, reason, structures)
-        for finding in above(volume, limits.apart_mm3, reason)
-    ]
+    return above(volume, limits.apart_mm3, reason, structures)
 
 
 def find_apart(evidence: Evidence) -> NDArray[np.intp]:
@@ -122,8 +109,7 @@ def find_apart(evidence: Evidence) -> NDArray[np.intp]:
 def check_symmetry(evidence: Evidence, limits: Limits) -> list[Finding]:
     """Report a brain of which one side has much less tissue than the other.
 
-    Returns [] or one finding, which is a reason to look at the scan or to reject it. There is none
-    if neither side has tissue, because other checks report that.
+    There is no finding if neither side has tissue, because other checks report that.
     """
     tissue = {"left": 0.0, "right": 0.0}
     for label in evidence.scheme.labels:
@@ -169,7 +155,6 @@ def check_surroundings(evidence: Evidence, limits: Limits) -> list[Finding]:
 
     Sound brains are surrounded by fluid, which is darker. A large share means that cortex is
     missing from the labels, also on both sides, which no volume and no comparison of sides shows.
-    Returns [] or one finding, a reason to look at the scan.
     """
     share = share_like_cortex(evidence)
     if share is None:

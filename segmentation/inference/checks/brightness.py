@@ -45,10 +45,7 @@ _MOST_VOXELS = 6
 
 
 def check_contrast(evidence: Evidence, limits: Limits) -> list[Finding]:
-    """Report a scan whose white matter is hardly brighter than cortex, unlike in T1.
-
-    Returns [] or one finding, which is a reason to look at the scan or to reject it.
-    """
+    """Report a scan whose white matter is hardly brighter than cortex, unlike in T1."""
     contrast = tissue_contrast(evidence)
     if contrast is None:
         return []
@@ -71,10 +68,7 @@ def tissue_contrast(evidence: Evidence) -> float | None:
 
 
 def check_saturation(evidence: Evidence, limits: Limits) -> list[Finding]:
-    """Report a scan in which much white matter has the maximum value, as after saturation.
-
-    Returns [] or one finding, a reason to look at the scan.
-    """
+    """Report a scan in which much white matter has the maximum value, as after saturation."""
     share = saturated_share(evidence)
     if share is None:
         return []
@@ -94,10 +88,7 @@ def saturated_share(evidence: Evidence) -> float | None:
 
 
 def check_noise(evidence: Evidence, limits: Limits) -> list[Finding]:
-    """Report noise, measured as differences between neighbouring voxels of white matter.
-
-    Returns [] or one finding, which is a reason to look at the scan or to reject it.
-    """
+    """Report noise, measured as differences between neighbouring voxels of white matter."""
     noise = noise_share(evidence)
     if noise is None:
         return []
@@ -138,11 +129,7 @@ def _difference_from_neighbours(image: NDArray[np.float32]) -> NDArray[np.float3
 
 
 def check_bands(evidence: Evidence, limits: Limits) -> list[Finding]:
-    """Report bright and dark bands in white matter that are some millimetres wide.
-
-    Returns [] or one finding, which is a reason to look at the scan or to reject it; [] if the
-    bands cannot be measured.
-    """
+    """Report bright and dark bands in white matter that are some millimetres wide."""
     bands = band_share(evidence)
     if bands is None:
         return []
@@ -175,10 +162,7 @@ def band_share(evidence: Evidence) -> float | None:
 
 
 def check_edges(evidence: Evidence, limits: Limits) -> list[Finding]:
-    """Report a blurred border between white matter and cortex, along the most blurred axis.
-
-    Returns [] or one finding, which is a reason to look at the scan or to reject it.
-    """
+    """Report a blurred border between white matter and cortex, along the most blurred axis."""
     sharpness = edge_sharpness(evidence)
     if sharpness is None:
         return []

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from trinat.segmentation.grid import Grid
 from trinat.segmentation.inference.checks.continuity import Step, find_steps
-from trinat.segmentation.inference.prediction import Prediction
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels import Csf
 from trinat.segmentation.labels.label import CSF_GROUP
@@ -54,19 +53,6 @@ class Evidence:
     volumes_mm3: Mapping[str, float]
     agreement: NDArray[np.float64] | None
     csf: Csf = "region"
-
-    @classmethod
-    def of(cls, found: Prediction) -> Evidence:
-        """Collect the input of the checks from a segmentation."""
-        return cls(
-            image=found.image,
-            indices=found.working,
-            scan=found.plan.scan,
-            scheme=found.scheme,
-            volumes_mm3=found.volumes_mm3,
-            agreement=found.agreement,
-            csf=found.csf,
-        )
 
     def mask(self, groups: Collection[str]) -> NDArray[np.bool_]:
         """Return a mask of all structures of some groups of the label scheme, (X, Y, Z)."""

@@ -40,15 +40,11 @@ def check_field_of_view(evidence: Evidence, limits: Limits) -> list[Finding]:
     Measured is the area of labels in the plane in which the field of view may cut the brain. The
     scan ends at its last voxels, or where it is as dark as air. Fluid around the brain is ignored,
     because a stripped scan may end anywhere in the fluid. A stripped brain ends in the dark
-    everywhere, but its surface is round, so that no plane contains much of the brain. Returns [] or
-    one finding, which is a reason to look at the scan or to reject it.
+    everywhere, but its surface is round, so that no plane contains much of the brain.
     """
     area, structures = find_cut(evidence)
     reason = f"the field of view ends inside the brain: {area / 100:.0f} cm² of {some(structures)}"
-    return [
-        Finding(finding.rejects, reason, structures)
-        for finding in above(area, limits.cut_mm2, reason)
-    ]
+    return above(area, limits.cut_mm2, reason, structures)
 
 
 def find_cut(

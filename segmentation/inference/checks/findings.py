@@ -50,12 +50,14 @@ def below(value: float, limits: Pair, reason: str) -> list[Finding]:
     return [Finding(value < limits[1], reason)]
 
 
-def above(value: float, limits: Pair, reason: str) -> list[Finding]:
+def above(
+    value: float, limits: Pair, reason: str, structures: tuple[str, ...] = ()
+) -> list[Finding]:
     """Return a finding if a value is above the first limit: [finding], otherwise [].
 
     The finding is a reason to look at the scan, or to reject it if the value is above the second
-    limit, too.
+    limit, too. `structures` are the names of the affected structures.
     """
     if value <= limits[0]:
         return []
-    return [Finding(value > limits[1], reason)]
+    return [Finding(value > limits[1], reason, structures)]

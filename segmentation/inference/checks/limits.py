@@ -12,20 +12,16 @@ Pair = tuple[float, float]
 _NEVER = float("inf")
 
 
-def _usual_sides() -> dict[str, float]:
-    """Return the least plausible ratio of the smaller to the larger side, by group of structures.
-
-    Sound brains have at least 0.90 in large structures, 0.73 in subcortical ones and 0.58 in
-    ventricles.
-    """
-    return {
-        "white-matter": 0.85,
-        "cortical": 0.85,
-        "grey-matter": 0.85,
-        "cerebellum": 0.85,
-        "subcortical": 0.65,
-        "ventricles": 0.4,
-    }
+# Least plausible ratio of the smaller to the larger side, by group of structures. Sound brains have
+# at least 0.90 in large structures, 0.73 in subcortical ones and 0.58 in ventricles.
+_USUAL_SIDES = {
+    "white-matter": 0.85,
+    "cortical": 0.85,
+    "grey-matter": 0.85,
+    "cerebellum": 0.85,
+    "subcortical": 0.65,
+    "ventricles": 0.4,
+}
 
 
 @dataclass(frozen=True)
@@ -47,7 +43,7 @@ class Limits:
     symmetry: Pair = (0.85, 0.65)
     # Ratio of the smaller to the larger side of a structure, by group of structures; `other_sides`
     # is for groups that are not listed. Below it the grade is look.
-    sides: Mapping[str, float] = field(default_factory=_usual_sides)
+    sides: Mapping[str, float] = field(default_factory=_USUAL_SIDES.copy)
     other_sides: float = 0.65
     # Structures whose larger side is smaller than this are not compared: a few voxels would matter.
     sided_mm3: float = 1000.0

@@ -92,7 +92,7 @@ class Head:
             for k in np.unique(sound().labels)[1:]
         }
         volumes |= dict.fromkeys(self.missing, 0.0)
-        return replace(Evidence.of(self.found()), volumes_mm3=volumes)
+        return replace(self.found().evidence, volumes_mm3=volumes)
 
 
 def from_middle(x: float, y: float, z: float) -> np.ndarray:
@@ -328,7 +328,7 @@ def test_each_check_finds_what_python_finds(fault: Callable[[Head], None]) -> No
             assert one["structures"] == list(other.structures), name
         if name == FAULTS[fault]:
             assert of_python
-    grade = quality.grade_by(evidence, limits)
+    grade = quality.grade(evidence, limits)
     assert found["grade"]["name"] == grade.name
     assert found["grade"]["reasons"] == list(grade.reasons)
     assert found["grade"]["structures"] == dict(grade.structures)

@@ -17,7 +17,6 @@ from helpers.viewer import answered
 from trinat.pipelines.models.other_formats import export_model
 from trinat.pipelines.view.guard import SITE_POLICY
 from trinat.pipelines.view.start import make_site_app
-from trinat.segmentation.inference.checks.evidence import Evidence
 from trinat.segmentation.inference.measuring import measure
 from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.inference.quality import grade, limits_of
@@ -146,7 +145,7 @@ def test_it_finds_what_predict_finds_and_sends_nothing(
         np.testing.assert_allclose(inside.sum(), expected.brain.data.sum(), rtol=0.005)
         assert (inside == expected.brain.data)[inside].mean() >= 0.999, name
         volumes = pd.read_csv(table, sep="\t", index_col="case").loc[name]
-        measured = measure(expected, Evidence.of(expected), limits)
+        measured = measure(expected, limits)
         assert list(volumes.index[1:]) == [
             *(f"{each}_mm3" for each in (*measured.mm3, *expected.volumes_mm3)),
             *(f"{structure}_share" for structure in expected.volumes_mm3),
@@ -159,7 +158,7 @@ def test_it_finds_what_predict_finds_and_sends_nothing(
                 structure
             )
         result = page.evaluate("trinatSite.jobs[0].result")
-        graded = grade(expected, limits)
+        graded = grade(expected.evidence, limits)
         assert result["grade"] == graded.name, name
         assert len(result["reasons"]) == len(graded.reasons), name
         assert result["notes"][-1] == measured.note

@@ -8,7 +8,6 @@ import numpy as np
 import torch
 
 from trinat.segmentation.grid import Grid
-from trinat.segmentation.inference.checks.evidence import Evidence
 from trinat.segmentation.inference.measuring import measure
 from trinat.segmentation.inference.prediction import Prediction
 from trinat.segmentation.io.volume import Volume
@@ -45,7 +44,7 @@ def head(skull: float = 1.0) -> Prediction:
 
 def test_the_intracranial_volume_is_that_of_the_brain_mask() -> None:
     found = head()
-    measured = measure(found, Evidence.of(found))
+    measured = measure(found)
     assert measured.mm3["EstimatedTotalIntraCranialVol"] == 12**3
     assert found.brain.data.sum() == 12**3
     assert measured.mm3["CerebralWhiteMatterVol"] == 10**3
@@ -54,7 +53,7 @@ def test_the_intracranial_volume_is_that_of_the_brain_mask() -> None:
 
 def test_where_it_is_not_known_there_is_a_note_and_a_mask_all_the_same() -> None:
     found = replace(head(), csf="region")
-    measured = measure(found, Evidence.of(found))
+    measured = measure(found)
     assert measured.mm3["EstimatedTotalIntraCranialVol"] is None
     assert measured.note.startswith("no intracranial volume: the model does not find")
     assert found.brain.data.sum() == 12**3

@@ -73,40 +73,44 @@ HAND = Limits(
 
 
 def test_structures_are_graded_by_how_much_the_views_agree_on_them() -> None:
-    verdict = grade(by_hand([0.9, 0.7, 0.5]), HAND)
+    verdict = grade(by_hand([0.9, 0.7, 0.5]).evidence, HAND)
     assert verdict.structures == {"white": "pass", "cortex": "look", "stem": "reject"}
 
 
 def test_what_no_view_found_by_itself_is_rejected() -> None:
-    assert grade(by_hand([0.9, 0.9, np.nan]), HAND).structures["stem"] == "reject"
+    assert (
+        grade(by_hand([0.9, 0.9, np.nan]).evidence, HAND).structures["stem"] == "reject"
+    )
 
 
 def test_one_view_alone_grades_no_structure_but_those_not_found() -> None:
-    assert grade(by_hand(), HAND).structures == {}
+    assert grade(by_hand().evidence, HAND).structures == {}
     labels = np.where(BLOCKS == 3, 1, BLOCKS)
-    assert grade(by_hand(labels=labels), HAND).structures == {"stem": "reject"}
+    assert grade(by_hand(labels=labels).evidence, HAND).structures == {"stem": "reject"}
 
 
 def test_of_one_view_a_missing_structure_alone_does_not_reject_the_scan() -> None:
     without_stem = np.where(BLOCKS == 3, 2, BLOCKS).astype(np.uint8)
     limits = replace(HAND, missing=(1, 3))
-    found = grade(by_hand(labels=without_stem), limits)
+    found = grade(by_hand(labels=without_stem).evidence, limits)
     assert found.structures == {"stem": "reject"}
     assert found.name == "look"
 
 
 def test_a_sound_scan_passes_and_says_nothing() -> None:
-    verdict = grade(by_hand([0.9, 0.9, 0.9]), HAND)
+    verdict = grade(by_hand([0.9, 0.9, 0.9]).evidence, HAND)
     assert (verdict.name, verdict.reasons) == ("pass", ())
 
 
 def test_one_rejected_structure_is_named_for_a_person_to_look_at() -> None:
-    verdict = grade(by_hand([0.99, 0.99, 0.5]), HAND)
+    verdict = grade(by_hand([0.99, 0.99, 0.5]).evidence, HAND)
     assert (verdict.name, verdict.reasons) == ("look", ("views disagree on stem",))
 
 
 def test_many_rejected_structures_reject_the_scan() -> None:
-    verdict = grade(by_hand([0.99, 0.58, 0.58]), replace(HAND, agreement=(0.7, 0.6)))
+    verdict = grade(
+        by_hand([0.99, 0.58, 0.58]).evidence, replace(HAND, agreement=(0.7, 0.6))
+    )
     assert (verdict.name, verdict.reasons) == (
         "reject",
         ("views disagree on cortex, stem",),
@@ -124,7 +128,7 @@ def test_a_model_for_any_contrast_does_not_ask_for_t1() -> None:
     info = Predictor(overfitted_model(), device="cpu").model.info
     for_any = limits_of(info.model_copy(update={"contrast": "any"}))
     found = by_hand([0.9] * 3, brightness=np.array([0, 0.8, 1.2, 1], np.float32))
-    reasons = grade(found, replace(HAND, contrast=for_any.contrast)).reasons
+    reasons = grade(found.evidence, replace(HAND, contrast=for_any.contrast)).reasons
     assert not any("T1" in reason for reason in reasons)
 
 
@@ -151,7 +155,7 @@ def found(segmenter: Predictor) -> Prediction:
 
 
 def test_a_good_segmentation_passes(found) -> None:
-    assert grade(found, MINIATURE).name == "pass"
+    assert grade(found.evidence, MINIATURE).name == "pass"
 
 
 @pytest.mark.parametrize(
@@ -188,7 +192,7 @@ def test_a_good_segmentation_passes(found) -> None:
 def test_each_pair_of_limits_gives_its_reason_and_no_other(
     found, limits, name: str, reason: str
 ) -> None:
-    verdict = grade(found, replace(MINIATURE, **limits))
+    verdict = grade(found.evidence, replace(MINIATURE, **limits))
     assert verdict.name == name
     assert len(verdict.reasons) == 1
     assert reason in verdict.reasons[0]
@@ -199,7 +203,7 @@ def test_half_a_head_is_rejected_by_its_missing_side(found: Prediction) -> None:
     fused = found.fused.clone()
     fused[20:] = 0
     fused[20:, ..., 0] = 1
-    verdict = grade(replace(found, fused=fused), MINIATURE)
+    verdict = grade(replace(found, fused=fused).evidence, MINIATURE)
     assert verdict.name == "reject"
     assert any("one side has" in reason for reason in verdict.reasons)
 
@@ -210,7 +214,7 @@ def test_noise_that_is_no_head_fails_with_the_shipped_limits(
     segmenter: Predictor,
 ) -> None:
     noise = np.random.default_rng(0).gamma(2, 50, (64, 64, 64)).astype(np.float32)
-    assert grade(segmenter.segment(Volume(noise, np.eye(4)))).name == "reject"
+    assert grade(segmenter.segment(Volume(noise, np.eye(4))).evidence).name == "reject"
 
 
 SMALL_FIELD = (
@@ -260,7 +264,7 @@ def shipped_grade(image: np.ndarray, affine: np.ndarray) -> Grade:
         limits_of(segmenter.model.info),
         smallest_brain_mm3=(0.0, 0.0),
     )
-    return grade(segmenter.segment(Volume(image, affine)), limits)
+    return grade(segmenter.segment(Volume(image, affine)).evidence, limits)
 
 
 @pytest.mark.slow

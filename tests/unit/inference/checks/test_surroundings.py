@@ -14,7 +14,7 @@ from trinat.segmentation.inference.checks.anatomy import (
 )
 from trinat.segmentation.inference.checks.evidence import Evidence
 from trinat.segmentation.inference.checks.limits import LIMITS
-from trinat.segmentation.inference.quality import grade_by, limits_of
+from trinat.segmentation.inference.quality import grade, limits_of
 from trinat.segmentation.models.checkpoint import read_info
 from trinat.segmentation.models.zoo import find_model
 
@@ -70,7 +70,7 @@ def test_much_like_cortex_is_looked_at_and_never_rejected() -> None:
     assert finding.reason == (
         "100% of what is just outside the brain is as bright as cortex: cortex missing?"
     )
-    assert finding.reason in grade_by(brain(0.7)).reasons
+    assert finding.reason in grade(brain(0.7)).reasons
 
 
 def test_without_cortex_there_is_no_finding() -> None:
