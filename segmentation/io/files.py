@@ -109,12 +109,12 @@ def files_of_scan(path: Path) -> tuple[Path, ...]:
 
     `path` may be either file of a pair. The other one's suffix is in upper case if its own is.
     """
-    suffix = path.suffix
-    if suffix.lower() not in (".hdr", ".img"):
+    suffix = path.suffix.lower()
+    if suffix not in (".hdr", ".img"):
         return (path,)
-    if suffix.isupper():
-        return (path.with_suffix(".HDR"), path.with_suffix(".IMG"))
-    return (path.with_suffix(".hdr"), path.with_suffix(".img"))
+    other = ".img" if suffix == ".hdr" else ".hdr"
+    partner = path.with_suffix(other.upper() if path.suffix.isupper() else other)
+    return (path, partner) if suffix == ".hdr" else (partner, path)
 
 
 def sha256_of(*paths: Path) -> str:

@@ -26,22 +26,8 @@ _RAS_TO_LPS = np.diag([-1.0, -1.0, 1.0, 1.0])
 
 
 def is_foreign_image(value: object) -> bool:
-    """Return True for an image that `from_foreign_image` accepts, and for a torchio.Subject."""
-    return _reader_of(value) is not None or is_subject(value)
-
-
-def from_foreign_image(image: object) -> PlacedArray:
-    """Return voxels (X, Y, Z) and affine (4, 4) of an image of torchio, MONAI or SimpleITK.
-
-    Raises FormatError for several channels or for a number of axes other than three, and TypeError
-    for other objects.
-    """
-    reader = _reader_of(image)
-    if reader is None:
-        raise TypeError(
-            f"{_class_name(image)} is no image of torchio, MONAI or SimpleITK"
-        )
-    return reader(image)
+    """Return True for an image of torchio, MONAI or SimpleITK, and for a torchio.Subject."""
+    return reader_of(value) is not None or is_subject(value)
 
 
 def is_bare_array(value: object) -> bool:
@@ -178,8 +164,12 @@ _READERS = (
 )
 
 
-def _reader_of(value: object) -> Callable[[Any], PlacedArray] | None:
-    """Return the function that reads an image of this class; None if the class is not supported."""
+def reader_of(value: object) -> Callable[[Any], PlacedArray] | None:
+    """Return the function that reads an image of torchio, MONAI or SimpleITK; None for others.
+
+    It returns voxels (X, Y, Z) and affine (4, 4), and raises FormatError for several channels and
+    for a number of axes other than three.
+    """
     for module, class_name, reader in _READERS:
         if _is_of(value, module, class_name):
             return reader

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 
 from trinat.segmentation.errors import FormatError, GeometryError
 from trinat.segmentation.io.limits import (
+    MAX_BYTES,
     REMAKE,
     Sides,
     Zooms,
-    check_bytes,
     check_memory,
     check_sides,
     check_zooms,
@@ -109,7 +109,7 @@ def read_nifti(stream: ScanStream) -> Header:
             f"voxels are said to start at byte {header.offset}, inside the header",
             where,
         )
-    announce(stream, header)
+    check_size(header, where, stream)
     extensions = stream.take(header.offset - length)
     _check_extensions(extensions, fields.endianness, where)
     return header
@@ -172,38 +172,30 @@ def read_mgh(stream: ScanStream) -> Header:
     # MGH has a single affine, so the two forms cannot disagree.
     form = Form(flag, affine)
     header = Header(shape, dtype, _MGH_VOXELS_AT, 1.0, 0.0, zooms, form, form, affine)
-    announce(stream, header)
+    check_size(header, where, stream)
     return header
 
 
-def announce(stream: ScanStream, header: Header) -> None:
-    """Refuse a header whose voxels exceed the limits, the file or the free memory.
+def check_size(header: Header, where: Path, stream: ScanStream | None = None) -> None:
+    """Raise an InputError if the voxels exceed the limits, their file or the free memory.
 
-    It is called before memory is allocated. Faults of the file are reported first, because they do
-    not depend on the machine. Raises an InputError.
-    """
-    check_voxel_bytes(header, stream.path)
-    stream.announce(header.offset + header.nbytes)
-    check_memory(header.shape, header.zooms, header.nbytes, stream.path)
-
-
-def check_size(header: Header, where: Path) -> None:
-    """Raise a FormatError if the voxels exceed the limits or the free memory."""
-    check_voxel_bytes(header, where)
-    check_memory(header.shape, header.zooms, header.nbytes, where)
-
-
-def check_voxel_bytes(header: Header, where: Path) -> None:
-    """Raise a FormatError if the voxels exceed the limits.
-
-    It is called before voxels are read, so that a wrong header costs no memory. The size is that in
-    memory: scaled voxels take at least 4 bytes each, whatever they take in the file.
+    It is called before memory is allocated. `stream` is the file, if there is a single one. Its
+    faults are reported first, because they do not depend on the machine.
     """
     voxel_bytes = header.dtype.itemsize
     if header.scaled:
         # Scaled voxels become 4-byte floats.
         voxel_bytes = max(voxel_bytes, 4)
-    check_bytes(math.prod(header.shape) * voxel_bytes, where)
+    count = math.prod(header.shape) * voxel_bytes
+    if count > MAX_BYTES:
+        raise FormatError(
+            f"{count / 2**30:.1f} GiB of voxels, more than {MAX_BYTES >> 30}",
+            where=where,
+            remedy="resample it to a coarser grid",
+        )
+    if stream is not None:
+        stream.announce(header.offset + header.nbytes)
+    check_memory(header.shape, header.zooms, header.nbytes, where)
 
 
 def _read_fields(stream: ScanStream) -> tuple[Any, int]:

@@ -14,6 +14,7 @@ Zooms = tuple[float, float, float]
 
 MAX_SIDE = 1500
 MIN_SIDE = 16
+# No scan takes more memory.
 MAX_BYTES = 2 * 2**30
 # No voxel of a scan is smaller than a cell or larger than a head.
 SPACING_RANGE_MM = (0.01, 100.0)
@@ -100,19 +101,6 @@ def check_zooms(zooms: Any, where: Path) -> Zooms:
             remedy=REMAKE,
         )
     return x, y, z
-
-
-def check_bytes(count: int, where: Path) -> None:
-    """Raise a FormatError if the voxels take more than 2 GiB of memory, more than any scan does.
-
-    `count` is in bytes; `where` names the scan in the message.
-    """
-    if count > MAX_BYTES:
-        raise FormatError(
-            f"{count / 2**30:.1f} GiB of voxels, more than {MAX_BYTES >> 30}",
-            where=where,
-            remedy="resample it to a coarser grid",
-        )
 
 
 def check_memory(shape: Sides, zooms: Zooms, nbytes: int, where: Path) -> None:

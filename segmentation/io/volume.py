@@ -26,11 +26,10 @@ from trinat.segmentation.io.dicom.scan import read_series
 from trinat.segmentation.io.dicom.series import holds_dicom
 from trinat.segmentation.io.files import atomic_write
 from trinat.segmentation.io.foreign_images import (
-    from_foreign_image,
     image_of_subject,
     is_bare_array,
-    is_foreign_image,
     is_subject,
+    reader_of,
 )
 from trinat.segmentation.io.headers import from_nifti
 from trinat.segmentation.io.orientation import TrustAffine, check_trust, place
@@ -198,8 +197,9 @@ class Volume:
         if isinstance(scan, tuple) and len(scan) == 2:
             array, affine = scan
             return cls.of_array(array, affine, labels=labels)
-        if is_foreign_image(scan):
-            array, affine = from_foreign_image(scan)
+        reader = reader_of(scan)
+        if reader is not None:
+            array, affine = reader(scan)
             return cls.of_array(array, affine, labels=labels)
         if hasattr(scan, "dataobj") and hasattr(scan, "affine"):
             return cls.of_image(scan, labels=labels)

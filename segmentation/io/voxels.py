@@ -9,9 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trinat.segmentation.errors import FormatError, InputError, IntegrityError
+from trinat.segmentation.io.files import files_of_scan
 from trinat.segmentation.io.headers import (
     Header,
-    announce,
+    check_size,
     read_mgh,
     read_nifti,
     read_pair,
@@ -55,39 +56,24 @@ def read_pair_of_files(where: Path) -> tuple[Header, NDArray[Any], str]:
     The voxels (X, Y, Z) are as stored, not scaled. The SHA-256 is over the .hdr and then the .img
     file. Raises an InputError for any fault, or if one of the two files is missing.
     """
-    with ScanStream(_file_of_pair(where, ".hdr"), packed=False) as stream:
+    header_file, image_file = files_of_scan(where)
+    for half in (header_file, image_file):
+        if half != where and not half.exists():
+            raise InputError(
+                f"its other half {half.name} is missing",
+                where=where,
+                remedy="put it beside it",
+            )
+    with ScanStream(header_file, packed=False) as stream:
         header = read_pair(stream)
         stream.drain(limit=_MGH_TAGS, zeros=False)
         digest = stream.digest
-    with ScanStream(
-        _file_of_pair(where, ".img"), packed=False, digest=digest
-    ) as stream:
-        announce(stream, header)
+    with ScanStream(image_file, packed=False, digest=digest) as stream:
+        check_size(header, stream.path, stream)
         stream.take(header.offset)
         voxels = _read_voxels(stream, header)
         stream.drain(limit=_NIFTI_PADDING, zeros=True)
         return header, voxels, stream.digest.hexdigest()
-
-
-def _file_of_pair(where: Path, suffix: str) -> Path:
-    """Return the file of a pair that has this suffix, .hdr or .img; `where` is either of the two.
-
-    The suffix may be in upper case, if that of `where` is. Raises an InputError if the other file
-    is missing.
-    """
-    given = where.suffix
-    if given.lower() == suffix:
-        return where
-    if given.isupper():
-        suffix = suffix.upper()
-    partner = where.with_suffix(suffix)
-    if not partner.exists():
-        raise InputError(
-            f"its other half {partner.name} is missing",
-            where=where,
-            remedy="put it beside it",
-        )
-    return partner
 
 
 def _read_voxels(stream: ScanStream, header: Header) -> NDArray[Any]:

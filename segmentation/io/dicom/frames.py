@@ -142,8 +142,12 @@ def stack(frames: list[Frame], where: Path) -> Stack:
         raise GeometryError(problem, where=where, remedy=REMAKE)
     rows_mm, columns_mm = ordered[0].spacing
     # A step to the next column goes along a row, and a step to the next row along a column.
-    steps = (row * columns_mm, column * rows_mm, step)
-    affine = _ras_affine(*steps, origin=even_places[0])
+    axes = [row * columns_mm, column * rows_mm, step, even_places[0]]
+    affine = np.eye(4)
+    affine[:3] = np.column_stack(axes)
+    # From DICOM's LPS to RAS, without -0.0.
+    affine[:2] *= -1
+    affine += 0.0
     notes: tuple[str, ...] = ()
     off_mm = _largest_offset(offsets, normal)
     if off_mm > _POSITION_MM:
@@ -213,23 +217,3 @@ def _why_uneven(
 def _largest_offset(offsets: NDArray[np.float64], normal: NDArray[np.float64]) -> float:
     """Return the largest distance of a slice from its grid position, along the normal, in mm."""
     return float(np.abs(offsets @ normal).max())
-
-
-def _ras_affine(
-    column_step: NDArray[np.float64],
-    row_step: NDArray[np.float64],
-    slice_step: NDArray[np.float64],
-    *,
-    origin: NDArray[np.float64],
-) -> NDArray[np.float64]:
-    """Return the affine (4, 4) to RAS mm from steps and origin in DICOM's LPS space.
-
-    The steps (3,) lead to the next column, row and slice; `origin` (3,) is the position of the
-    first voxel. All are in mm.
-    """
-    affine = np.eye(4)
-    affine[:3] = np.column_stack([column_step, row_step, slice_step, origin])
-    affine[:2] *= -1
-    # Turn -0.0 into 0.0.
-    affine += 0.0
-    return affine

@@ -68,9 +68,7 @@ def read_series(
     T1-weighted series, or with `any_contrast` of the only anatomical one. If the header has no
     common scaling, the scaling of each slice is applied here. Voxels of padding are set to 0.
     """
-    if not names:
-        place, names = only_scan(place, any_contrast=any_contrast)
-    files, frames, header, digest, notes = load(place, names)
+    files, frames, header, digest, notes = load(place, names, any_contrast=any_contrast)
     voxels = np.empty(header.shape, header.dtype, order="F")
     padding = 0
     slices: dict[int, list[int]] = defaultdict(list)
@@ -95,16 +93,21 @@ def read_series(
     return header, voxels, digest, notes
 
 
-def load(place: Path, names: Sequence[str] = (), *, whole: bool = False) -> Loaded:
+def load(
+    place: Path,
+    names: Sequence[str],
+    *,
+    any_contrast: bool = False,
+    whole: bool = False,
+) -> Loaded:
     """Load the files of a scan, parse and check their headers, and sort their frames.
 
-    `place` is a folder or a zip, and `names` are the files in it; by default those of the only
-    T1-weighted series. With `whole`, headers are complete, including the patient's name, and the
-    bytes of the files, with their pixels, are dropped. Raises an InputError if the files are no
-    scan.
+    `place`, `names` and `any_contrast` are those of `read_series`. With `whole`, headers are
+    complete, including the patient's name, and the bytes of the files, with their pixels, are
+    dropped. Raises an InputError if the files are no scan.
     """
     if not names:
-        place, names = only_scan(place)
+        place, names = only_scan(place, any_contrast=any_contrast)
     files: dict[int, DicomFile] = {}
     frames: list[Frame] = []
     seen: set[bytes] = set()
