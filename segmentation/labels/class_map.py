@@ -85,7 +85,17 @@ class ClassMap:
                 anatomy[number] = targets[number]
         for number in ignore:
             targets[number] = _BACKGROUND
-        table, open_numbers = _table_and_open_numbers(targets, classes)
+        table = np.full(max(targets) + 1, _UNKNOWN, np.uint8)
+        # Numbers whose side is decided voxel by voxel, by their two targets (left, right): corpus
+        # callosum becomes 2 or 41, the white matter of either side.
+        open_numbers: dict[tuple[int, ...], list[int]] = {}
+        for number, candidates in targets.items():
+            indices = {classes.get(candidate, _UNKNOWN) for candidate in candidates}
+            if len(indices) == 1:
+                table[number] = indices.pop()
+            else:
+                table[number] = _SIDELESS
+                open_numbers.setdefault(candidates, []).append(number)
         # A FreeSurfer number that has a side marks that side even if the scheme lacks it. In
         # another numbering the same number means something else.
         sideless = _describe_sideless(
@@ -147,28 +157,6 @@ def _check_own_rules(extra: Mapping[int, int], ignore: Collection[int]) -> None:
     both = sorted(set(extra) & set(ignore))
     if both:
         raise LabelError(f"{both} are both mapped and ignored", remedy="choose one")
-
-
-def _table_and_open_numbers(
-    targets: Targets, classes: Mapping[int, int]
-) -> tuple[NDArray[np.uint8], dict[tuple[int, ...], list[int]]]:
-    """Return the class index of each number, and the numbers whose side is decided voxel by voxel.
-
-    `targets` maps each number to the FreeSurfer number that it becomes, or to two of them, left and
-    right, if it has no side: corpus callosum to (2, 41), the white matter of both sides. The first
-    result is a table indexed by number. The second maps such a pair (left, right) to the numbers
-    that have it. Numbers whose two targets are one class need no side, and are in the table only.
-    """
-    table = np.full(max(targets) + 1, _UNKNOWN, np.uint8)
-    open_numbers: dict[tuple[int, ...], list[int]] = {}
-    for number, candidates in targets.items():
-        indices = {classes.get(candidate, _UNKNOWN) for candidate in candidates}
-        if len(indices) == 1:
-            table[number] = indices.pop()
-        else:
-            table[number] = _SIDELESS
-            open_numbers.setdefault(candidates, []).append(number)
-    return table, open_numbers
 
 
 def _describe_sideless(

@@ -59,12 +59,6 @@ class FoldingTable:
     targets: Targets
 
 
-@cache
-def folding_table() -> Targets:
-    """Return what becomes of FreeSurfer numbers that are in no scheme: number -> target(s)."""
-    return _shipped_targets(FREESURFER)
-
-
 def freesurfer_targets(classes: Mapping[int, int]) -> dict[int, tuple[int, ...]]:
     """Return what becomes of each FreeSurfer number in a scheme: number -> its target or targets.
 
@@ -73,7 +67,7 @@ def freesurfer_targets(classes: Mapping[int, int]) -> dict[int, tuple[int, ...]]
     themselves. If the scheme divides the cortex into parcels and has no class for the whole cortex,
     the parcels of other atlases are left out, because they are not background.
     """
-    table = folding_table()
+    table = shipped_targets(FREESURFER)
     divided = {table[number] for number in classes if number in table} & set(_CORTEX)
     targets: dict[int, tuple[int, ...]] = {}
     for number, target in table.items():
@@ -97,7 +91,7 @@ def load_folding(name_or_path: str | Path) -> FoldingTable | None:
     if name == FREESURFER:
         return None
     if name in SHIPPED_FOLDINGS:
-        return FoldingTable(name, _shipped_targets(name))
+        return FoldingTable(name, shipped_targets(name))
     path = Path(name_or_path)
     if not path.is_file():
         raise LabelError(
@@ -108,7 +102,8 @@ def load_folding(name_or_path: str | Path) -> FoldingTable | None:
     return FoldingTable(path.stem, _read_targets(path))
 
 
-def _shipped_targets(name: str) -> Targets:
+@cache
+def shipped_targets(name: str) -> Targets:
     """Read the table of a shipped numbering from configs/labels: number -> FreeSurfer number(s)."""
     tables = resources.files("trinat.configs") / "labels"
     with resources.as_file(tables / f"{name}-folding.tsv") as path:

@@ -341,11 +341,6 @@ def _load_shipped(name: str) -> LabelScheme:
     return parse_scheme(name, file.read_bytes(), Path(file.name))
 
 
-def parse_scheme(name: str, table: bytes, path: Path) -> LabelScheme:
-    """Parse the bytes of a scheme's TSV file; `path` names the file in errors."""
-    return LabelScheme(name, parse_labels(table, path))
-
-
 def tissue_numbers(scheme: LabelScheme) -> NDArray[np.int64]:
     """Return the tissue number of each class, (K,); 0 for classes that are no tissue.
 
@@ -430,8 +425,8 @@ def _read_only(array: NDArray[Any]) -> NDArray[Any]:
     return array
 
 
-def parse_labels(table: bytes, path: Path) -> tuple[Label, ...]:
-    """Parse the bytes of a scheme's TSV file to its classes; `path` names the file in errors.
+def parse_scheme(name: str, table: bytes, path: Path) -> LabelScheme:
+    """Parse the bytes of a scheme's TSV file; `path` names the file in errors.
 
     Raises a LabelError, with the line number, for an invalid scheme.
     """
@@ -462,7 +457,7 @@ def parse_labels(table: bytes, path: Path) -> tuple[Label, ...]:
     problem = find_problem(labels)
     if problem:
         raise LabelError(problem, where=path)
-    return labels
+    return LabelScheme(name, labels)
 
 
 def _parse_row(row: dict[str | Any, str | Any], where: str) -> Label:

@@ -12,7 +12,7 @@ from scipy.ndimage import distance_transform_edt
 
 from trinat.segmentation.errors import LabelError
 from trinat.segmentation.io.volume import Volume
-from trinat.segmentation.labels.folding import folding_table
+from trinat.segmentation.labels.folding import FREESURFER, shipped_targets
 from trinat.segmentation.labels.scheme import load_scheme
 
 
@@ -42,7 +42,7 @@ def test_the_folding_table_holds_nothing_more() -> None:
     single = {30, 31, 62, 63, 72, 77, 78, 79, 80, 81, 82, 85, 251, 252, 253, 254, 255}
     manual = set(load_scheme("neuromorphometrics").fs_ids[31:].tolist())
     assert len(manual) == 98
-    assert set(folding_table()) == single | set(range(1000, 3000)) | manual
+    assert set(shipped_targets(FREESURFER)) == single | set(range(1000, 3000)) | manual
 
 
 @pytest.mark.parametrize("number", [77, 251, 252, 253, 254, 255])
