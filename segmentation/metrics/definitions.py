@@ -44,9 +44,9 @@ class Metric:
     unit: str
     better: Better
     definition: str
-    if_absent_from_both: str
-    if_missed: str
-    if_invented: str
+    if_absent_from_both: str = "undefined"
+    if_missed: str = "undefined"
+    if_invented: str = "undefined"
     averaged: bool = True
 
     @property
@@ -90,37 +90,14 @@ def _share(
     `missed` and `invented` are the values for a structure that only the prediction or only the
     truth lacks.
     """
-    return Metric(key, title, "", "higher", definition, "undefined", missed, invented)
+    return Metric(
+        key, title, "", "higher", definition, if_missed=missed, if_invented=invented
+    )
 
 
 def _distance(key: str, title: str, definition: str) -> Metric:
     """Define a distance in mm, which is undefined unless both maps have the structure."""
-    return Metric(
-        key, title, "mm", "lower", definition, "undefined", "undefined", "undefined"
-    )
-
-
-def _volume(
-    key: str,
-    title: str,
-    definition: str,
-    missed: str,
-    invented: str,
-) -> Metric:
-    """Define a volume in mm³, for which a mean over structures is meaningless."""
-    return Metric(
-        key, title, "mm3", "none", definition, "0", missed, invented, averaged=False
-    )
-
-
-def _percent(key: str, title: str, better: Better, part: str, missed: str) -> Metric:
-    """Define a percentage of the true volume.
-
-    `part` is the numerator as text; `missed` is the value for a structure that the prediction
-    lacks.
-    """
-    definition = f"{part} / true volume."
-    return Metric(key, title, "%", better, definition, "undefined", missed, "undefined")
+    return Metric(key, title, "mm", "lower", definition)
 
 
 _ALL = (
@@ -167,33 +144,40 @@ _ALL = (
         "IoU of the rims: the voxels of each mask within 2 mm of a voxel outside it, but at least "
         "one voxel thick.",
     ),
-    _volume(
+    # A mean of volumes over structures is meaningless.
+    Metric(
         "volume",
         "Volume",
+        "mm3",
+        "none",
         "Predicted voxels times the volume of one.",
-        "0",
-        "as measured",
+        *("0", "0", "as measured"),
+        averaged=False,
     ),
-    _volume(
+    Metric(
         "truth_volume",
         "True volume",
+        "mm3",
+        "none",
         "True voxels times the volume of one.",
-        "as measured",
-        "0",
+        *("0", "as measured", "0"),
+        averaged=False,
     ),
-    _percent(
+    Metric(
         "volume_difference",
         "Volume difference",
+        "%",
         "zero",
-        "(predicted - true volume)",
-        "-100",
+        "(predicted - true volume) / true volume.",
+        if_missed="-100",
     ),
-    _percent(
+    Metric(
         "absolute_volume_difference",
         "Absolute volume difference",
+        "%",
         "lower",
-        "|predicted - true volume|",
-        "100",
+        "|predicted - true volume| / true volume.",
+        if_missed="100",
     ),
     _distance(
         "centroid_distance",

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from scipy import ndimage
 
 from trinat.segmentation.errors import ConfigError, EvaluationError
-from trinat.segmentation.grid import around_both
+from trinat.segmentation.grid import around_both, is_empty, occupied_box
 from trinat.segmentation.io.volume import ScanLike, Volume
 from trinat.segmentation.labels import DEFAULT_SCHEME, Csf
 from trinat.segmentation.labels.lesions import MatchedLesions
@@ -154,7 +154,10 @@ def compare(
     """
     excluded = excluded or {}
     overlap.check_shapes(truth, prediction)
-    unknown, other_csf, rejected = _classes_by_reason(scheme, excluded)
+    reasons = [excluded.get(name) for name in scheme.names]
+    unknown = [k for k, reason in enumerate(reasons) if reason == NOT_PREDICTED]
+    other_csf = [k for k, reason in enumerate(reasons) if reason == OTHER_CSF]
+    rejected = [k for k, reason in enumerate(reasons) if reason not in (None, *_NEVER)]
     if rejected:
         prediction = np.where(np.isin(prediction, rejected), np.uint8(0), prediction)
     voxel_mm3 = float(np.prod(spacing_mm))
@@ -198,29 +201,6 @@ def compare(
         voxel_mm3=voxel_mm3,
         lesions=lesions,
     )
-
-
-def _classes_by_reason(
-    scheme: LabelScheme, excluded: Mapping[str, str]
-) -> tuple[list[int], list[int], list[int]]:
-    """Return the class indices of the excluded structures, in three lists.
-
-    They are: not predicted by the model, not compared because CSF is defined differently, rejected.
-    """
-    unknown: list[int] = []
-    other_csf: list[int] = []
-    rejected: list[int] = []
-    for label in scheme.labels:
-        if label.name not in excluded:
-            continue
-        reason = excluded[label.name]
-        if reason == NOT_PREDICTED:
-            unknown.append(label.index)
-        elif reason == OTHER_CSF:
-            other_csf.append(label.index)
-        else:
-            rejected.append(label.index)
-    return unknown, other_csf, rejected
 
 
 def _voxel_values(
@@ -286,11 +266,9 @@ def _surface_values(
 
 def _crop(truth: Indices, prediction: Indices) -> tuple[Indices, Indices]:
     """Crop both maps to the bounding box of all structures, as C-contiguous arrays."""
-    occupied = (truth > 0) | (prediction > 0)
-    boxes = ndimage.find_objects(occupied.view(np.uint8))
-    if not boxes:
+    box = occupied_box((truth > 0) | (prediction > 0))
+    if is_empty(box):
         return truth[:1], prediction[:1]
-    (box,) = boxes
     return np.ascontiguousarray(truth[box]), np.ascontiguousarray(prediction[box])
 
 
@@ -404,6 +382,8 @@ def evaluate(
     >>> float(table.dice["Left-Thalamus"])
     1.0
     """
+    import pandas as pd
+
     for meaning in (csf, csf_pred):
         if meaning is not None and meaning not in get_args(Csf):
             raise ConfigError(
@@ -431,14 +411,6 @@ def evaluate(
         )
     left_out = made.left_out(scheme, truth_csf=truth_csf)
     found = compare(true_classes, predicted_classes, spacing_mm, scheme, left_out)
-    return _by_structure(found)
-
-
-def _by_structure(found: PairMeasurements) -> pd.DataFrame:
-    """Return the measurements as a table of structures (rows) by metrics (columns)."""
-    import pandas as pd
-
-    scheme = found.scheme
     structures = pd.Index(scheme.names, name="structure")
     table = pd.DataFrame(found.values, index=structures)
     table.insert(0, "freesurfer", scheme.fs_ids)

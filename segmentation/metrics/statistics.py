@@ -107,12 +107,11 @@ def paired_test(first: Values, second: Values) -> PairedTest:
     left_out = int(np.isnan(difference).sum())
     difference = difference[~np.isnan(difference)]
     participants = len(difference)
-    note = ""
+    notes = []
     if left_out:
-        note = f"{left_out} without a value from both"
+        notes.append(f"{left_out} without a value from both")
     if not participants:
-        return PairedTest(0, float("nan"), None, float("nan"), note)
-    mean = float(difference.mean())
+        return PairedTest(0, float("nan"), None, float("nan"), "; ".join(notes))
     changed = difference[difference != 0]
     # Sum of the ranks with a positive sign minus that with a negative sign, as a share of all
     # ranks; 0 if all values are equal.
@@ -120,24 +119,24 @@ def paired_test(first: Values, second: Values) -> PairedTest:
     if len(changed):
         ranks: Any = stats.rankdata(np.abs(changed))
         effect = float((ranks * np.sign(changed)).sum() / ranks.sum())
+    p: float | None = None
     if participants < FEWEST_PARTICIPANTS:
-        few = f"fewer than {FEWEST_PARTICIPANTS} participants: no test"
-        return PairedTest(participants, mean, None, effect, _join(note, few))
-    if not len(changed):
-        return PairedTest(
-            participants, mean, 1.0, effect, _join(note, "no participant differs")
-        )
-    notes = [note]
-    if len(changed) < participants:
-        notes.append(
-            f"{participants - len(changed)} without a difference left out of the ranks"
-        )
-    if len(changed) <= _MOST_EXACT:
-        p = _exact_p(changed)
+        notes.append(f"fewer than {FEWEST_PARTICIPANTS} participants: no test")
+    elif not len(changed):
+        p = 1.0
+        notes.append("no participant differs")
     else:
-        p = float(stats.wilcoxon(changed, method="approx").pvalue)
-        notes.append(f"more than {_MOST_EXACT} differences: normal approximation")
-    return PairedTest(participants, mean, p, effect, _join(*notes))
+        if len(changed) < participants:
+            notes.append(
+                f"{participants - len(changed)} without a difference left out of the ranks"
+            )
+        if len(changed) <= _MOST_EXACT:
+            p = _exact_p(changed)
+        else:
+            p = float(stats.wilcoxon(changed, method="approx").pvalue)
+            notes.append(f"more than {_MOST_EXACT} differences: normal approximation")
+    mean = float(difference.mean())
+    return PairedTest(participants, mean, p, effect, "; ".join(notes))
 
 
 def fewest_participants_for(tests: int) -> int:
@@ -332,8 +331,3 @@ def robust_z(values: Values) -> Values:
     if not spread > 0:
         return undefined
     return np.asarray((values - centre) / spread, np.float64)
-
-
-def _join(*notes: str) -> str:
-    """Join the notes that are not empty."""
-    return "; ".join(note for note in notes if note)

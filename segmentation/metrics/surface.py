@@ -152,7 +152,8 @@ def _nearest_mm(points: Mask, targets: Mask, spacing_mm: Spacing) -> Values:
     query a search tree or, if they are many, a distance transform. The three methods agree to
     rounding.
     """
-    offsets, distances_mm = _near_offsets(spacing_mm)
+    mean_spacing_mm = float(np.prod(spacing_mm)) ** (1 / 3)
+    offsets, distances_mm = _ball(spacing_mm, _NEAR_VOXELS * mean_spacing_mm)
     reach = np.abs(offsets).max(0)
     # The flat indices below assume C order, whatever the memory order of the targets.
     margins = [(r, r) for r in reach]
@@ -181,15 +182,6 @@ def _nearest_mm(points: Mask, targets: Mask, spacing_mm: Spacing) -> Values:
 
 
 @lru_cache(maxsize=16)
-def _near_offsets(spacing_mm: Spacing) -> tuple[NDArray[np.int64], Values]:
-    """Return the offsets to all voxels within about two voxels, (N, 3), and their lengths in mm.
-
-    The shortest come first.
-    """
-    mean_spacing_mm = float(np.prod(spacing_mm)) ** (1 / 3)
-    return _ball(spacing_mm, _NEAR_VOXELS * mean_spacing_mm)
-
-
 def _ball(spacing_mm: Spacing, radius_mm: float) -> tuple[NDArray[np.int64], Values]:
     """Return the offsets to all voxels within a radius, (N, 3), and their lengths in mm.
 
