@@ -53,6 +53,9 @@ _OFFSETS_MM = np.arange(-2.0, 3.0)
 _HALF_LENGTH_MM = 60.0
 _HALF_HEIGHT_MM = 40.0
 _STEP_MM = 0.5
+# Positions of a section's samples along its first and second axis.
+_ALONG_MM = np.arange(-_HALF_LENGTH_MM, _HALF_LENGTH_MM + _STEP_MM, _STEP_MM)
+_ACROSS_MM = np.arange(-_HALF_HEIGHT_MM, _HALF_HEIGHT_MM + _STEP_MM, _STEP_MM)
 # Left and right white matter touch where both together have at least this probability.
 _IS_WHITE = 0.6
 # With fewer voxels at which left and right touch, no plane is fitted: some 800 are usual.
@@ -98,15 +101,6 @@ class Midplane:
     normal: NDArray[np.float64]
     forward: NDArray[np.float64]
     up: NDArray[np.float64]
-
-    def turned(
-        self, origin: NDArray[np.float64], along: NDArray[np.float64]
-    ) -> Midplane:
-        """Return the same plane with another origin and another direction as `forward`.
-
-        `origin` and `along` (3,) must lie in the plane.
-        """
-        return Midplane(origin, self.normal, along, np.cross(self.normal, along))
 
     def coordinates(self, points: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the coordinates of points (..., 3) relative to the plane's origin, (..., 3).
@@ -154,8 +148,8 @@ class Section:
         """Closed outline of the section, (N, 2) in mm, without its last point."""
         from contourpy import contour_generator
 
-        along, across = _section_axes()
-        lines = contour_generator(along, across, self.white.T).lines(0.5)
+        contours = contour_generator(_ALONG_MM, _ACROSS_MM, self.white.T)
+        lines = contours.lines(0.5)
         longest = max((np.asarray(line, np.float64) for line in lines), key=len)
         return longest[:-1]
 
@@ -317,7 +311,9 @@ def _grade(
     if section is None or not parts.any():
         return "reject", ("no callosum found: no white matter crosses the midline",)
     findings = []
-    if _touches_edge(parts):
+    # The first and the last slice of each axis.
+    ends = [np.take(parts, [0, -1], axis=axis).any() for axis in range(parts.ndim)]
+    if any(ends):
         findings.append(Finding(True, "the field of view ends in the callosum"))
     edge_mm = edge_width(section, image)
     blurred = f"the border of the callosum is blurred over {edge_mm:.1f} mm"
@@ -329,15 +325,6 @@ def _grade(
         reason = f"the section of the callosum is {section.area_mm2:.0f} mm²"
         findings.append(Finding(False, reason))
     return grade_findings(findings)
-
-
-def _touches_edge(parts: NDArray[np.uint8]) -> bool:
-    """Return True if the callosum reaches the first or last slice of any axis."""
-    for axis in range(parts.ndim):
-        ends = np.take(parts, [0, -1], axis=axis)
-        if ends.any():
-            return True
-    return False
 
 
 def edge_width(section: Section, image: NDArray[np.float32]) -> float:
@@ -583,13 +570,6 @@ def _signed_area(outline: NDArray[np.float64]) -> float:
     return float(np.sum(x * np.roll(y, -1) - y * np.roll(x, -1)) / 2)
 
 
-def _section_axes() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the positions, in mm, of a section's samples along its first and second axis."""
-    along = np.arange(-_HALF_LENGTH_MM, _HALF_LENGTH_MM + _STEP_MM, _STEP_MM)
-    across = np.arange(-_HALF_HEIGHT_MM, _HALF_HEIGHT_MM + _STEP_MM, _STEP_MM)
-    return along, across
-
-
 def _average_over_slab(
     white: NDArray[np.floating], plane: Midplane
 ) -> NDArray[np.float64]:
@@ -597,11 +577,10 @@ def _average_over_slab(
 
     `white` is the map; it counts as 0 outside of the array.
     """
-    along, across = _section_axes()
     points = (
         plane.origin
-        + along[:, None, None, None] * plane.forward
-        + across[:, None, None] * plane.up
+        + _ALONG_MM[:, None, None, None] * plane.forward
+        + _ACROSS_MM[:, None, None] * plane.up
         + _OFFSETS_MM[:, None] * plane.normal
     )
     values = ndimage.map_coordinates(white, np.moveaxis(points, -1, 0), order=1)
@@ -613,14 +592,14 @@ def _aligned_to(plane: Midplane, kept: NDArray[np.bool_]) -> Midplane:
 
     `kept` (A, B) is the mask of the section in the plane.
     """
-    along, across = _section_axes()
     columns, rows = np.nonzero(kept)
-    points = np.stack([along[columns], across[rows]], axis=1)
+    points = np.stack([_ALONG_MM[columns], _ACROSS_MM[rows]], axis=1)
     middle = points.mean(axis=0)
     _, axes = np.linalg.eigh(np.cov((points - middle).T))
     x, y = axes[:, -1] * np.sign(axes[0, -1])
     origin = plane.origin + middle[0] * plane.forward + middle[1] * plane.up
-    return plane.turned(origin, x * plane.forward + y * plane.up)
+    forward = x * plane.forward + y * plane.up
+    return Midplane(origin, plane.normal, forward, np.cross(plane.normal, forward))
 
 
 def _farthest_points(inside: NDArray[np.bool_]) -> NDArray[np.float64]:
@@ -640,9 +619,8 @@ def _farthest_points(inside: NDArray[np.bool_]) -> NDArray[np.float64]:
         reached = sparse.csgraph.dijkstra(graph, directed=False, indices=start)
         start = int(np.where(np.isfinite(reached), reached, -1).argmax())
         ends.append(start)
-    along, across = _section_axes()
     columns, rows = pixels[ends[-2:]].T
-    points = np.stack([along[columns], across[rows]], axis=1)
+    points = np.stack([_ALONG_MM[columns], _ACROSS_MM[rows]], axis=1)
     return np.asarray(points[np.argsort(points[:, 0])])
 
 

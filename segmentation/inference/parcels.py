@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 
 import numpy as np
 import torch
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trinat.segmentation.inference.network import SliceProbabilities
-from trinat.segmentation.inference.uncertainty import dice_of_maps
+from trinat.segmentation.inference.uncertainty import mean_dice_of_pairs
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.parcels import Parcellation
 from trinat.segmentation.space.conform import ConformPlan, restore
@@ -64,9 +63,7 @@ class Parcels:
         for classes in self.by_view.values():
             joined = self.parcellation.join(here, classes)
             maps.append(torch.from_numpy(joined[counted]))
-        pairs = combinations(maps, 2)
-        dice = [dice_of_maps(one, other, len(whole)) for one, other in pairs]
-        mean = torch.from_numpy(np.array(dice)).nanmean(0).numpy()
+        mean = mean_dice_of_pairs(maps, len(whole))
         names = self.parcellation.names
         return np.array([mean[whole.names.index(name)] for name in names])
 
@@ -127,18 +124,8 @@ def join_views(
 ) -> Parcels:
     """Combine the views' predictions to the parcel of each voxel that may be cortex.
 
-    Parameters
-    ----------
-    parts : iterable
-        Predictions of the networks for parcels, each with its view; on the device of `cortex`.
-    cortex : Tensor (X, Y, Z)
-        Probability of cortex of each voxel.
-    axes, weights : mapping
-        Axes along which the slices of each view are cut, and the weight of each view.
-    odds : Tensor (K,)
-        Factor that multiplies the probability of each class of `parcellation.parcels`.
-    parcellation : Parcellation
-        Its `parcels` are the K classes of the predictions.
+    `odds` (K,) multiply the probabilities of the K classes of `parcellation.parcels`. All other
+    parameters are those of `mean_of_views`.
     """
     logarithms, by_view = mean_of_views(parts, cortex, axes, weights, parcellation)
     logarithms += odds[1:].log()

@@ -318,7 +318,7 @@ def _similarity_between(start: Points, end: Points) -> Matrix:
     Both are (K, 3). Classes that are missing in either of them are ignored.
     """
     known = _present_in_both(start, end)
-    return _fit_similarity(start[known], end[known], _equal_weights(known))
+    return _fit_similarity(start[known], end[known], np.ones(known.sum()))
 
 
 def _affine_between(start: Points, end: Points) -> Matrix:
@@ -329,7 +329,7 @@ def _affine_between(start: Points, end: Points) -> Matrix:
     similarity = _similarity_between(start, end)
     aligned = moved(start, similarity)
     known = _present_in_both(aligned, end)
-    weights = _equal_weights(known)
+    weights = np.ones(known.sum())
     remaining = _fit_affine_near_identity(aligned[known], end[known], weights)
     return remaining @ similarity
 
@@ -379,10 +379,6 @@ def _present_in_both(start: Points, end: Points) -> NDArray[np.bool_]:
     in_start = np.isfinite(start).all(1)
     in_end = np.isfinite(end).all(1)
     return np.asarray(in_start & in_end)
-
-
-def _equal_weights(known: NDArray[np.bool_]) -> NDArray[np.float64]:
-    return np.ones(int(known.sum()))
 
 
 def _rotation_angle_deg(similarity: Matrix) -> float:

@@ -8,7 +8,7 @@ the middle between the two nearest inner surfaces.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,14 +20,13 @@ from trinat.segmentation.grid import Grid, grown, is_empty, occupied_box
 from trinat.segmentation.inference.parcels import Parcels
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels import Side
-from trinat.segmentation.labels.label import Label
 from trinat.segmentation.labels.parcels import CORTEX_GROUP, name_of
 from trinat.segmentation.labels.scheme import LabelScheme
 
 _Field = NDArray[np.float32]
 _Points = NDArray[np.float64]
 
-# Groups of structures that the cortex does not surround.
+# Groups of structures that the cortex of their hemisphere does not surround.
 _NOT_INSIDE = (CORTEX_GROUP, "cerebellum")
 
 # Voxels with a smaller probability of cortex are not measured.
@@ -88,8 +87,9 @@ def measure_cortex(
     for cortex in parcels.parcellation.cortex:
         assert cortex.side is not None
         inside = np.zeros(grid.shape, np.float32)
-        for label in _labels_inside(scheme, cortex):
-            inside += probabilities[..., label.index].float().numpy()
+        for label in scheme.labels:
+            if label.side == cortex.side and label.group not in _NOT_INSIDE:
+                inside += probabilities[..., label.index].float().numpy()
         sheet = probabilities[..., cortex.index].float().numpy()
         found = sheet_thickness(Volume(inside, grid.affine), Volume(sheet, grid.affine))
         maps[cortex.side] = found
@@ -112,13 +112,6 @@ def measure_cortex(
             )
         )
     return CortexThickness(maps, tuple(measured), tuple(hemispheres))
-
-
-def _labels_inside(scheme: LabelScheme, cortex: Label) -> Iterator[Label]:
-    """Yield the labels of a hemisphere's structures that its cortex surrounds."""
-    for label in scheme.labels:
-        if label.side == cortex.side and label.group not in _NOT_INSIDE:
-            yield label
 
 
 def _measure_sheet(

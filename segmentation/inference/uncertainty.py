@@ -74,9 +74,7 @@ class Samples:
         pairwise_dice = unknown
         volume_cv = unknown
         if len(self._maps) > 1:
-            pairs = combinations(self._maps, 2)
-            dice = [dice_of_maps(one, other, classes) for one, other in pairs]
-            pairwise_dice = _mean_where_known(dice)
+            pairwise_dice = mean_dice_of_pairs(self._maps, classes)
             counts = [
                 np.bincount(labels.flatten(), minlength=classes)
                 for labels in self._maps
@@ -121,6 +119,15 @@ def dice_of_maps(one: Tensor, other: Tensor, classes: int) -> NDArray[np.float64
     sizes = table.sum(0) + table.sum(1)
     dice = 2 * table.diagonal() / sizes
     return np.asarray(dice.cpu().numpy())
+
+
+def mean_dice_of_pairs(maps: Sequence[Tensor], classes: int) -> NDArray[np.float64]:
+    """Return the mean Dice of each class over all pairs of class maps, (K,); NaN if no map has it.
+
+    The maps are of equal shape, and K is `classes`.
+    """
+    pairs = combinations(maps, 2)
+    return _mean_where_known([dice_of_maps(*pair, classes) for pair in pairs])
 
 
 def view_agreement(
