@@ -30,6 +30,18 @@ class ScanOptions(TypedDict, total=False):
     fill_nonfinite: bool
 
 
+class _AllOptions(ScanOptions, total=False):
+    """All keyword arguments of `segment`."""
+
+    model: str | Path
+    device: str
+    views: Iterable[View | str] | str | None
+    precision: ComputePrecision
+    parcels: bool
+    lesions: bool
+    progress: Callable[[str], object]
+
+
 def _say_nothing(stage: str) -> None:
     """Ignore the name of a stage; the default of `progress`."""
 
@@ -117,33 +129,11 @@ class Segmenter(Predictor):
 
 
 @overload
-def segment(
-    scan: ScanLike,
-    *,
-    model: str | Path = ...,
-    device: str = ...,
-    views: Iterable[View | str] | str | None = ...,
-    precision: ComputePrecision = ...,
-    parcels: bool = ...,
-    lesions: bool = ...,
-    progress: Callable[[str], object] = ...,
-    **options: Unpack[ScanOptions],
-) -> Result: ...
+def segment(scan: ScanLike, **options: Unpack[_AllOptions]) -> Result: ...
 
 
 @overload
-def segment(
-    scan: list[_Scan],
-    *,
-    model: str | Path = ...,
-    device: str = ...,
-    views: Iterable[View | str] | str | None = ...,
-    precision: ComputePrecision = ...,
-    parcels: bool = ...,
-    lesions: bool = ...,
-    progress: Callable[[str], object] = ...,
-    **options: Unpack[ScanOptions],
-) -> list[Result]: ...
+def segment(scan: list[_Scan], **options: Unpack[_AllOptions]) -> list[Result]: ...
 
 
 def segment(
