@@ -81,11 +81,6 @@ class _OwnProbabilities:
     share: Tensor
     probabilities: Tensor
 
-    def on_processor(self) -> _OwnProbabilities:
-        """Return a copy in host memory."""
-        places = tuple(place.cpu() for place in self.places)
-        return _OwnProbabilities(places, self.share.cpu(), self.probabilities.cpu())
-
 
 class Joining:
     """Running mean of the probabilities of the template and of the scans that are added.
@@ -148,7 +143,14 @@ class Joining:
         """Move all tensors to host memory, because the remaining steps need no GPU."""
         self.mean = self.mean.cpu()
         self._ways_back = [back.cpu() for back in self._ways_back]
-        self._own = [own.on_processor() for own in self._own]
+        self._own = [
+            _OwnProbabilities(
+                tuple(place.cpu() for place in own.places),
+                own.share.cpu(),
+                own.probabilities.cpu(),
+            )
+            for own in self._own
+        ]
 
     @cached_property
     def _is_open(self) -> Tensor:

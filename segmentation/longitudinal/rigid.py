@@ -12,14 +12,14 @@ another.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import linalg, ndimage
 
-from trinat.segmentation.grid import Grid, moved, to_shape
+from trinat.segmentation.grid import Grid, Shape, moved, to_shape
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.space.grid_map import GridMap
 from trinat.segmentation.space.resample import resample_image
@@ -148,39 +148,21 @@ def stretches(first: Volume, second: Volume, matrix: Matrix) -> NDArray[np.float
         is_head = np.maximum(*images).ravel() > _HEAD
         if not is_head.any():
             break
-        step = _affine_step(images, is_head, places - centre)
-        matrix = matrix @ _relative_to_centre(step, centre)
-        if (
-            _mean_shift_mm(places[is_head], _relative_to_centre(step, centre))
-            < _STILL_MM
-        ):
+        slope, residual = _slopes_and_residual(images, is_head, _ROUGHLY_MM)
+        # Products of slope and position: the effect of each of nine components of a stretch on a
+        # voxel.
+        from_centre = places[is_head] - centre
+        stretched = slope[:, :, None] * from_centre[:, None, :]
+        columns = np.concatenate([stretched.reshape(-1, 9), slope], axis=1)
+        solution = _robust_solution(columns, residual)
+        step = np.eye(4)
+        step[:3, :3] += solution[:9].reshape(3, 3)
+        step[:3, 3] = solution[9:]
+        step = _relative_to_centre(step, centre)
+        matrix = matrix @ step
+        if _mean_shift_mm(places[is_head], step) < _STILL_MM:
             break
     return np.asarray(np.linalg.svd(matrix[:3, :3], compute_uv=False), np.float64)
-
-
-def _affine_step(
-    images: tuple[Image, Image],
-    is_head: NDArray[np.bool_],
-    places: NDArray[np.float64],
-) -> Matrix:
-    """Return the affine step (4, 4) that moves the first image towards the second.
-
-    `images` are on the same grid, `is_head` (N,) marks the voxels to use, and `places` (N, 3) are
-    the positions of all voxels relative to the centre of the step, in mm. Residuals are weighted
-    robustly.
-    """
-    first, second = images
-    residual = (second - first).ravel()[is_head].astype(np.float64)
-    slopes = np.gradient((first + second) / 2, _ROUGHLY_MM)
-    slope = np.stack([part.ravel()[is_head] for part in slopes], axis=1)
-    # Products of slope and position: the effect of each of nine components of a stretch on a voxel.
-    stretched = slope[:, :, None] * places[is_head][:, None, :]
-    columns = np.concatenate([stretched.reshape(-1, 9), slope], axis=1)
-    solution = _robust_solution(columns.astype(np.float64), residual)
-    step = np.eye(4)
-    step[:3, :3] += solution[:9].reshape(3, 3)
-    step[:3, 3] = solution[9:]
-    return step
 
 
 def mean_pose(poses: Sequence[Matrix]) -> Matrix:
@@ -230,17 +212,39 @@ def _pyramid_level(volume: Volume, spacing_mm: float) -> Volume:
     voxels = np.ceil((high - low) / spacing_mm)
     # A margin of background on all sides, so that voxels that leave the grid are as dark as those
     # beyond.
-    shape = to_shape(voxels + 2)
-    # Distance from the centre of the first voxel to the centre of the last one.
-    length_mm = spacing_mm * (np.array(shape) - 1)
-    affine = np.diag([spacing_mm] * 3 + [1.0])
-    affine[:3, 3] = (low + high) / 2 - length_mm / 2
-    to_level = GridMap.between(volume.grid, Grid(shape, affine))
+    grid = grid_around((low + high) / 2, to_shape(voxels + 2), spacing_mm)
+    to_level = GridMap.between(volume.grid, grid)
     image = resample_image(volume.data, to_level)
     image = ndimage.gaussian_filter(image, 0.5)
     around = ndimage.gaussian_filter(image, _SHADING_MM / spacing_mm)
     without_shading = image / (around + np.float32(_FLOOR))
-    return Volume(without_shading, affine)
+    return Volume(without_shading, grid.affine)
+
+
+def grid_around(centre: NDArray[np.float64], shape: Shape, spacing_mm: float) -> Grid:
+    """Return the grid of this shape and spacing, with RAS axes, around a position (3,)."""
+    # Distance from the centre of the first voxel to the centre of the last one.
+    length_mm = spacing_mm * (np.array(shape) - 1)
+    affine = np.diag([spacing_mm] * 3 + [1.0])
+    affine[:3, 3] = centre - length_mm / 2
+    return Grid(shape, affine)
+
+
+def extents_mm(
+    images: Sequence[Volume], poses: Iterable[NDArray[np.floating]]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the lowest and the highest coordinates of N moved images, (N, 3) each, in RAS mm.
+
+    `poses` (4, 4) are the movements of the images.
+    """
+    lows = []
+    highs = []
+    for image, pose in zip(images, poses, strict=True):
+        placed = image.grid.moved_by(pose)
+        low, high = placed.extent_mm(placed.box)
+        lows.append(low)
+        highs.append(high)
+    return np.array(lows), np.array(highs)
 
 
 def _refine(
@@ -303,17 +307,10 @@ def _halfway_grid(
     `matrix` is the alignment of the images.
     """
     root = _square_root(matrix)
-    poses = (root, np.linalg.inv(root))
-    lows = []
-    highs = []
-    for image, pose in zip(pair, poses, strict=True):
-        placed = image.grid.moved_by(pose)
-        low, high = placed.extent_mm(placed.box)
-        lows.append(low)
-        highs.append(high)
+    lows, highs = extents_mm(pair, (root, np.linalg.inv(root)))
     # Common part of both images.
-    low = np.max(lows, axis=0)
-    high = np.min(highs, axis=0)
+    low = lows.max(axis=0)
+    high = highs.min(axis=0)
     voxels = np.ceil((high - low) / spacing_mm)
     shape = to_shape(np.maximum(voxels, 1))
     affine = np.diag([spacing_mm] * 3 + [1.0])
@@ -347,15 +344,25 @@ def _step(
     the origin of `places`. `images` are on the same grid of `spacing_mm`, `is_head` (N,) marks the
     voxels to use, and `places` (N, 3) are the positions of all voxels in mm.
     """
-    first, second = images
-    difference = (second - first).ravel()
-    slopes = np.gradient((first + second) / 2, spacing_mm)
-    slope = np.stack([part.ravel() for part in slopes], axis=1)
-    slope = slope[is_head].astype(np.float64)
-    residual = difference[is_head].astype(np.float64)
+    slope, residual = _slopes_and_residual(images, is_head, spacing_mm)
     turned = np.cross(places[is_head], slope)
     columns = np.concatenate([turned, slope], axis=1)
     return _robust_solution(columns, residual).round(_DECIMALS)
+
+
+def _slopes_and_residual(
+    images: tuple[Image, Image], is_head: NDArray[np.bool_], spacing_mm: float
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the slopes (N, 3) of two images per mm, and their difference (N,), in N voxels.
+
+    `images` are on the same grid of `spacing_mm`. The slopes are those of their mean. `is_head`
+    marks the N voxels among all voxels of the grid.
+    """
+    first, second = images
+    slopes = np.gradient((first + second) / 2, spacing_mm)
+    slope = np.stack([part.ravel()[is_head] for part in slopes], axis=1)
+    residual = (second - first).ravel()[is_head]
+    return slope.astype(np.float64), residual.astype(np.float64)
 
 
 def _robust_solution(

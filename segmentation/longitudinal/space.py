@@ -13,6 +13,8 @@ from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.longitudinal.rigid import (
     Alignment,
     align,
+    extents_mm,
+    grid_around,
     is_mirrored,
     mean_pose,
     stretches,
@@ -146,22 +148,12 @@ def participant_space(
     # Alignments map the first scan to each scan, so their mean maps it to the middle of all scans.
     middle = mean_pose(from_first)
     poses = [middle @ np.linalg.inv(matrix) for matrix in from_first]
-    lowest = []
-    highest = []
-    for image, pose in zip(images, poses, strict=True):
-        placed = image.grid.moved_by(pose)
-        low, high = placed.extent_mm(placed.box)
-        lowest.append(low)
-        highest.append(high)
-    low = np.min(lowest, axis=0)
-    high = np.max(highest, axis=0)
+    lows, highs = extents_mm(images, poses)
+    low = lows.min(axis=0)
+    high = highs.max(axis=0)
     if shape is None:
         multiples = np.ceil((high - low) / _GRID_MM / _SIDE_MULTIPLE)
         sides = multiples * _SIDE_MULTIPLE
         shape = to_shape(np.clip(sides, _SIDE_MULTIPLE, _LARGEST))
-    # The grid is centred. Distance from the centre of its first voxel to the centre of the last
-    # one:
-    length_mm = _GRID_MM * (np.array(shape) - 1)
-    affine = np.diag([_GRID_MM] * 3 + [1.0])
-    affine[:3, 3] = (low + high) / 2 - length_mm / 2
-    return ParticipantSpace(Grid(shape, affine), tuple(poses))
+    grid = grid_around((low + high) / 2, shape, _GRID_MM)
+    return ParticipantSpace(grid, tuple(poses))

@@ -28,6 +28,7 @@ from trinat.segmentation.grid import (
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.space.background import BRIGHTEST, TISSUE, on_working_scale
 from trinat.segmentation.space.grid_map import GridMap
+from trinat.segmentation.space.morphology import largest_part
 from trinat.segmentation.space.resample import (
     resample_image,
     resample_labels,
@@ -202,33 +203,27 @@ def _working_grid(
     """
     field_of_view = _Extent(*scan.extent_mm(scan.box))
     if shape is not None and field_of_view.fits(_size_mm(shape)).all():
-        return _grid_over(field_of_view, field_of_view, field_of_view.low, shape)
+        return _grid_over(field_of_view, field_of_view, shape)
     box = occupied_box(content.data != 0) if labels else head_box(content)
     if is_empty(box):
         box = content.grid.box
     head = _Extent(*content.grid.extent_mm(box))
     if shape is not None:
-        return _grid_over(field_of_view, head, field_of_view.low, shape)
+        return _grid_over(field_of_view, head, shape)
     # The position depends on the head and not on the field of view, so that networks see the head
     # on the same voxels whatever is cropped or added around it.
     multiples = (head.high - head.low) / _GRID_MM / _SIDE_MULTIPLE
     sides = np.ceil(multiples - _SAME_MM) * _SIDE_MULTIPLE
     shape = to_shape(np.minimum(sides, _LARGEST).astype(int))
-    return _grid_over(head, head, head.low, shape)
+    return _grid_over(head, head, shape)
 
 
-def _grid_over(
-    whole: _Extent,
-    content: _Extent,
-    face: NDArray[np.float64],
-    shape: Shape,
-) -> Grid:
+def _grid_over(whole: _Extent, content: _Extent, shape: Shape) -> Grid:
     """Return the grid of this shape, with RAS axes and 1 mm, around a scan.
 
-    It is centred on `whole` along the axes that fit in it, and on `content` along the others.
-    `face` (3,) is the position of an outer face of the scan along each axis, in RAS mm. Faces of
-    the grid's voxels have a distance of whole mm from it, so that scans with voxels of 1 mm need no
-    interpolation, and voxels of half the size nest.
+    It is centred on `whole` along the axes that fit in it, and on `content` along the others. Faces
+    of the grid's voxels have a distance of whole mm from the lowest faces of `whole`, so that scans
+    with voxels of 1 mm need no interpolation, and voxels of half the size nest.
     """
     size_mm = _size_mm(shape)
     centre = np.where(whole.fits(size_mm), whole.centre, content.centre)
@@ -236,6 +231,7 @@ def _grid_over(
     if content.high[2] - content.low[2] > size_mm[2]:
         centre[2] = content.high[2] - size_mm[2] / 2
     # Round the shift so that the grid's face is a whole number of voxels away from the scan's face.
+    face = whole.low
     wanted_shift_mm = centre - size_mm / 2 - face
     shift_voxels = wanted_shift_mm / _GRID_MM
     shift_mm = np.rint(shift_voxels - _ROUNDING) * _GRID_MM
@@ -322,13 +318,10 @@ def _head_cells(data: NDArray[Any], bounds: Sequence[_Ends]) -> _Mask | None:
     tissue = means > TISSUE
     # Components of one cell across are wrap-around ghosts, markers or noses, not heads.
     solid = ndimage.binary_opening(tissue)
-    parts, count = ndimage.label(solid)
-    if not count:
+    if not solid.any():
         return None
-    sizes = np.bincount(parts.ravel())[1:]  # part 0 is the background
-    largest = parts == 1 + sizes.argmax()
     # Restore what opening removed from the surface of the head.
-    return np.asarray(ndimage.binary_dilation(largest) & tissue)
+    return np.asarray(ndimage.binary_dilation(largest_part(solid)) & tissue)
 
 
 def _above_the_neck(head: _Mask, image: Volume, bounds: Sequence[_Ends]) -> _Mask:

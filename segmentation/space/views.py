@@ -74,9 +74,12 @@ _AXES = {
 }
 
 
-def slice_axes(view: View) -> SliceAxes:
-    """Return the axes of an RAS volume that become slices, rows and columns of a view."""
-    return _AXES[view]
+def slice_axes(view: View | SliceAxes) -> SliceAxes:
+    """Return the axes of an RAS volume that become slices, rows and columns of a view.
+
+    Given axes are returned unchanged.
+    """
+    return _AXES[view] if isinstance(view, View) else view
 
 
 def to_slices(array: _Array, view: View | SliceAxes, *, trailing: int = 0) -> _Array:
@@ -86,7 +89,7 @@ def to_slices(array: _Array, view: View | SliceAxes, *, trailing: int = 0) -> _A
     number, and they stay last. For a network trained on slices of another orientation, give its own
     `SliceAxes` as `view`.
     """
-    axes = _as_axes(view)
+    axes = slice_axes(view)
     leading: int = array.ndim - 3 - trailing
     along = leading + axes.along
     rows = leading + axes.rows
@@ -97,19 +100,12 @@ def to_slices(array: _Array, view: View | SliceAxes, *, trailing: int = 0) -> _A
 
 def from_slices(slices: _Array, view: View | SliceAxes) -> _Array:
     """Return slices (N, ..., H, W) as a volume (..., X, Y, Z): the inverse of `to_slices`."""
-    axes = _as_axes(view)
+    axes = slice_axes(view)
     leading: int = slices.ndim - 3
     # Position of each volume axis in the slices: N comes first, H and W last.
     held_at = {axes.along: 0, axes.rows: leading + 1, axes.columns: leading + 2}
     volume_axes: tuple[int, ...] = tuple(held_at[axis] for axis in range(3))
     return _permute(slices, (*range(1, leading + 1), *volume_axes))
-
-
-def _as_axes(view: View | SliceAxes) -> SliceAxes:
-    """Return the axes of a view; given axes are returned unchanged."""
-    if isinstance(view, View):
-        return slice_axes(view)
-    return view
 
 
 def source_axes(given: str, wanted: str) -> tuple[DirectedAxis, ...]:
