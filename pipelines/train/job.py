@@ -156,7 +156,8 @@ def train_job(
             saved_at=step,
         )
         if begins:
-            opened.enter_context(recorded(run.folder, stage, run.device))
+            start = run.recipe.start_of(stage, view)
+            opened.enter_context(recorded(run.folder, stage, start, run.device))
         return at_work.go()
 
 
@@ -176,7 +177,8 @@ def _first_network(run: JobRun) -> Network:
         return network
     source, source_scheme = first
     kept, random = copy_matching(network, source, source_scheme, scheme)
-    if stage.start is None:
+    start = run.recipe.start_of(stage, view)
+    if start is None:
         return network
     line = (
         f"{run.job.name}: {view.value} starts with the model's weights for "
@@ -185,7 +187,7 @@ def _first_network(run: JobRun) -> Network:
     if random:
         line += f"; random weights: {', '.join(random)}"
     _log.info(line)
-    if notice := licence_notice(find_model(stage.start)):
+    if notice := licence_notice(find_model(start)):
         _log.info(notice)
     return network
 

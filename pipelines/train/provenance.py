@@ -37,12 +37,14 @@ _CODE = Path(__file__).resolve().parents[2]
 
 
 @contextmanager
-def recorded(folder: Path, stage: StageConfig, device: torch.device) -> Iterator[None]:
+def recorded(
+    folder: Path, stage: StageConfig, model: Path | None, device: torch.device
+) -> Iterator[None]:
     """Add an entry on this training of a job to its provenance.json: code, machine, data and time.
 
     The entry is written when the block begins and completed when it ends. `folder` is the folder of
-    the job, and `stage` the stage of the recipe. In the entry of a training that was killed,
-    `ended` is null.
+    the job, `stage` the stage of the recipe, and `model` the model that the job starts from, if
+    there is one. In the entry of a training that was killed, `ended` is null.
     """
     path = folder / PROVENANCE
     entries: list[dict[str, Any]] = []
@@ -51,10 +53,10 @@ def recorded(folder: Path, stage: StageConfig, device: torch.device) -> Iterator
     began = datetime.now(UTC)
     start = None
     trained_on: set[str] = set()
-    if stage.start is not None:
-        # The model.yaml of the model that a stage starts from has the hashes of its weights.
-        start = sha256_of(find_model(stage.start) / MODEL_FILE)
-        trained_on.update(_trained_on(find_model(stage.start)))
+    if model is not None:
+        # The model.yaml of the model that a job starts from has the hashes of its weights.
+        start = sha256_of(find_model(model) / MODEL_FILE)
+        trained_on.update(_trained_on(find_model(model)))
     entry: dict[str, Any] = {
         "trinat": version("trinat"),
         "commit": commit(_CODE),

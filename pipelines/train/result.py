@@ -124,12 +124,14 @@ def first_weights(
 ) -> tuple[Network, LabelScheme] | None:
     """Load the network from which a stage starts a view, with the label scheme of its classes.
 
-    It is, in this order: that of the model named by the stage's `start`, the network of this view
-    after the earlier stages, or the network of another view after these. Returns None if the stage
-    starts from random weights; for a later stage that is logged. `out` is the folder of the run.
+    It is, in this order: the network of this view after the earlier stages, that of the model named
+    by the stage's `start`, or the network of another view after the earlier stages. Returns None if
+    the stage starts from random weights; for a later stage that is logged. `out` is the folder of
+    the run.
     """
-    if stage.start is not None:
-        model = load_model(stage.start)
+    start = recipe.start_of(stage, view)
+    if start is not None:
+        model = load_model(start)
         other = view
         if other not in model.networks:
             # A view that the model lacks starts from one of its other views.
@@ -244,9 +246,9 @@ def _fusion_of_start(recipe: Recipe, out: Path) -> Fusion:
     """
     start_of: dict[View, Path | None] = dict.fromkeys(recipe.views)
     for stage in recipe.stages:
-        if stage.start is not None:
-            start_of.update(dict.fromkeys(stage.views or recipe.views, stage.start))
-    starts = {start_of[view] for view in recipe.views}
+        for view in stage.views or recipe.views:
+            start_of[view] = start_of[view] or recipe.start_of(stage, view)
+    starts = set(start_of.values())
     start = starts.pop()
     if start is None or starts:
         return Fusion()
@@ -273,11 +275,10 @@ def _describe_data(recipe: Recipe, out: Path) -> str:
             licences.update(_data_of_store(recipe, stage, out)["licences"])
     if licences:
         seen += f" ({'; '.join(sorted(licences))})"
-    for stage in recipe.stages:
-        if stage.start is not None:
-            # A model may be given to other people, so it must not contain paths of this disk.
-            start = "/".join(stage.start.parts[-2:])
-            seen += f", from the weights of {start}"
+    starts = [stage.start for stage in recipe.stages if stage.start is not None]
+    for start in dict.fromkeys(starts):
+        # A model may be given to other people, so it must not contain paths of this disk.
+        seen += f", from the weights of {'/'.join(start.parts[-2:])}"
     return seen
 
 

@@ -192,7 +192,8 @@ class StageConfig(_Config):
     checkpoint_every_steps: int = Field(default=500, ge=1)  # and after each epoch
     # stop after this many consecutive steps with NaN or infinite loss
     max_bad_steps: int = Field(default=20, ge=1)
-    # Initial weights: a model's folder or shipped name; by default those of the stage before.
+    # Initial weights of the views that no earlier stage trains: a model's folder or shipped name.
+    # Other views go on from the stage before.
     start: Path | None = None
 
 
@@ -217,6 +218,16 @@ class Recipe(_Config):
     # Reproduce the same bits from the same seed on a GPU, at some cost; CPUs always do.
     deterministic: bool = False
     stages: tuple[StageConfig, ...] = Field(min_length=1)  # one after the other
+
+    def start_of(self, stage: StageConfig, view: View) -> Path | None:
+        """Return the model whose weights a stage starts a view from; None if there is none.
+
+        A view that an earlier stage trains goes on from that stage, even if this stage has `start`.
+        """
+        before = self.stages[: self.stages.index(stage)]
+        if any(view in (each.views or self.views) for each in before):
+            return None
+        return stage.start
 
     @field_validator("views")
     @classmethod

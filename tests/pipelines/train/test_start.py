@@ -12,6 +12,7 @@ from helpers.refusals import refusal
 from helpers.tiny_training import NETWORK, SILENT, tiny_recipe, weights
 
 from trinat.pipelines.train.pages import summarise
+from trinat.pipelines.train.provenance import read_provenance
 from trinat.pipelines.train.result import _fusion_of_start
 from trinat.pipelines.train.run import train
 from trinat.segmentation.errors import (
@@ -111,6 +112,23 @@ def test_a_run_starts_from_a_model_that_it_names(tmp_path: Path) -> None:
     )
 
 
+def test_a_model_to_start_from_is_not_taken_again_by_later_stages(
+    tmp_path: Path,
+) -> None:
+    tiny = partial(tiny_recipe, tmp_path, views=["coronal"], ema=0)
+    start = train(tiny(), tmp_path / "first", SILENT)
+    # The first stage changes the encoders, which the second leaves as they are.
+    stages = [{"name": "a"}, {"name": "b", "optimiser": {"parts": FROZEN}}]
+    recipe = tiny(start=str(start), stages=stages)
+    model = train(recipe, tmp_path / "run", SILENT)
+    first, second = (weights(tmp_path / "run", f"{name}/coronal") for name in "ab")
+    differing = {name for name in first if first[name] != second[name]}
+    assert differing == {"classifier.weight", "classifier.bias"}
+    calls = read_provenance(model)
+    assert calls["a/coronal"][0]["start"] is not None
+    assert calls["b/coronal"][0]["start"] is None
+
+
 def test_a_view_that_the_model_lacks_starts_with_the_weights_of_another(
     tmp_path: Path, logged: pytest.LogCaptureFixture
 ) -> None:
@@ -204,12 +222,13 @@ def test_views_that_are_not_all_of_one_model_have_the_default_weights(
     # The model has no axial network: its weights would leave that view out.
     lacks = tiny_recipe(tmp_path, views=["coronal", "axial"], start=start)
     assert _fusion_of_start(lacks, tmp_path) == Fusion()
-    stages = [
-        {"name": "first", "start": "fast"},
-        {"name": "second", "start": start, "views": ["coronal"]},
+    stages: list[dict[str, Any]] = [
+        {"name": "first", "start": start, "views": ["coronal"]},
+        {"name": "second", "start": "fast"},
     ]
     mixed = tiny_recipe(tmp_path, views=["coronal", "axial"], stages=stages)
     assert _fusion_of_start(mixed, tmp_path) == Fusion()
+    # The second stage goes on from the first.
     later = tiny_recipe(tmp_path, views=["coronal"], stages=stages)
     assert _fusion_of_start(later, tmp_path).weights[View.CORONAL] == 0.7
 
