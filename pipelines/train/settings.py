@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 from trinat.pipelines.common.option import Option, as_tuple
+from trinat.segmentation.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -59,3 +61,10 @@ class TrainSettings:
             min=1,
         ),
     ] = None
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for a time limit that never ends."""
+        if self.seconds is not None and not math.isfinite(self.seconds):
+            raise ConfigError(
+                f"{self.seconds} seconds are no time limit", remedy="give a number"
+            )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -171,10 +172,11 @@ def make_split(
     identifies the store. Raises DatasetError if the ratios cannot be met, or if there are fewer
     participants than parts.
     """
-    if min(ratios) < 0 or ratios[0] <= 0:
+    is_finite = all(map(math.isfinite, ratios))
+    if not is_finite or min(ratios) < 0 or ratios[0] <= 0:
         raise DatasetError(
             f"ratios {ratios} cannot be met",
-            remedy="give three, none negative, the first positive",
+            remedy="give three finite numbers, none negative, the first positive",
         )
     rng = np.random.default_rng(seed)
     train, validation, test = _distribute(entries, ratios, rng)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class LossConfig(BaseModel):
     """Weights of the parts of the loss, of classes and of boundaries."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     kind: Literal["quicknat"] = "quicknat"
     cross_entropy: float = Field(default=1.0, ge=0)  # its weight
@@ -40,7 +40,7 @@ class LossConfig(BaseModel):
 class MonaiLoss(BaseModel):
     """Base of MONAI's losses; settings have the names and the meaning that they have in MONAI."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     include_background: bool = True  # in Dice
     kind: str  # name of MONAI's class

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -32,9 +32,9 @@ _VALIDATION_STREAM = 3
 
 
 class _Config(BaseModel):
-    """Base of immutable settings; unknown keys are refused."""
+    """Base of immutable settings; unknown keys and numbers that are not finite are refused."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class OptimiserConfig(_Config):
@@ -46,7 +46,9 @@ class OptimiserConfig(_Config):
     momentum: float = Field(default=0.95, ge=0, lt=1)  # for sgd
     clip: float = Field(default=5.0, gt=0)  # maximum norm of the gradient
     # Discriminative learning rates: the rate of a part, as a multiple of `rate`; 0 freezes it.
-    parts: Mapping[NetworkPart, float] = Field(default_factory=dict)
+    parts: Mapping[NetworkPart, Annotated[float, Field(ge=0)]] = Field(
+        default_factory=dict
+    )
 
 
 class ScheduleConfig(_Config):

@@ -160,6 +160,8 @@ def test_ratios_that_make_no_sense_are_refused() -> None:
         make_split(people(9), (0, 1, 1), seed=0, store="S")
     with pytest.raises(DatasetError, match="cannot be met"):
         make_split(people(9), (1, -1, 1), seed=0, store="S")
+    with pytest.raises(DatasetError, match="cannot be met"):
+        make_split(people(9), (1, float("nan"), 1), seed=0, store="S")
 
 
 # As in the labelling challenge: s0 to s14 train, s15 and s16 are two scans of one participant.

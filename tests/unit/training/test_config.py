@@ -69,6 +69,11 @@ def test_an_old_word_for_a_precision_is_answered_with_the_new_ones() -> None:
         {"data": {"synthetic": {"heads": "phantom", "skulls": 1}}},
         {"stages": [{"rate": 1}]},
         {"batch": 0},
+        # A negative rate would increase the loss.
+        {"optimiser": {"parts": {"encoders": -1}}},
+        {"optimiser": {"rate": float("inf")}},
+        {"loss": {"boundary": float("nan")}},
+        {"loss": {"kind": "DiceCELoss", "lambda_ce": float("inf")}},
         {"views": ["coronal", "coronal"]},
         # Synthetic slices are new each time, so there are no epochs over them.
         {"data": {"synthetic": {"heads": "phantom"}, "epoch_slices": None}},
