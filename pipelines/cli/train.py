@@ -46,6 +46,7 @@ def train(
     _refuse_contradictions(of_store, asked)
     clock = time_process() if timings else None
     with stage("start"):
+        from trinat.pipelines.train.from_python import as_overrides
         from trinat.pipelines.train.run import (
             adapt_to_store,
             read_recipe,
@@ -57,7 +58,7 @@ def train(
 
     overrides = list(asked.overrides)
     if asked.start:
-        overrides.append(f"start={json.dumps(asked.start)}")
+        overrides += as_overrides({"start": asked.start})
     whole = read_recipe(config, overrides)
     out = asked.out or Path("runs") / whole.name
     recipes = {out: whole}

@@ -95,10 +95,11 @@ class TrainedRun:
 def as_overrides(settings: Mapping[str, Any]) -> list[str]:
     """Return settings of a recipe as texts for --set, such as "optimiser.rate=0.1".
 
-    `settings` maps keys such as optimiser.rate to values, which are written as JSON.
+    `settings` maps keys such as optimiser.rate to values, which are written as JSON. Characters are
+    not escaped, because JSON's escapes of those beyond U+FFFF mean something else in YAML.
     """
     return [
-        f"{key}={json.dumps(value, default=os.fspath)}"
+        f"{key}={json.dumps(value, default=os.fspath, ensure_ascii=False)}"
         for key, value in settings.items()
     ]
 

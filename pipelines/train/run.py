@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import re
 import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -90,12 +91,15 @@ _PATIENCE_S = 300.0
 def read_recipe(name_or_path: str, settings: Sequence[str] = ()) -> Recipe:
     """Read a training recipe by its name or file, and apply settings from the command line.
 
-    `settings` are texts such as "optimiser.rate=1e-3". A recipe that starts from a model and has no
-    `network` of its own gets the network of the model; ConfigError is raised if the networks of
-    that model's views differ.
+    `settings` are texts such as "optimiser.rate=1e-3", which replaces the rate of all stages. A
+    recipe that starts from a model and has no `network` of its own gets the network of the model;
+    ConfigError is raised if the networks of that model's views differ.
     """
     path = find_recipe(name_or_path)
-    content = with_settings(read_yaml(path), settings)
+    content = read_yaml(path)
+    # A recipe without stages has one, in which all keys are those at the top.
+    content["stages"] = content.get("stages") or [{}]
+    content = with_settings(content, _for_each_stage(settings, content["stages"]))
     recipe = check(Recipe, content, path)
     start = recipe.stages[0].start
     if start is None or "network" in content:
@@ -113,6 +117,24 @@ def read_recipe(name_or_path: str, settings: Sequence[str] = ()) -> Recipe:
             "its views have different networks", where=start, remedy=remedy
         )
     return recipe.model_copy(update={"network": shapes.pop()})
+
+
+def _for_each_stage(settings: Sequence[str], stages: Any) -> list[str]:
+    """Return settings from the command line, repeated for each stage that has the same key.
+
+    Keys of a stage take precedence over keys at the top of the recipe, so that batch=4 would have
+    no effect on a stage with a `batch` of its own. `stages` are those of the recipe, as in YAML.
+    """
+    repeated = []
+    for setting in settings:
+        repeated.append(setting)
+        key = re.split("[.=]", setting)[0].strip()
+        if key in Recipe.model_fields or not isinstance(stages, list):
+            continue
+        for number, stage in enumerate(stages):
+            if isinstance(stage, dict) and key in stage:
+                repeated.append(f"stages.{number}.{setting.strip()}")
+    return repeated
 
 
 def adapt_to_store(recipe: Recipe, root: Path, split: Path | None = None) -> Recipe:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from helpers.refusals import refusal
 from helpers.small_store import all_train, small_store
 from helpers.tiny_training import write_recipe
 
@@ -87,6 +88,12 @@ def test_a_view_that_does_not_exist_is_refused(tmp_path: Path) -> None:
         trinat.train(write_recipe(tmp_path), tmp_path / "run", view="frontal")
 
 
+def test_a_time_without_end_is_refused(tmp_path: Path) -> None:
+    for seconds in (float("nan"), float("inf")):
+        with refusal(ConfigError):
+            trinat.train(write_recipe(tmp_path), tmp_path / "run", seconds=seconds)
+
+
 def test_settings_are_a_mapping(tmp_path: Path) -> None:
     settings = ["optimiser.rate=0.1"]
     with pytest.raises(TypeError):
@@ -94,8 +101,9 @@ def test_settings_are_a_mapping(tmp_path: Path) -> None:
 
 
 def test_a_setting_may_be_a_path(tmp_path: Path) -> None:
-    settings = {"start": tmp_path / "gone"}
-    with pytest.raises(ModelError, match="gone"):
+    # The first character needs two of JSON's escapes.
+    settings = {"start": tmp_path / "𠮷野"}
+    with refusal(ModelError, tmp_path / "𠮷野"):
         trinat.train(
             write_recipe(tmp_path), tmp_path / "run", settings=settings, device="cpu"
         )

@@ -15,7 +15,6 @@ from helpers.tiny_training import SILENT, tiny_recipe
 from typer.testing import CliRunner
 
 from trinat.pipelines.cli import app
-from trinat.pipelines.common.config import with_settings
 from trinat.pipelines.jobs.lock import claimed
 from trinat.pipelines.train.data import usual_readers
 from trinat.pipelines.train.run import read_recipe, train
@@ -60,10 +59,25 @@ def test_settings_reach_into_the_recipe(tmp_path: Path) -> None:
     assert stage.data.synthetic.synthesis.noise == 0.5
 
 
-def test_settings_reach_into_a_stage() -> None:
-    assert with_settings({"stages": [{"a": 1}]}, ["stages.0.a=2"]) == {
-        "stages": [{"a": 2}]
-    }
+def test_settings_reach_into_a_stage(tmp_path: Path) -> None:
+    stages = [{"name": "a", "batch": 3}, {"name": "b"}]
+    recipe = tiny_recipe(tmp_path, "stages.0.batch=2", stages=stages)
+    assert [stage.batch for stage in recipe.stages] == [2, 4]
+    # Without a list of stages there is one.
+    assert tiny_recipe(tmp_path, "stages.0.batch=2").stages[0].batch == 2
+
+
+def test_settings_replace_those_of_all_stages(tmp_path: Path) -> None:
+    stages = [
+        {"name": "a", "batch": 3, "schedule": {"steps": 5, "warmup_steps": 1}},
+        {"name": "b"},
+    ]
+    settings = ("batch=2", "schedule.steps=7", "name=other")
+    recipe = tiny_recipe(tmp_path, *settings, stages=stages)
+    assert [stage.batch for stage in recipe.stages] == [2, 2]
+    assert [stage.schedule.steps for stage in recipe.stages] == [7, 7]
+    assert [stage.schedule.warmup_steps for stage in recipe.stages] == [1, 0]
+    assert (recipe.name, recipe.stages[0].name) == ("other", "a")
 
 
 @pytest.mark.parametrize(
