@@ -232,7 +232,7 @@ def _freesurfer_pair(
             if _is_image(path, "T1w")
             and not why_left_out(entities(without_suffix(path)))
         ]
-        if labels is None or scan != min(of_folder):
+        if labels is None or scan != by_name(of_folder)[0]:
             continue
         image = find_image(folder)
         if image is None:

@@ -155,10 +155,10 @@ def test_bids_gives_the_label_map_of_one_scan_to_no_other(tmp_path: Path) -> Non
 def test_bids_gives_a_participants_freesurfer_folder_to_one_session(
     tmp_path: Path,
 ) -> None:
-    for session in ("1", "2"):
+    for session in ("2", "10"):
         place = ("sub-01", f"ses-{session}", "anat")
         bids_scan(tmp_path, f"sub-01_ses-{session}_T1w.NII.GZ", *place)
     freesurfer_subject(tmp_path / "derivatives" / "freesurfer", "sub-01")
     listing = list_subjects("bids", tmp_path, DEFAULT)
-    assert ids(listing) == ["sub-01_ses-1"]
-    assert reasons(listing) == {"sub-01_ses-2": "no labels"}
+    assert ids(listing) == ["sub-01_ses-2"]
+    assert reasons(listing) == {"sub-01_ses-10": "no labels"}
