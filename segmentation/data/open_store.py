@@ -15,7 +15,7 @@ from torch import Tensor
 from trinat.segmentation.data.dataset import SliceDataset, SliceTransform
 from trinat.segmentation.data.slices import SubjectFile
 from trinat.segmentation.data.splits import Part
-from trinat.segmentation.data.store import Store, subject_path
+from trinat.segmentation.data.store import Store
 from trinat.segmentation.errors import ConfigError, DatasetError
 from trinat.segmentation.io.limits import free_memory
 from trinat.segmentation.io.volume import Volume
@@ -147,13 +147,15 @@ class OpenedStore:
         DatasetError
             If the store lacks the part, or an image or labels, or if it has sagittal slices only
             and their labels do not tell left from right.
+        IntegrityError
+            If a file changed since `trinat prepare`.
         """
         import torchio
 
         view = self._view_of_volumes()
         found = []
         for name in self._names(part):
-            path = subject_path(self._store.root, name)
+            path = self._store.file(name).path
             read_image = partial(_read_volume, stored=stored_image, view=view)
             read_labels = partial(_read_volume, stored=stored_labels, view=view)
             subject = torchio.Subject(

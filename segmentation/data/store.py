@@ -337,9 +337,14 @@ class Store:
         return "; ".join(sorted(models))
 
     def file(self, subject: str) -> SubjectFile:
-        """Return the reader of a subject's slices; it opens the file at the first read."""
+        """Return the reader of a subject's slices; it opens the file at the first read.
+
+        Raises IntegrityError if the file changed since `trinat prepare`: a run that was stopped
+        leaves files with the labels of other settings.
+        """
         if subject not in self.info.subjects:
             raise DatasetError(f"has no subject {subject!r}", where=self.root)
+        self.check([subject])
         return SubjectFile(subject_path(self.root, subject))
 
     @cached_property

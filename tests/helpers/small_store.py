@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -69,14 +70,16 @@ def all_train(store: Path) -> Path:
 
 
 def damage(path: Path, view: View, name: str, number: int) -> None:
-    """Overwrite the middle of one slice's packed bytes, as a bad disk would."""
+    """Overwrite the middle of one slice's packed bytes; as on a bad disk, the time stays."""
     import h5py
 
+    before = path.stat()
     with h5py.File(path, "r") as file:
         chunk = file[f"{view.value}/{name}"].id.get_chunk_info(number)
     with path.open("r+b") as raw:
         raw.seek(chunk.byte_offset)
         raw.write(b"\xff" * chunk.size)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
 def partly_labelled(

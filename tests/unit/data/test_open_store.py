@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +18,13 @@ import trinat
 from trinat.segmentation.data import open_store as module
 from trinat.segmentation.data.slices import quantise, scheme_table, write_subject
 from trinat.segmentation.data.sources.base import Subject
-from trinat.segmentation.data.store import StoreInfo, subject_path, write_participants
-from trinat.segmentation.errors import ConfigError, DatasetError
+from trinat.segmentation.data.store import (
+    Store,
+    StoreInfo,
+    subject_path,
+    write_participants,
+)
+from trinat.segmentation.errors import ConfigError, DatasetError, IntegrityError
 from trinat.segmentation.labels.scheme import load_scheme
 
 # Voxel (0, 0, 0) is 20 mm to the left, 30 mm behind and 40 mm below the origin.
@@ -70,10 +76,29 @@ def test_voxels_that_a_mask_leaves_out_are_255(root: Path) -> None:
         views=VIEWS,
         fingerprint="a",
     )
+    subjects = {"a": stored_subject(root, "a")}
+    Store(root).info.model_copy(update={"subjects": subjects}).write(root)
     store = trinat.open_store(root)
     expected = np.where(counted, 1, 255)
     np.testing.assert_array_equal(store.subjects()[0]["label"].data[0], expected)
     np.testing.assert_array_equal(store.monai()[0]["label"][0], expected)
+
+
+def test_a_file_of_a_preparation_that_was_stopped_is_refused(root: Path) -> None:
+    path = subject_path(root, "a")
+    write_subject(
+        path,
+        image=quantise(np.zeros((4, 5, 6), np.float32)),
+        labels=np.full((4, 5, 6), 2, np.uint8),
+        affine=AFFINE,
+        scheme=load_scheme("tissue4"),
+        views=VIEWS,
+        fingerprint="other settings",
+    )
+    store = trinat.open_store(root)
+    for read in (store.subjects, store.monai, partial(store.slices, "axial")):
+        with refusal(IntegrityError, path):
+            read()
 
 
 def test_slices_are_those_of_subjects_with_image_and_labels(root: Path) -> None:
