@@ -52,7 +52,7 @@ class Cut:
 
     `grid` is the shape of the working grid, whose axes are RAS and whose voxels are 1 mm.
     `trust_affine` is "sform", "qform" or "header", the affine to use if those of a header disagree.
-    With `fill_nonfinite`, intensities that are NaN or infinite become 0.
+    With `fill_nonfinite`, voxels of images, label maps and masks that are NaN or infinite become 0.
     """
 
     scheme: LabelScheme
@@ -85,7 +85,12 @@ def prepare_subject(subject: Subject, path: Path, cut: Cut, fingerprint: str) ->
     # Mask of voxels that are used in training, on the subject's own grid; None if all are used.
     mask = None
     if subject.mask is not None:
-        mask = Volume.read(subject.mask, labels=True, trust_affine=cut.trust_affine)
+        mask = Volume.read(
+            subject.mask,
+            labels=True,
+            trust_affine=cut.trust_affine,
+            fill_nonfinite=cut.fill_nonfinite,
+        )
         if image is not None:
             _require_same_grid(image, mask, subject.mask)
         if not mask.data.any():
@@ -149,6 +154,7 @@ def _read_classes(subject: Subject, cut: Cut, image: Volume | None) -> Volume | 
         labels=True,
         axes=subject.labels_axes,
         trust_affine=cut.trust_affine,
+        fill_nonfinite=cut.fill_nonfinite,
     )
     if image is not None:
         _require_same_grid(image, label_map, subject.labels)

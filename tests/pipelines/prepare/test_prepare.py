@@ -356,8 +356,10 @@ def test_scans_that_need_a_decision_are_prepared_once_it_is_made(
 ) -> None:
     spoilt = head_image(head_labels()).astype(np.float32)
     spoilt[3, 4, 5] = np.nan
+    labels = head_labels().astype(np.float32)
+    labels[0, 0, 0] = np.nan
     write_nifti(tmp_path / "in/images/a.nii.gz", spoilt, "RAS")
-    write_nifti(tmp_path / "in/labels/a.nii.gz", head_labels(), "RAS")
+    write_nifti(tmp_path / "in/labels/a.nii.gz", labels, "RAS")
     for path in (tmp_path / "in").glob("*/a.nii.gz"):
         without_orientation(path)
     reasons = []
