@@ -43,7 +43,7 @@ from trinat.pipelines.models.scans_with_truth import (
 )
 from trinat.pipelines.study.pairing import Pair
 from trinat.pipelines.study.study import Study
-from trinat.pipelines.train.provenance import write_provenance
+from trinat.pipelines.train.provenance import read_provenance, write_provenance
 from trinat.segmentation.errors import ConfigError, EvaluationError
 from trinat.segmentation.io.files import sha256_of
 from trinat.segmentation.labels.folding import load_folding
@@ -383,7 +383,8 @@ def _save_trained(
         overwrite=settings.overwrite,
         **changed,
     )
-    write_provenance(trained.run, settings.out)
+    jobs = read_provenance(trained.run / "model")
+    write_provenance(trained.run, jobs, settings.out)
 
 
 def refuse_if_no_better(scores: Scores, candidate: str, out: Path) -> None:

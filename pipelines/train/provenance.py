@@ -14,7 +14,7 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -90,16 +90,19 @@ def recorded(
         write_whole(path, json.dumps(entries, indent=1))
 
 
-def write_provenance(out: Path, model: Path) -> None:
-    """Write the provenance.json of a model: the entries of all jobs of the run, by the job's name.
+def write_provenance(out: Path, jobs: Iterable[str], model: Path) -> None:
+    """Write the provenance.json of a model: the entries of these jobs of the run, by their names.
 
-    `out` is the folder of the run, and `model` that of the model.
+    `out` is the folder of the run, and `model` that of the model. Jobs that have not begun are left
+    out.
     """
-    jobs = {}
-    for path in sorted(out.glob(f"*/*/{PROVENANCE}")):
-        jobs[str(path.parent.relative_to(out))] = json.loads(read_text(path))
-    if jobs:
-        write_whole(model / PROVENANCE, json.dumps(jobs, indent=1))
+    entries = {}
+    for job in jobs:
+        path = out / job / PROVENANCE
+        if path.is_file():
+            entries[job] = json.loads(read_text(path))
+    if entries:
+        write_whole(model / PROVENANCE, json.dumps(entries, indent=1))
 
 
 def read_provenance(model: Path) -> dict[str, list[dict[str, Any]]]:

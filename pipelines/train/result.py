@@ -33,9 +33,10 @@ _log = logging.getLogger(__name__)
 # Files in a job's folder: the mark of a finished job, and the checkpoint with the best validation.
 DONE = "done.json"
 BEST = "best.state"
-# Files in a run's folder: its recipe, and the description of its stores.
+# Files in a run's folder: its recipe, the description of its stores, and its label scheme.
 CONFIG = "config.yaml"
 DATA = "data.json"
+SCHEME = "scheme.json"
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,19 @@ class Job:
     def is_done(self, out: Path) -> bool:
         """Return True if the training of the job is complete; `out` is the folder of the run."""
         return (out / self.name / DONE).is_file()
+
+
+def plan_jobs(recipe: Recipe, views: Sequence[View]) -> list[Job]:
+    """Return the jobs of a run in the order of training: stage by stage, and view by view.
+
+    A job trains one stage for one view. A stage without any of `views` has none.
+    """
+    return [
+        Job(stage, view)
+        for stage in recipe.stages
+        for view in views
+        if view in (stage.views or views)
+    ]
 
 
 def _last_finished_job(
@@ -194,11 +208,10 @@ def save_run(
         if stages and Job(stages[-1], view).is_done(out):
             networks[view] = trained(recipe, stages, view, out)[0]
     slices_seen = 0
-    stages_by_name = {stage.name: stage for stage in recipe.stages}
-    for done in out.glob(f"*/*/{DONE}"):
-        stage = stages_by_name[done.parent.parent.name]
-        steps = json.loads(done.read_text())["step"]
-        slices_seen += steps * stage.batch * stage.accumulate
+    for job in plan_jobs(recipe, recipe.views):
+        if job.is_done(out):
+            steps = json.loads(read_text(out / job.name / DONE))["step"]
+            slices_seen += steps * job.stage.batch * job.stage.accumulate
     # The licence of a model that a run starts from also applies to the trained model. trinat's own
     # licence does not require this.
     starts = [stage.start for stage in recipe.stages if stage.start is not None]

@@ -1,9 +1,9 @@
 """A training run: trains the networks of a recipe, job by job.
 
 A job is the training of one stage of the recipe for one view. A run has a folder: its recipe
-(config.yaml), a description of its slice stores (data.json), a folder for each job
-(<stage>/<view>), and at the end the model. The same command with `resume` continues a stopped run
-at its last step, with the same numbers as if it had not been stopped.
+(config.yaml), its label scheme (scheme.json), a description of its slice stores (data.json), a
+folder for each job (<stage>/<view>), and at the end the model. The same command with `resume`
+continues a stopped run at its last step, with the same numbers as if it had not been stopped.
 
 Several commands may train different jobs of one run at the same time. Each holds the locks of its
 jobs while it trains. It locks the folder of the run only while it reads or writes files of the
@@ -48,7 +48,9 @@ from trinat.pipelines.train.result import (
     CONFIG,
     DATA,
     DONE,
+    SCHEME,
     Job,
+    plan_jobs,
     read_data,
     save_run,
     stores_of,
@@ -56,6 +58,7 @@ from trinat.pipelines.train.result import (
 from trinat.pipelines.train.settings import TrainSettings
 from trinat.segmentation import timing
 from trinat.segmentation.data.open_store import whole_view
+from trinat.segmentation.data.slices import scheme_table
 from trinat.segmentation.data.splits import read_split
 from trinat.segmentation.data.store import SPLIT, Store
 from trinat.segmentation.errors import (
@@ -64,7 +67,12 @@ from trinat.segmentation.errors import (
     LockedError,
     TrainingError,
 )
-from trinat.segmentation.io.files import read_bytes, remove_leftovers, write_whole
+from trinat.segmentation.io.files import (
+    read_bytes,
+    read_text,
+    remove_leftovers,
+    write_whole,
+)
 from trinat.segmentation.labels.scheme import load_scheme
 from trinat.segmentation.models.architectures import PUBLISHED
 from trinat.segmentation.models.checkpoint import read_info
@@ -201,19 +209,6 @@ def _stage_on_store(
     return stage.model_copy(update={"data": data, "validation": validation})
 
 
-def plan_jobs(recipe: Recipe, views: Sequence[View]) -> list[Job]:
-    """Return the jobs of a run in the order of training: stage by stage, and view by view.
-
-    A job trains one stage for one view. A stage without any of `views` has none.
-    """
-    return [
-        Job(stage, view)
-        for stage in recipe.stages
-        for view in views
-        if view in (stage.views or views)
-    ]
-
-
 def refuse_before_others(recipe: Recipe, view: str, out: Path) -> None:
     """Raise TrainingError if `view` is to be trained before the views whose weights it starts from.
 
@@ -337,7 +332,8 @@ def _save_model(recipe: Recipe, out: Path, model: Path) -> list[str]:
         card = model / _CARD
         by_hand = read_bytes(card) if card.is_file() else b""
         saved = save_run(recipe, out, model)
-        write_provenance(out, model)
+        jobs = plan_jobs(recipe, recipe.views)
+        write_provenance(out, [job.name for job in jobs], model)
         if by_hand:
             write_whole(card, by_hand)
     return saved
@@ -351,7 +347,7 @@ def _claimed(
     *,
     resume: bool,
 ) -> Iterator[None]:
-    """Lock the jobs of a run for the duration of the block, and write config.yaml and data.json.
+    """Lock the jobs of a run for the duration of the block, and write the files of `_record_run`.
 
     A folder that already holds a run needs `resume`, the same recipe and the same data. Temporary
     files of a killed run are removed. Missing inputs are refused before anything is written. If a
@@ -367,7 +363,7 @@ def _claimed(
             with run_lock(out / _LOCK, patience_s=_PATIENCE_S):
                 if not (out / CONFIG).is_file():
                     # The folder has no run, so files with these names are of another command.
-                    refuse_existing(out, [CONFIG, *folders, DATA])
+                    refuse_existing(out, [CONFIG, *folders, DATA, SCHEME])
                     # From here on, all files in these folders belong to the run.
                     is_new = True
                 _record_run(recipe, out, resume=resume)
@@ -383,13 +379,15 @@ def _claimed(
 
 
 def _record_run(recipe: Recipe, out: Path, *, resume: bool) -> None:
-    """Write the recipe of a run (config.yaml) and a description of its slice stores (data.json).
+    """Write the recipe of a run (config.yaml), its label scheme and a description of its stores.
 
-    If the folder has these files already, they are compared instead. TrainingError is raised if
-    they differ, or if the run has a checkpoint and `resume` is False.
+    The recipe names the scheme's file, which may be edited: scheme.json has its labels. The stores
+    are described in data.json. If the folder has these files already, they are compared instead.
+    TrainingError is raised if they differ, or if the run has a checkpoint and `resume` is False.
     """
     content = recipe.model_dump(mode="json")
     data = {name: _describe_store(store) for name, store in stores_of(recipe).items()}
+    scheme = scheme_table(load_scheme(recipe.scheme))
     known = read_data(out)
     if (out / CONFIG).is_file():
         # A run that was killed before its first checkpoint may begin again without --resume.
@@ -405,7 +403,13 @@ def _record_run(recipe: Recipe, out: Path, *, resume: bool) -> None:
             # stages.
             known = dict(zip(data, known.values(), strict=True))
         check_identity(known, data, out, remedy=remedy)
+        # Runs of earlier versions lack this file.
+        if (out / SCHEME).is_file():
+            remedy = f"restore {recipe.scheme} as the run began, or give another --out"
+            began = json.loads(read_text(out / SCHEME))
+            check_identity(began, scheme, out, remedy=remedy)
         return
+    write_whole(out / SCHEME, json.dumps(scheme, indent=1))
     if data:
         write_whole(out / DATA, json.dumps(data, indent=1))
     write_whole(out / CONFIG, yaml.safe_dump(content, sort_keys=False))
@@ -426,6 +430,7 @@ def _remove_unbegun(out: Path, folders: Iterable[str]) -> None:
         return
     (out / CONFIG).unlink(missing_ok=True)
     (out / DATA).unlink(missing_ok=True)
+    (out / SCHEME).unlink(missing_ok=True)
     for name in folders:
         shutil.rmtree(out / name, ignore_errors=True)
 

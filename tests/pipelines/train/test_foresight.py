@@ -8,7 +8,7 @@ import pytest
 from helpers.refusals import refusal
 
 from trinat.pipelines.train import foresight
-from trinat.pipelines.train.run import plan_jobs
+from trinat.pipelines.train.result import plan_jobs
 from trinat.segmentation.errors import DeviceError
 from trinat.segmentation.training.config import Recipe
 

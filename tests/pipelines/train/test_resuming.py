@@ -6,6 +6,7 @@ import csv
 import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from typing import Any
 import h5py
 import pytest
 import torch
+from helpers.refusals import refusal
 from helpers.small_store import all_train, small_store
 from helpers.tiny_training import (
     SILENT,
@@ -28,6 +30,7 @@ from helpers.tiny_training import (
 
 from trinat.pipelines.common.exits import Exit, exit_code
 from trinat.pipelines.train.job import Watcher
+from trinat.pipelines.train.provenance import read_provenance
 from trinat.pipelines.train.result import Job
 from trinat.pipelines.train.run import read_recipe, train
 from trinat.segmentation.data.splits import Split
@@ -37,7 +40,7 @@ from trinat.segmentation.errors import (
     InterruptedRunError,
     TrainingError,
 )
-from trinat.segmentation.models.checkpoint import load_model
+from trinat.segmentation.models.checkpoint import load_model, read_info
 from trinat.segmentation.space.views import View
 from trinat.segmentation.training.loop import StepReport
 from trinat.segmentation.training.state import read_latest
@@ -73,6 +76,35 @@ def test_resuming_with_other_settings_is_refused_by_name(tmp_path: Path) -> None
     train(tiny_recipe(tmp_path), tmp_path / "run", SILENT)
     with pytest.raises(TrainingError, match=r"stages|batch"):
         train(tiny_recipe(tmp_path, "batch=2"), tmp_path / "run", SILENT, resume=True)
+
+
+def test_resuming_with_an_edited_label_scheme_is_refused(tmp_path: Path) -> None:
+    table, run = tmp_path / "mine.tsv", tmp_path / "run"
+    shipped = Path(__file__).parents[3] / "configs/labels/tissue4.tsv"
+    table.write_text(shipped.read_text())
+    recipe = tiny_recipe(
+        tmp_path,
+        scheme=str(table),
+        views=["coronal", "axial"],
+        schedule={"steps": 1},
+    )
+    train(recipe, run, SILENT, views=[View.CORONAL])
+    table.write_text(shipped.read_text().replace("Grey-Matter", "Grey"))
+    with refusal(TrainingError, run, remedy=str(table)):
+        train(recipe, run, SILENT, views=[View.AXIAL], resume=True)
+    table.write_text(shipped.read_text())
+    train(recipe, run, SILENT, views=[View.AXIAL], resume=True)
+
+
+def test_the_copy_of_a_stage_is_no_part_of_the_run(tmp_path: Path) -> None:
+    recipe = tiny_recipe(tmp_path, views=["coronal"], schedule={"steps": 1})
+    run = tmp_path / "run"
+    train(recipe, run, SILENT)
+    shutil.copytree(run / "train", run / "train-old")
+    model = train(recipe, run, SILENT, resume=True)
+    # One batch of four.
+    assert read_info(model).training.slices_seen == 4
+    assert list(read_provenance(model)) == ["train/coronal"]
 
 
 def assert_same(first: Path, second: Path) -> None:
