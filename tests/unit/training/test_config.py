@@ -72,7 +72,7 @@ def test_an_old_word_for_a_precision_is_answered_with_the_new_ones() -> None:
         # A negative rate would increase the loss.
         {"optimiser": {"parts": {"encoders": -1}}},
         {"optimiser": {"rate": float("inf")}},
-        {"loss": {"boundary": float("nan")}},
+        {"loss": {"boundary": float("inf")}},
         {"loss": {"kind": "DiceCELoss", "lambda_ce": float("inf")}},
         {"views": ["coronal", "coronal"]},
         # Synthetic slices are new each time, so there are no epochs over them.
