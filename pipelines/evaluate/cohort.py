@@ -352,6 +352,7 @@ def _scan_of(
         structure_grades=result.structure_grades,
         uncertainty=uncertainty or None,
         group=participant.group,
+        family=participant.family or "",
         heads_mm3={
             MEASURED: result.intracranial_mm3,
             LISTED: participant.intracranial_mm3,

@@ -68,7 +68,8 @@ class Scan:
       and lesions it holds their measures instead.
     - `uncertainty` maps each structure to the coefficient of variation of its volume over samples
       with dropout; None if it was not computed.
-    - `group` is the study's name for the participant's group, "" if unknown.
+    - `group` is the study's name for the participant's group, and `family` a name that relatives
+      share; "" if unknown.
     - `grade` is the quality grade of the whole scan, and `structure_grades` has those of single
       structures.
     - `intracranial_mm3` is None if it is unknown. `heads_mm3` has the intracranial volumes by
@@ -88,6 +89,7 @@ class Scan:
     notes: str = ""
     uncertainty: Mapping[str, float] | None = None
     group: str = ""
+    family: str = ""
     intracranial_mm3: float | None = None
     heads_mm3: Heads = field(default_factory=dict)
     left_out: str = ""
@@ -128,9 +130,9 @@ class Cohort:
 
     - `scans` are the scans in these tables, `left_out` all others.
     - `frame` has a row for each scan, structure and metric, with these columns: scan (the index in
-      `scans`), subject, session, sex, age, age_band, group, site, intracranial_mm3, structure,
-      fs_id, metric, value, unit, z (robust z over the group) and note. With norms it also has
-      norm_z, percentile and norm_participants.
+      `scans`), subject, session, sex, age, age_band, group, family, site, intracranial_mm3,
+      structure, fs_id, metric, value, unit, z (robust z over the group) and note. With norms it
+      also has norm_z, percentile and norm_participants.
     - `structures` are in the order of the label scheme.
     - `adjustment` describes how volumes were adjusted, `harmonisation` how effects of sites were
       removed; None if they were not.
@@ -186,7 +188,7 @@ class Cohort:
         """Table with a row for each participant and structure: means over the participant's scans.
 
         Columns: subject, structure, `value` (the mean of the metric in `compared`), age, `icv` (the
-        intracranial volume), group, site and sex.
+        intracranial volume), group, site, sex and family.
         """
         return participants_of(self.frame, self.compared)
 
@@ -399,7 +401,7 @@ def _volume_frame(
     scan does not have are NaN. `metric` is the name of what was measured, and `unit_of` returns its
     unit for a structure.
 
-    Columns: scan (index in `scans`), subject, session, sex, age, age_band, group, site,
+    Columns: scan (index in `scans`), subject, session, sex, age, age_band, group, family, site,
     intracranial_mm3, structure, fs_id, metric, value, unit.
     """
     rows = []
@@ -416,6 +418,7 @@ def _volume_frame(
             "age": _or_nan(scan.age),
             "age_band": age_band,
             "group": scan.group,
+            "family": scan.family,
             "site": scan.site,
             "intracranial_mm3": _or_nan(scan.intracranial_mm3),
         }
@@ -543,8 +546,7 @@ def participants_of(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
     `frame` is the frame of a `Cohort`, `metric` one of its metrics. The means are `value`, `age`
     and `icv` (the intracranial volume); without any value they are NaN. Age and intracranial volume
     are those of the scans that have a value of the structure, if there are any. The columns group,
-    site and sex are "" if they are unknown or differ between a participant's scans. Rows are in the
-    order of the structures.
+    site, sex and family are those of `facts_of`. Rows are in the order of the structures.
     """
     values = frame[frame["metric"] == metric]
     by = values.groupby(["structure", "subject"], sort=False)
@@ -560,14 +562,16 @@ def facts_of(frame: pd.DataFrame) -> pd.DataFrame:
     """Return a table with a row for each participant, over all scans of the participant.
 
     `frame` is the frame of a `Cohort`. The index is the participant, and the columns are the means
-    of `age` and `icv` (the intracranial volume), and group, site and sex, which are "" if they are
-    unknown or differ between the scans.
+    of `age` and `icv` (the intracranial volume), and group, site, sex and family. These are "" if
+    they are unknown; group, site and sex also if they differ between the scans.
     """
     scans = frame.drop_duplicates("scan")
-    known = {fact: scans[fact].where(scans[fact] != "") for fact in FACTORS}
+    texts = (*FACTORS, "family")
+    known = {fact: scans[fact].where(scans[fact] != "") for fact in texts}
     by = scans.assign(**known).groupby("subject", sort=False)
-    facts = {fact: (fact, "first") for fact in FACTORS}
+    facts = {fact: (fact, "first") for fact in texts}
     found = by.agg(age=("age", "mean"), icv=("intracranial_mm3", "mean"), **facts)
+    found["family"] = found["family"].fillna("")
     names = list(FACTORS)
     found[names] = found[names].where(by[names].nunique() == 1, "")
     return found

@@ -3,7 +3,8 @@
 All differences, slopes, intervals and p values of a report come from these models. They are fitted
 to measured volumes: head size (`icv`, the intracranial volume) and site are terms of the model. A
 test on volumes that were harmonised or adjusted before would ignore the degrees of freedom that
-this took. Group, site and sex are factors; their categories are called levels.
+this took. Group, site and sex are factors; their categories are called levels. Relatives are not
+independent: standard errors and degrees of freedom are clustered by family.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class GroupModel:
 
     - `formula` is the model that was fitted, `terms` are its terms. A factor is a term with
       categories, its levels: group, site or sex.
-    - `participants` has a row for each participant in the model, with the terms.
+    - `participants` has a row for each participant in the model, with the terms and the `family`.
     - `effects` has a row for each pair of levels of a factor and each structure: the difference of
       the levels.
     - `slopes` has a row for each structure: its change per year of age. It is empty if age is not a
@@ -64,6 +65,7 @@ class GroupModel:
     - `means` has the expected value of each structure and group at the mean of the other terms.
     - `residuals` has the fitted value and the studentised residual of each participant and
       structure.
+    - `relatives` is the number of participants in the model who share a family with another one.
     - `notices` are warnings for the reader, such as terms that cannot be separated.
     """
 
@@ -74,6 +76,7 @@ class GroupModel:
     slopes: pd.DataFrame
     means: pd.DataFrame
     residuals: pd.DataFrame
+    relatives: int
     notices: tuple[str, ...]
 
     @property
@@ -97,8 +100,8 @@ def fit_groups(
     ----------
     means
         A row for each participant and structure: `subject`, `structure`, `value`, and the facts
-        `group`, `site`, `sex` ("" if not known), `age` in years and `icv` in mm³ (NaN if not
-        known). A column `weight` is optional: rows are weighted by it, and standard errors stay
+        `group`, `site`, `sex`, `family` ("" if not known), `age` in years and `icv` in mm³ (NaN if
+        not known). A column `weight` is optional: rows are weighted by it, and standard errors stay
         right whatever the weights.
     response
         The name of the value in the formula.
@@ -115,20 +118,30 @@ def fit_groups(
         If a named covariate or a needed term is unknown or the same for all, or if there are too
         few participants for them.
     """
+    # Participants without a family are independent of all others.
+    alone = "participant " + means["subject"]
     means = means.assign(
         icv=means["icv"] / 1e6,
+        family=means["family"].where(means["family"] != "", alone),
         **{fact: means[fact].replace("", np.nan) for fact in FACTORS},
     )
     with_value = means.dropna(subset="value")
     if with_value.empty:
         return None
-    participants = with_value.groupby("subject", sort=False)[list(_TERMS)].first()
+    by_participant = with_value.groupby("subject", sort=False)
+    participants = by_participant[[*_TERMS, "family"]].first()
     terms, notices = _choose_terms(participants, covariates, needed)
     if not set(terms) & {"age", *FACTORS}:
         return None
     complete = participants.dropna(subset=terms)
     notices += _missing_participants(participants, terms)
     notices += _confounding_notices(complete, terms, participants)
+    relatives = int(complete["family"].duplicated(keep=False).sum())
+    if relatives:
+        notices.append(
+            f"{relatives} participants share a family with another: standard errors and degrees of "
+            "freedom are clustered by family."
+        )
 
     levels = {fact: _levels(complete[fact]) for fact in FACTORS if fact in terms}
     notices += [
@@ -148,6 +161,7 @@ def fit_groups(
         slopes=_slopes(fits).assign(**columns) if "age" in terms else pd.DataFrame(),
         means=_means(fits, levels),
         residuals=_residuals(fits),
+        relatives=relatives,
         notices=tuple(notices),
     )
 
@@ -267,21 +281,23 @@ def _confounding_notices(
     """Return notices about groups whose difference is confounded with another term, such as site.
 
     Without groups, the sexes are checked. There is also a notice for a group with a single
-    participant, and for groups of different ages if age is not a term. `complete` has a row for
-    each participant in the model, and `participants` for all participants; the latter are used to
-    compare ages.
+    participant or family, and for groups of different ages if age is not a term. `complete` has a
+    row for each participant in the model, and `participants` for all participants; the latter are
+    used to compare ages.
     """
     fact = next((fact for fact in ("group", "sex") if fact in terms), "")
     if not fact:
         return []
     notices = []
     coding = Coding(complete, terms)
-    counts = complete[fact].value_counts()
-    levels = [level for level in _levels(complete[fact]) if counts[level] > 1]
-    notices += [
-        f"{fact} {level} has one participant, and is not compared."
-        for level in counts.index[counts < 2]
-    ]
+    by_level = complete.groupby(fact)["family"]
+    families = by_level.nunique()
+    levels = list(families.index[families > 1])
+    for level in families.index[families < 2]:
+        only = "one participant"
+        if by_level.size()[level] > 1:
+            only = "participants of one family only"
+        notices.append(f"{fact} {level} has {only}, and is not compared.")
     if len(levels) > _MOST_LEVELS:
         return notices
     for first, second in combinations(levels, 2):
@@ -337,8 +353,8 @@ class Coding:
     """Design matrix of a linear model, with the contrasts that reports use.
 
     It has an intercept, a column of 0 and 1 for each level of a factor but the first, and centred
-    covariates. `participants` has a row for each participant and a column for each of the `terms`;
-    a column `weight` has their weights.
+    covariates. `participants` has a row for each participant, a column for each of the `terms`, and
+    the column `family`; a column `weight` has their weights.
     """
 
     def __init__(self, participants: pd.DataFrame, terms: Iterable[str]) -> None:
@@ -357,7 +373,9 @@ class Coding:
                 values = np.asarray(of_participants, float)
                 columns[term, ""] = values - np.average(values, weights=self._weights)
         self._places = {name: place for place, name in enumerate(columns)}
-        self.design = Design(np.stack(list(columns.values()), axis=1), self._weights)
+        matrix = np.stack(list(columns.values()), axis=1)
+        families = participants["family"].to_numpy()
+        self.design = Design(matrix, self._weights, families)
 
     @cache  # noqa: B019 - a coding lives as long as its report
     def participants_of(self, fact: str, level: str) -> int:

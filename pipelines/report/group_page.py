@@ -313,9 +313,18 @@ def methods_text(
         "averaged.",
     ]
     if tested:
-        sentences += [
+        errors = (
             "Standard errors are heteroscedasticity-consistent (HC2), and the t distribution has "
-            "Bell and McCaffrey's degrees of freedom (Imbens and Kolesár, 2016).",
+            "Bell and McCaffrey's degrees of freedom (Imbens and Kolesár, 2016)."
+        )
+        if model.relatives:
+            errors = (
+                f"Standard errors are clustered by family (CR2; {model.relatives} participants "
+                "share a family with another), and the t distribution has Bell and McCaffrey's "
+                "degrees of freedom (Pustejovsky and Tipton, 2018)."
+            )
+        sentences += [
+            errors,
             "Standardised differences are Hedges' g with intervals from the noncentral t "
             "distribution.",
             f"P values are two-sided and were corrected for {tested} structures by Holm's method.",

@@ -5,6 +5,10 @@ has the degrees of freedom of Bell and McCaffrey (Imbens and Kolesár, Review of
 Statistics 98, 701, 2016), which depend on the comparison. Between two groups without covariates
 this is close to Welch's test. HC3 with the residual degrees of freedom, the usual choice, rejects
 up to 11 % of true null hypotheses of small groups (docs/notes/statistics.md).
+
+Participants in one cluster, such as a family, may be correlated. Standard errors are then CR2, of
+which HC2 is the case of clusters of one (Bell and McCaffrey, Survey Methodology 28, 169, 2002;
+Pustejovsky and Tipton, Journal of Business and Economic Statistics 36, 672, 2018).
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass
 from math import exp, lgamma
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,28 +59,34 @@ class Estimate:
 class Contrast:
     """A linear combination of coefficients that the design determines.
 
-    `coefficients` (P,) are the factors of the combination. The HC2 variance of its estimate is the
-    sum of squared residuals, weighted by `robust_weights` (N,). `freedom` are the degrees of
-    freedom of Bell and McCaffrey. `variance` is the variance of the estimate if each participant's
-    value has a variance of 1.
+    `coefficients` (P,) are the factors of the combination. Residuals multiplied by
+    `residual_factors` (N,) are summed over each cluster; the sum of squares of these sums is the
+    robust variance of the estimate. `freedom` are the degrees of freedom of Bell and McCaffrey.
+    `variance` is the variance of the estimate if each participant's value has a variance of 1.
     """
 
     coefficients: Values
-    robust_weights: Values
+    residual_factors: Values
     freedom: float
     variance: float
 
 
 class Design:
-    """A design matrix and the weights of the participants.
+    """A design matrix, and the weights and clusters of the participants.
 
     `matrix` (N, P) has a row for each participant and may lack full rank. `weights` (N,) are 1 by
-    default. `leverage` (N,) is that of each participant; `is_fitted_exactly` (N,) marks
+    default. `clusters` (N,) has a number or name that correlated participants share; by default all
+    are independent. `leverage` (N,) is that of each participant; `is_fitted_exactly` (N,) marks
     participants whose leverage is 1 and whose residual is therefore always 0. `residual_freedom` is
     N minus the rank.
     """
 
-    def __init__(self, matrix: Values, weights: Values | None = None) -> None:
+    def __init__(
+        self,
+        matrix: Values,
+        weights: Values | None = None,
+        clusters: NDArray[Any] | None = None,
+    ) -> None:
         self.matrix = matrix
         self.weights = np.ones(len(matrix)) if weights is None else weights
         matrix = np.sqrt(self.weights)[:, None] * matrix
@@ -86,12 +97,22 @@ class Design:
         self.leverage = np.einsum("np,pn->n", matrix, inverse)
         self.is_fitted_exactly = self.leverage > _FULL_LEVERAGE
         self.residual_freedom = len(matrix) - int(np.linalg.matrix_rank(matrix))
+        if clusters is None:
+            clusters = np.arange(len(matrix))
+        _, self._clusters = np.unique(clusters, return_inverse=True)
+        self._blocks = []
+        for members in _members_by_size(self._clusters):
+            hat = np.einsum("csp,pct->cst", matrix[members], inverse[:, members])
+            # Covariances of the residuals of each cluster, if all values vary alike.
+            values, vectors = np.linalg.eigh(np.eye(members.shape[1]) - hat)
+            self._blocks.append((members, values, vectors))
 
     def contrast(self, coefficients: Values) -> Contrast | None:
         """Return the contrast with factors (P,) of the coefficients; None if it is not determined.
 
-        A contrast that depends on a participant who is fitted exactly has a value, but no variance.
-        It counts as undetermined. An example is the difference from a group of one participant.
+        A contrast that depends on a participant or cluster that is fitted exactly has a value, but
+        no variance. It counts as undetermined. An example is the difference from a group of one
+        participant, or of one family.
         """
         if self.residual_freedom < 1:
             return None
@@ -99,21 +120,45 @@ class Design:
             return None
         # Weight of each participant's value in the estimate.
         shares = self._weighted @ (self._inverse_square @ coefficients)
-        of_exact = np.abs(shares[self.is_fitted_exactly]).max(initial=0)
-        if of_exact > 1e-9 * np.abs(shares).max():
-            return None
-        rest = 1 - self.leverage
-        usable = np.where(self.is_fitted_exactly, 1.0, rest)
-        weights = np.where(self.is_fitted_exactly, 0.0, shares**2 / usable)
-        # The HC2 variance is a quadratic form of residuals. If the values of all participants have
-        # the same variance, its mean and variance are those of a multiple of chi-squared with these
-        # degrees of freedom.
-        weighted = self._weighted.T @ (weights[:, None] * self._weighted)
-        of_fit = self._inverse_square @ weighted
-        squares = (weights**2 * (1 - 2 * self.leverage)).sum()
-        squares += np.trace(of_fit @ of_fit)
-        freedom = float((weights * rest).sum() ** 2 / squares)
-        return Contrast(coefficients, weights, freedom, float((shares**2).sum()))
+        # The shares of each cluster, multiplied by the inverse square root of the covariances of
+        # its residuals. This makes the robust variance unbiased if all values vary alike.
+        factors = np.zeros(len(shares))
+        for members, values, vectors in self._blocks:
+            along = np.einsum("cst,cs->ct", vectors, shares[members])
+            is_exact = values < 1 - _FULL_LEVERAGE
+            if np.abs(along[is_exact]).max(initial=0) > 1e-9 * np.abs(shares).max():
+                return None
+            along /= np.sqrt(np.where(is_exact, np.inf, values))
+            factors[members] = np.einsum("cst,ct->cs", vectors, along)
+        # The robust variance is a quadratic form of the values. If these are independent and vary
+        # alike, its mean and variance are those of a multiple of chi-squared with these degrees of
+        # freedom.
+        own = self.sum_clusters(factors**2)
+        weighted = self.sum_clusters(factors[:, None] * self._weighted)
+        of_fit = self._inverse_square @ (weighted.T @ weighted)
+        fitted = np.einsum("cp,pq,cq->c", weighted, self._inverse_square, weighted)
+        squares = (own**2 - 2 * own * fitted).sum() + np.trace(of_fit @ of_fit)
+        variance = float((shares**2).sum())
+        return Contrast(coefficients, factors, variance**2 / float(squares), variance)
+
+    def sum_clusters(self, values: Values) -> Values:
+        """Return the sums over each cluster of the participants' values, (N,) or (N, P)."""
+        sums = np.zeros((self._clusters.max() + 1, *values.shape[1:]))
+        np.add.at(sums, self._clusters, values)
+        return sums
+
+
+def _members_by_size(clusters: NDArray[np.intp]) -> list[NDArray[np.intp]]:
+    """Return the places of the members of all clusters: for each size S an array (clusters, S).
+
+    `clusters` (N,) has the number of each participant's cluster.
+    """
+    sizes = np.bincount(clusters)
+    members = np.argsort(clusters, kind="stable")
+    size_of_each = sizes[clusters[members]]
+    return [
+        members[size_of_each == size].reshape(-1, size) for size in np.unique(sizes)
+    ]
 
 
 class LinearModel:
@@ -160,7 +205,8 @@ class LinearModel:
         """
         if contrast is None or not self._has_spread:
             return Estimate()
-        variance = float((contrast.robust_weights * self._fit.wresid**2).sum())
+        residuals = contrast.residual_factors * self._fit.wresid
+        variance = float((self.design.sum_clusters(residuals) ** 2).sum())
         if not variance > 0:
             return Estimate()
         error = float(np.sqrt(variance))

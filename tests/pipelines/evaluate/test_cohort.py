@@ -626,3 +626,18 @@ def test_the_first_known_fact_of_a_participant_counts(tmp_path: Path) -> None:
     effects = pd.read_csv(tmp_path / "out/effects.csv")
     stem = effects[effects["structure"] == "Brain-Stem"].iloc[0]
     assert (stem["first"], stem["second"]) == (4, 3)
+
+
+def test_relatives_in_the_participants_table_are_not_independent(
+    tmp_path: Path,
+) -> None:
+    maps(tmp_path / "maps", *(f"sub-{n}" for n in range(8)))
+    people = ["participant_id\tgroup\tfamily"]
+    people += [f"sub-{n}\t{'abab'[n // 2]}\tF{n // 2}" for n in range(8)]
+    (tmp_path / "maps/participants.tsv").write_text("\n".join(people))
+    report_cohort(CohortSettings(tmp_path / "maps", tmp_path / "out", jobs=1))
+    effects = pd.read_csv(tmp_path / "out/effects.csv").set_index("structure")
+    # Two families in each group, as two participants in each.
+    assert effects.loc["Left-Hippocampus", "df"] == pytest.approx(2)
+    page = (tmp_path / "out/report.html").read_text()
+    assert "8 participants share a family with another" in page

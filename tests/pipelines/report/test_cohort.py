@@ -238,6 +238,7 @@ def test_the_age_of_a_participant_is_that_of_the_scans_with_a_value() -> None:
     scan = {
         **{"subject": "a", "sex": "F", "group": "x", "site": "", "metric": "volume"},
         "structure": "Left-Hippocampus",
+        "family": "",
     }
     young = {**scan, "scan": 0, "age": 40.0, "intracranial_mm3": 1.4e6, "value": np.nan}
     old = {**scan, "scan": 1, "age": 60.0, "intracranial_mm3": 1.6e6, "value": 4000.0}
@@ -248,9 +249,10 @@ def test_the_age_of_a_participant_is_that_of_the_scans_with_a_value() -> None:
 def test_the_facts_of_a_participant_are_those_of_all_scans() -> None:
     # Scans of which the first structure was rejected count too.
     first = Scan("P1", "1", {"Brain-Stem": 1.0}, age=40.0, site="A", group="x")
-    second = Scan("P1", "2", {"Left-Hippocampus": 1.0}, age=61.0, site="B")
+    second = Scan("P1", "2", {"Left-Hippocampus": 1.0}, age=61.0, site="B", family="F")
     third = replace(second, session="3", intracranial_mm3=1.5e6)
     cohort = cohort_of([first, second, third], SCHEME)
     (row,) = facts_of(cohort.frame).reset_index().to_dict("records")
     assert (row["subject"], row["age"], row["icv"]) == ("P1", 54, 1.5e6)
     assert (row["group"], row["site"], row["sex"]) == ("x", "", "")
+    assert row["family"] == "F"

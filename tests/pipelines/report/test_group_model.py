@@ -28,6 +28,7 @@ def people(count: int, **facts: Sequence[object]) -> pd.DataFrame:
         "group": [""] * count,
         "site": [""] * count,
         "sex": [""] * count,
+        "family": [""] * count,
         "age": [np.nan] * count,
         "icv": [np.nan] * count,
         **facts,
@@ -49,7 +50,7 @@ def people(count: int, **facts: Sequence[object]) -> pd.DataFrame:
 
 def facts_of_people(count: int, **facts: Sequence[object]) -> pd.DataFrame:
     """Return these attributes of participants in the form of `cohort.facts_of`."""
-    columns = ["group", "site", "sex", "age", "icv"]
+    columns = ["group", "site", "sex", "family", "age", "icv"]
     return people(count, **facts).groupby("subject")[columns].first()
 
 
@@ -294,6 +295,49 @@ def test_a_group_of_one_participant_is_named_and_has_no_number() -> None:
     known = model.effects.dropna(subset="p")
     assert set(known["second_group"]) == {"b"}
     assert any("c has one participant" in notice for notice in model.notices)
+
+
+def test_relatives_are_clustered_and_counted_in_a_notice() -> None:
+    # Ten families of two, and four participants whose family is not known.
+    families = [f"F{number // 2}" for number in range(20)] + [""] * 4
+    groups = ["a", "a", "b", "b"] * 6
+    participants = people(24, group=groups, family=families)
+    model = fitted(participants)
+    assert model.relatives == 20
+    (notice,) = model.notices
+    assert notice.startswith("20 participants")
+    assert "CR2" in methods_text(model, "The volumes", 0, 0)
+    # Each group has seven families; a participant without a family counts as one.
+    assert model.effects["df"].max() < 12
+    alone = fitted(participants.assign(family=""))
+    assert alone.relatives == 0
+    assert alone.effects["df"].min() > 15
+    np.testing.assert_allclose(alone.effects["difference"], model.effects["difference"])
+
+
+def test_a_group_of_one_family_is_named_and_not_compared() -> None:
+    families = ["F1" if number % 2 else "" for number in range(12)]
+    model = fitted(people(12, group=["a", "b"] * 6, family=families))
+    assert model.effects["p"].isna().all()
+    assert any(
+        "group b has participants of one family" in text for text in model.notices
+    )
+
+
+def test_changes_of_relatives_are_clustered() -> None:
+    facts = facts_of_people(
+        8,
+        group=["a", "a", "b", "b"] * 2,
+        family=["F", "F", "G", "G", "H", "H", "I", "I"],
+    )
+    courses = [
+        course_of(f"sub-{number:02}", rate, [0.0, 1.0, 2.0])
+        for number, rate in enumerate([-1, -1.2, -2, -2.2, -1.5, -1.7, -2.5, -2.7])
+    ]
+    changes = compare_changes(courses, facts)
+    assert changes.model is not None
+    # Two families in each group count as two participants.
+    assert changes.model.effects["df"].item() == pytest.approx(2)
 
 
 @pytest.mark.parametrize(

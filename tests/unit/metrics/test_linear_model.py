@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import pytest
-from scipy import stats
+from scipy import linalg, stats
 
 from trinat.segmentation.metrics.linear_model import Design, Estimate, LinearModel
 
@@ -103,6 +103,74 @@ def test_degrees_of_freedom_are_those_of_the_quadratic_form() -> None:
     assert contrast is not None
     assert contrast.freedom == pytest.approx(expected)
     assert contrast.variance == pytest.approx((shares**2).sum())
+
+
+def test_relatives_in_one_group_count_as_one_participant() -> None:
+    """With two members in each family, results are those of the families' means."""
+    of_families, design = groups(FIRST, SECOND)
+    expected = LinearModel(of_families, design).estimate(
+        design.contrast(np.array([0.0, 1.0]))
+    )
+    apart = np.tile([-1.0, 1.0], len(of_families))
+    values = np.repeat(of_families, 2) + apart
+    families = np.repeat(np.arange(len(of_families)), 2)
+    design = Design(np.repeat(design.matrix, 2, axis=0), clusters=families)
+    found = LinearModel(values, design).estimate(design.contrast(np.array([0.0, 1.0])))
+    for name in ("value", "low", "high", "p", "error", "freedom"):
+        assert getattr(found, name) == pytest.approx(getattr(expected, name))
+
+
+def test_relatives_in_both_groups_are_compared_within_their_family() -> None:
+    # Differences within the families: 1, 2 and 3.
+    values = np.array([11.0, 22, 33, 10, 20, 30])
+    in_first = np.repeat([1.0, 0.0], 3)
+    matrix = np.stack([np.ones(6), in_first], axis=1)
+    design = Design(matrix, clusters=np.tile([0, 1, 2], 2))
+    found = LinearModel(values, design).estimate(design.contrast(np.array([0.0, 1.0])))
+    paired = stats.ttest_rel(values[:3], values[3:])
+    assert found.value == pytest.approx(2)
+    assert found.error == pytest.approx(1 / np.sqrt(3))
+    assert found.freedom == pytest.approx(2)
+    assert found.p == pytest.approx(paired.pvalue)
+
+
+def test_weighted_clusters_have_the_errors_and_freedom_of_the_definition() -> None:
+    """CR2 and its degrees of freedom, with matrices of participants by participants."""
+    draw = np.random.default_rng(3)
+    matrix = np.hstack([np.ones((14, 1)), draw.normal(size=(14, 2))])
+    weights = draw.uniform(0.2, 1, 14)
+    families = np.array([0, 1, 1, 2, 2, 2, 3, 3, 3, 4, 5, 6, 7, 7])
+    values = draw.normal(size=14)
+    coefficients = np.array([0.0, 1.0, -1.0])
+    weighted = np.sqrt(weights)[:, None] * matrix
+    square = np.linalg.inv(weighted.T @ weighted)
+    rest = np.eye(14) - weighted @ square @ weighted.T
+    shares = weighted @ square @ coefficients
+    rows = []
+    for family in range(8):
+        of_family = np.flatnonzero(families == family)
+        within = rest[np.ix_(of_family, of_family)]
+        root = linalg.inv(linalg.sqrtm(within))
+        rows.append(shares[of_family] @ root @ rest[of_family])
+    forms = np.stack(rows)
+    variance = ((forms @ (np.sqrt(weights) * values)) ** 2).sum()
+    covariances = forms @ forms.T
+    freedom = np.trace(covariances) ** 2 / np.trace(covariances @ covariances)
+    design = Design(matrix, weights, families)
+    found = LinearModel(values, design).estimate(design.contrast(coefficients))
+    assert found.error == pytest.approx(np.sqrt(variance))
+    assert found.freedom == pytest.approx(freedom)
+
+
+def test_a_group_of_one_family_has_no_estimate() -> None:
+    values, design = groups(FIRST, SECOND)
+    design = Design(design.matrix, clusters=np.array([0, 0, 0, 1, 2, 3, 4]))
+    assert design.contrast(np.array([0.0, 1.0])) is None
+    second = LinearModel(values, design).estimate(design.contrast(np.array([1.0, 0.0])))
+    # Four independent values: their mean, with a variance of 2/3.
+    assert second.value == pytest.approx(10)
+    assert second.error == pytest.approx(np.sqrt(2 / 3 / 4))
+    assert second.freedom == pytest.approx(3)
 
 
 @pytest.mark.parametrize(
