@@ -299,7 +299,7 @@ def methods_text(
     is the number of scans that were left out after quality control, and `structures_left_out` that
     of single structures of other scans.
     """
-    structures = model.residuals["structure"].nunique()
+    structures = count(_analysed(model), "structure")
     tested = _tested(model)
     participants = _participants_in(model)
     units = {"age": "age in years", "icv": "icv: intracranial volume in litres"}
@@ -307,10 +307,9 @@ def methods_text(
     explanation = f"; {', '.join(explained)}" if explained else ""
     sentences = [
         f"Brain structures were segmented and measured with trinat {version('trinat')}.",
-        f"{response} of {structures} structures were analysed in {participants} with a linear "
-        f"model for each structure ({model.formula}{explanation}), fitted by ordinary least "
-        f"squares with statsmodels {version('statsmodels')}. Repeated scans of a participant were "
-        "averaged.",
+        f"{response} of {structures} were analysed in {participants} with a linear model for each "
+        f"structure ({model.formula}{explanation}), fitted by ordinary least squares with "
+        f"statsmodels {version('statsmodels')}. Repeated scans of a participant were averaged.",
     ]
     if tested:
         errors = (
@@ -327,7 +326,8 @@ def methods_text(
             errors,
             "Standardised differences are Hedges' g with intervals from the noncentral t "
             "distribution.",
-            f"P values are two-sided and were corrected for {tested} structures by Holm's method.",
+            f"P values are two-sided and were corrected for {count(tested, 'structure')} by Holm's "
+            "method.",
         ]
     left_out = []
     if scans_left_out:
@@ -341,15 +341,20 @@ def methods_text(
 
 def change_methods_text(model: GroupModel) -> str:
     """Return sentences on the comparison of longitudinal changes, to follow `methods_text`."""
-    structures = model.residuals["structure"].nunique()
+    structures = count(_analysed(model), "structure")
     return (
-        f"Changes per year of {structures} structures were compared in {_participants_in(model)} "
-        "with two or more dated scans. The slope of a line through the volumes of a participant, "
-        f"in percent of their mean, is one value of the linear model ({model.formula}). It is "
-        "weighted by s / (s + median of s), where s is the sum of squared deviations of the "
-        "participant's times from their mean. Standard errors, degrees of freedom, and correction "
-        "for the number of structures are as above."
+        f"Changes per year of {structures} were compared in {_participants_in(model)} with two "
+        "or more dated scans. The slope of a line through the volumes of a participant, in percent "
+        f"of their mean, is one value of the linear model ({model.formula}). It is weighted by "
+        "s / (s + median of s), where s is the sum of squared deviations of the participant's "
+        "times from their mean. Standard errors, degrees of freedom, and correction for the number "
+        "of structures are as above."
     )
+
+
+def _analysed(model: GroupModel) -> int:
+    """Return the number of structures that have residuals: their values differ."""
+    return int(model.residuals.dropna(subset="residual")["structure"].nunique())
 
 
 def _tested(model: GroupModel) -> int:

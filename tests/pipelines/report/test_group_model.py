@@ -387,6 +387,7 @@ def test_the_methods_text_counts_the_structures_that_were_tested() -> None:
     participants = people(12, group=["a", "b"] * 6)
     participants.loc[participants["structure"] == "Brain-Stem", "value"] = 0
     text = methods_text(fitted(participants), "The volumes", 0, 0)
+    assert "of 2 structures" in text
     assert "corrected for 2 structures" in text
 
 
