@@ -156,9 +156,9 @@ def agreement_table(ratings: Iterable[Rating], seen: Collection[str]) -> pd.Data
 
     There is a row for scans and a row for structures; the column `of` says which. The other columns
     are the two raters, `rated_by_both` (number of items), `same_percent` and `kappa`. If a rater
-    judged the same item twice, the last verdict counts. The table is empty if no two raters judged
-    the same item. `seen` has the SHA-256 of all label maps; ratings of other maps are stale and do
-    not count.
+    judged the same item twice, the last verdict counts; an empty one withdraws it. The table is
+    empty if no two raters judged the same item. `seen` has the SHA-256 of all label maps; ratings
+    of other maps are stale and do not count.
     """
     import pandas as pd  # with SciPy too slow to import when the page starts
 
@@ -167,6 +167,7 @@ def agreement_table(ratings: Iterable[Rating], seen: Collection[str]) -> pd.Data
     fresh = [astuple(rating) for rating in ratings if rating.sha256 in seen]
     given = pd.DataFrame(fresh, columns=_COLUMNS)
     given = given.drop_duplicates([*_JUDGED, "rater"], keep="last")
+    given = given[given["rating"] != ""]
     # One row per scan or structure, one column per rater.
     table = given.pivot(index=list(_JUDGED), columns="rater", values="rating")
     of_structures = table.index.get_level_values("structure") != ""

@@ -115,6 +115,10 @@ def test_two_raters_agree_by_what_both_said_of_the_bytes_that_are_there() -> Non
         rating("b", "berta", rating="pass"),
         rating("c", "berta", rating="pass", sha256="changed since"),
         rating("c", rating="pass", sha256="changed since"),
+        rating("d", rating="pass"),
+        rating("d", "berta", rating="reject"),
+        # Withdrawn in the file by hand.
+        rating("d", "berta", rating=""),
     ]
     (row,) = agreement_table(ratings, seen={"0"}).to_dict("records")
     # Equal in 1 of 2. By chance: anna passes 1/2, berta all: 1/2. So kappa is 0.
