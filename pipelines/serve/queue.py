@@ -63,6 +63,8 @@ OUTPUTS = {
 _PROGRESS = {"reading": 0.1, "networks": 0.3, "writing": 0.8}
 # Numbers of rows in SQLite have 64 bits.
 _LARGEST_NUMBER = 2**63 - 1
+# Files that a folder may hold before a queue is made in it.
+_BEFORE_QUEUE = ("lock", "token")
 # The longest delay before an idle worker sees a new scan.
 _POLL_S = 0.05
 # The interval between two deletions of expired scans.
@@ -177,7 +179,8 @@ class Queue:
         """Open the queue in `folder`, which must exist, and resume the unfinished scans in it.
 
         `queued` is the maximum number of waiting scans, `per_client` that of unfinished scans of
-        one client. A scan is deleted `keep_s` seconds after it is done or has failed.
+        one client. A scan is deleted `keep_s` seconds after it is done or has failed. Raises
+        OutputError if the folder holds files but no queue.
         """
         self.folder = folder
         self.keep_s = keep_s
@@ -195,12 +198,9 @@ class Queue:
         self._clients: dict[str, str] = {}
         self._lock = threading.RLock()
 
-        # Folder for unfinished files of uploads and of the engine, emptied at each start.
-        self.staging = folder / "staging"
-        shutil.rmtree(self.staging, ignore_errors=True)
-        for path in (self.staging, folder / "jobs"):
-            path.mkdir(exist_ok=True)
         self._file = folder / "jobs.sqlite"
+        if not self._file.exists():
+            _require_empty(folder)
         # Each statement is a transaction of its own, and SQLite runs one at a time.
         self._database = sqlite3.connect(
             self._file, isolation_level=None, check_same_thread=False
@@ -209,6 +209,11 @@ class Queue:
         # Overwrite deleted rows on the disk: age and sex must not outlive their scan.
         self._execute("PRAGMA secure_delete = ON")
         self._execute(_TABLE)
+        # Folder for unfinished files of uploads and of the engine, emptied at each start.
+        self.staging = folder / "staging"
+        shutil.rmtree(self.staging, ignore_errors=True)
+        for path in (self.staging, folder / "jobs"):
+            path.mkdir(exist_ok=True)
         self._resume()
 
     def _resume(self) -> None:
@@ -517,6 +522,16 @@ class Queue:
 
     def _folder_of(self, id: str) -> Path:
         return self.folder / "jobs" / id
+
+
+def _require_empty(folder: Path) -> None:
+    """Raise OutputError if a folder without a queue holds files, which a queue might delete."""
+    if any(path.name not in _BEFORE_QUEUE for path in folder.iterdir()):
+        raise OutputError(
+            "holds files but no queue, and a queue would delete some of them",
+            where=folder,
+            remedy="give an empty folder as --queue",
+        )
 
 
 class _StoppedError(Exception):

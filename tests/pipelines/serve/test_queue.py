@@ -235,6 +235,25 @@ def test_a_damaged_table_is_refused_and_no_scan_is_deleted(tmp_path: Path) -> No
     assert (tmp_path / "jobs" / job.id / "scan.nii").is_file()
 
 
+@pytest.mark.parametrize("name", ["jobs/mine", "staging/mine", "learning/mine"])
+def test_a_folder_with_files_but_no_queue_is_refused_and_kept(
+    tmp_path: Path, name: str
+) -> None:
+    mine = tmp_path / name
+    mine.mkdir(parents=True)
+    with pytest.raises(OutputError) as caught:
+        Queue(tmp_path)
+    assert caught.value.where == str(tmp_path)
+    assert caught.value.remedy
+    assert mine.is_dir()
+
+
+def test_a_folder_with_a_token_of_its_owner_becomes_a_queue(tmp_path: Path) -> None:
+    (tmp_path / "lock").touch()
+    (tmp_path / "token").write_text("secret\n")
+    assert Queue(tmp_path).token() == "secret"
+
+
 def test_uploads_and_deletions_that_were_cut_short_leave_nothing(
     tmp_path: Path,
 ) -> None:
