@@ -222,6 +222,11 @@ class Queue:
         Scans whose segmentation was interrupted are queued again; those that were started
         `MAX_STARTS` times fail. Rows without a folder and folders without a row are removed.
         """
+        # A scan that was only read ahead of a running one is hardly why the server ended.
+        self._execute(
+            "UPDATE jobs SET starts = starts - 1 WHERE stage = 'reading' "
+            "AND EXISTS (SELECT 1 FROM jobs WHERE state = 'running')"
+        )
         self._execute("UPDATE jobs SET state = 'queued', stage = '' WHERE NOT ended")
         self._execute(
             "UPDATE jobs SET state = 'failed', ended = :now, reason = "
@@ -410,6 +415,13 @@ class Queue:
             now=time.time(),
         )
 
+    def interrupt(self) -> None:
+        """Queue the unfinished scans again when the server is stopped, which counts as no start."""
+        self._update(
+            "UPDATE jobs SET state = 'queued', stage = '', starts = starts - 1 "
+            "WHERE stage != ''"
+        )
+
     def finish(self, entry: Entry) -> Submission | None:
         """Record that a scan is done or has failed, and move its results to the scan's folder.
 
@@ -589,6 +601,8 @@ class EngineThread(threading.Thread):
         """Stop the engine; the next start resumes unfinished scans."""
         self._stopping.set()
         self.join(_STOP_S)
+        if self.error is None:
+            self.queue.interrupt()
 
     def _on_stage(self, case: str, stage: str) -> None:
         """Record that the engine begins a stage of a scan, such as "reading".

@@ -117,6 +117,33 @@ def test_a_scan_that_ends_the_server_again_and_again_fails(tmp_path: Path) -> No
     )
 
 
+def test_a_scan_that_was_read_ahead_does_not_fail_with_the_running_one(
+    tmp_path: Path,
+) -> None:
+    queue = Queue(tmp_path)
+    killer, ahead = accepted(queue), accepted(queue)
+    for _ in range(5):
+        queue.enter(killer.id, "reading")
+        queue.enter(killer.id, "networks")
+        queue.enter(ahead.id, "reading")
+        queue = Queue(tmp_path)
+    assert states(queue, killer, ahead) == ["failed", "queued"]
+    assert now(queue, ahead).starts == 0
+
+
+def test_a_server_that_is_stopped_counts_as_no_start(tmp_path: Path) -> None:
+    queue = Queue(tmp_path)
+    running, ahead, done = (accepted(queue) for _ in range(3))
+    ended(queue, done)
+    queue.enter(running.id, "reading")
+    queue.enter(running.id, "networks")
+    queue.enter(ahead.id, "reading")
+    queue.interrupt()
+    assert states(queue, running, ahead, done) == ["queued", "queued", "done"]
+    again = Queue(tmp_path)
+    assert [now(again, job).starts for job in (running, ahead)] == [0, 0]
+
+
 def test_a_full_queue_and_a_greedy_client_are_refused(tmp_path: Path) -> None:
     queue = Queue(tmp_path, queued=3, per_client=2)
     first = accepted(queue)
