@@ -304,13 +304,15 @@ class Queue:
         return found[0] if found else None
 
     def token(self) -> str:
-        """Return the access token of the queue, which is created at the first call."""
+        """Return the access token of the queue, which is created if it is missing or empty."""
         path = self.folder / "token"
-        if not path.exists():
+        token = read_text(path).strip() if path.exists() else ""
+        if not token:
+            token = new_token()
             with atomic_text(path) as file:
                 os.fchmod(file.fileno(), 0o600)
-                file.write(new_token())
-        return read_text(path).strip()
+                file.write(token)
+        return token
 
     @contextmanager
     def upload(self, client: str) -> Iterator[Path]:

@@ -251,6 +251,13 @@ def test_the_token_is_the_queues_and_for_its_owner_alone(tmp_path: Path) -> None
     assert stat.S_IMODE((tmp_path / "token").stat().st_mode) == 0o600
 
 
+def test_an_empty_token_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("\n")
+    token = Queue(tmp_path).token()
+    assert len(token) >= 40
+    assert Queue(tmp_path).token() == token
+
+
 def test_a_damaged_table_is_refused_and_no_scan_is_deleted(tmp_path: Path) -> None:
     job = accepted(Queue(tmp_path))
     table = tmp_path / "jobs.sqlite"
