@@ -197,6 +197,8 @@ class Queue:
         # Address of the client of each unfinished scan, by id. Addresses are not written to disk.
         self._clients: dict[str, str] = {}
         self._lock = threading.RLock()
+        # True if the engine was last refused a scan for lack of room.
+        self._was_full = False
 
         self._file = folder / "jobs.sqlite"
         if not self._file.exists():
@@ -292,6 +294,11 @@ class Queue:
         return Submission(**columns)
 
     @property
+    def is_disk_full(self) -> bool:
+        """True if the disk has too little room for the results of a scan."""
+        return shutil.disk_usage(self.folder).free < MIN_FREE_BYTES
+
+    @property
     def submissions(self) -> list[Submission]:
         """All scans in the queue, in the order of acceptance."""
         return self._select()
@@ -374,9 +381,13 @@ class Queue:
 
         The case has the path of the scan, below the queue's folder, and the id by which its results
         are stored; neither names a participant. Returns None if no scan waits, or if the disk is
-        almost full.
+        almost full, which is logged when it begins.
         """
-        if shutil.disk_usage(self.folder).free < MIN_FREE_BYTES:
+        was_full = self._was_full
+        self._was_full = self.is_disk_full
+        if self._was_full:
+            if not was_full:
+                _log.warning("the disk is almost full: scans wait until there is room")
             return None
         for submission in self._select("WHERE NOT ended"):
             if submission.id in self._given:

@@ -227,6 +227,15 @@ class Service:
     results: Results
     learner: Learner
 
+    @property
+    def why_not_ready(self) -> str:
+        """Reason why no scan can be processed now; "" if the service is ready."""
+        if not self.engine.ready:
+            return "the model is not loaded yet"
+        if self.queue.is_disk_full:
+            return "the server's disk is full"
+        return ""
+
 
 async def _service(request: Request) -> Service:
     """Return the service of the application, for FastAPI's `Depends`."""
@@ -410,11 +419,10 @@ async def healthz() -> dict[str, str]:
 
 @router.get("/readyz")
 async def readyz(service: AtService) -> dict[str, str]:
-    """Report whether the model is loaded and scans are being processed."""
-    if not service.engine.ready:
-        raise HTTPException(
-            503, "the model is not loaded yet", {"Retry-After": _RETRY_S}
-        )
+    """Report whether scans are being processed: the model is loaded, and the disk has room."""
+    reason = service.why_not_ready
+    if reason:
+        raise HTTPException(503, reason, {"Retry-After": _RETRY_S})
     return {"status": "ready"}
 
 
@@ -438,7 +446,7 @@ def metrics(service: AtService) -> str:
         "# TYPE trinat_work_seconds_total counter",
         f"trinat_work_seconds_total {queue.busy_s:.3f}",
         "# TYPE trinat_ready gauge",
-        f"trinat_ready {int(service.engine.ready)}",
+        f"trinat_ready {int(not service.why_not_ready)}",
     ]
     return "\n".join(lines) + "\n"
 

@@ -21,7 +21,6 @@ from trinat.pipelines.serve.queue import OUTPUTS, Queue, Segmentation
 from trinat.pipelines.serve.settings import (
     MAX_FIELD_BYTES,
     MAX_FORM_FIELDS,
-    MIN_FREE_BYTES,
 )
 from trinat.pipelines.study.participants import Facts
 from trinat.segmentation.errors import InputError, extra_remedy
@@ -61,7 +60,7 @@ async def receive(request: Request, queue: Queue, client: str) -> Segmentation:
     stored, and ClientDisconnect if the upload breaks off.
     """
     with queue.upload(client) as folder:
-        if shutil.disk_usage(folder).free < MIN_FREE_BYTES:
+        if queue.is_disk_full:
             raise HTTPException(507, "the server's disk is full")
         async with request.form(
             max_files=1, max_fields=MAX_FORM_FIELDS, max_part_size=MAX_FIELD_BYTES

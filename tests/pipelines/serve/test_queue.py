@@ -5,11 +5,14 @@ from __future__ import annotations
 import shutil
 import stat
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from trinat.pipelines.serve.queue import FullError, Queue, Submission
 from trinat.pipelines.serve.queue_study import study_of
+from trinat.pipelines.serve.service import make_app
 from trinat.pipelines.serve.settings import ServiceSettings
 from trinat.pipelines.study.entry import Entry
 from trinat.pipelines.study.participants import Facts
@@ -342,6 +345,26 @@ def test_a_full_disk_does_not_keep_a_scan_from_being_deleted(tmp_path: Path) -> 
     full(queue)
     queue.delete(job)
     assert not ids(Queue(tmp_path))
+
+
+def test_scans_wait_while_the_disk_is_full_and_the_log_says_so_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue = Queue(tmp_path)
+    job = accepted(queue)
+    engine: Any = SimpleNamespace(ready=True)
+    service = make_app(queue, engine, "fast", load_scheme("quicknat33")).state.service
+    for _ in range(2):
+        with monkeypatch.context() as patch:
+            patch.setattr("trinat.pipelines.serve.queue.MIN_FREE_BYTES", 2**80)
+            assert service.why_not_ready
+            assert queue.next() is None
+            assert queue.next() is None
+    assert len(caplog.messages) == 1
+    assert not service.why_not_ready
+    case = queue.next()
+    assert case is not None
+    assert case.id == job.id
 
 
 @pytest.mark.parametrize(
