@@ -50,6 +50,9 @@ _SIDE_MULTIPLE = 16
 _SAME_MM = 1e-3
 # Subtracted before rounding, so that a shift of exactly half a voxel is always rounded down.
 _ROUNDING = 1e-6
+# A fraction of a voxel that does not count in margins and cells: the spacing of an oblique scan of
+# 1 mm differs from 1 by rounding.
+_SAME_VOXELS = 0.01
 # Margin around the head: some scalp and air above the brain.
 _MARGIN_MM = 10.0
 # The head is searched in cells of about this size, in which noise averages out.
@@ -269,7 +272,7 @@ def head_box(image: Volume, *, margin_mm: float = _MARGIN_MM) -> Box:
     head it is the whole image.
     """
     spacing = np.array(image.spacing_mm)
-    nearest = np.rint(_CELL_MM / spacing)
+    nearest = np.rint(_CELL_MM / spacing - _SAME_VOXELS)
     steps = np.maximum(1, nearest).astype(int)
     tissue = image.data > TISSUE
     if not tissue.any():
@@ -279,7 +282,7 @@ def head_box(image: Volume, *, margin_mm: float = _MARGIN_MM) -> Box:
     if head is None:
         return image.grid.box
     cells = occupied_box(_above_the_neck(head, image, bounds))
-    margins = np.ceil(margin_mm / spacing).astype(int)
+    margins = np.ceil(margin_mm / spacing - _SAME_VOXELS).astype(int)
     sides = []
     for cell_side, ends, margin in zip(cells, bounds, margins, strict=True):
         start = ends[cell_side.start] - margin

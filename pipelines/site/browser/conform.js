@@ -33,6 +33,7 @@ const LARGEST = 256;
 const SIDE_MULTIPLE = 16;
 const SAME_MM = 1e-3;
 const ROUNDING = 1e-6;
+const SAME_VOXELS = 0.01;
 
 // Margin around the head.
 const MARGIN_MM = 10.0;
@@ -117,7 +118,7 @@ export function headBox(image) {
   const { data, shape, affine } = image;
   const spacing = columnLengths(affine);
   const bounds = AXES.map((axis) => {
-    const step = Math.max(1, roundHalfToEven(CELL_MM / spacing[axis]));
+    const step = Math.max(1, roundHalfToEven(CELL_MM / spacing[axis] - SAME_VOXELS));
     return cellBounds(data, shape, axis, step);
   });
   if (!bounds[0]) return whole(shape);
@@ -126,7 +127,7 @@ export function headBox(image) {
   const { mask, sides } = cells;
   keepAboveTheNeck(mask, sides, affine, bounds);
   const found = occupiedBox(mask, sides);
-  const margins = spacing.map((mm) => Math.ceil(MARGIN_MM / mm));
+  const margins = spacing.map((mm) => Math.ceil(MARGIN_MM / mm - SAME_VOXELS));
   return {
     start: found.start.map((at, axis) => bounds[axis][at] - margins[axis]),
     stop: found.stop.map((at, axis) => bounds[axis][at] + margins[axis]),

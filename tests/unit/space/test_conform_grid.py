@@ -13,7 +13,7 @@ from helpers.placed import (
 )
 
 from trinat.segmentation.io.volume import Volume
-from trinat.segmentation.space.conform import conform
+from trinat.segmentation.space.conform import conform, head_box
 
 
 def test_a_scan_that_fits_is_in_the_middle_of_the_grid() -> None:
@@ -88,3 +88,19 @@ def test_a_wide_oblique_field_is_centred_on_the_head() -> None:
     world = world_of(conformed.volume.affine, (1, 1, 1))[0, 0, 0]
     assert np.all(world[:2] + 0.5 < np.array([-46, -52]) - 10)
     assert np.all(world[:2] - 0.5 + 256 > np.array([46, 52]) + 10)
+
+
+@pytest.mark.parametrize("spacing_mm", [0.5, 1.0, 1.6])
+def test_the_grid_does_not_depend_on_the_rounding_of_an_oblique_affine(
+    spacing_mm: float,
+) -> None:
+    """10 mm are 20 or 10 voxels, and 4 mm are 2.5: rounding must not decide between two numbers."""
+    shape = tuple(int(length) for length in np.full(3, 120) / spacing_mm)
+    affine = affine_of("LIA", (spacing_mm,) * 3, shape, (9, -6, 4))
+    image = head(affine, shape)
+    boxes = []
+    for rounding in (-1e-6, 0, 1e-6):
+        rounded = affine.copy()
+        rounded[:3, :3] *= 1 + rounding
+        boxes.append(head_box(Volume(image.data, rounded)))
+    assert boxes[0] == boxes[1] == boxes[2]
