@@ -1,7 +1,8 @@
 """Uploads of scans: the form is written to disk, its scan is checked and put into the queue.
 
 Errors that a client can correct are found before the scan is accepted: the fields of the form, the
-type of file by its name, and the header of the scan. Damaged voxels are found by the engine later.
+type of file by its name, and the header of the scan, or that a zip has DICOM files in it. Damaged
+voxels are found by the engine later.
 The maximum size of an upload is in `settings.py`; `guard.py` stops larger ones while they arrive.
 """
 
@@ -9,13 +10,13 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from fastapi import HTTPException, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import FormData, UploadFile
+from starlette.exceptions import HTTPException as AnyHTTPException
 
 from trinat.pipelines.serve.queue import OUTPUTS, Queue, Segmentation
 from trinat.pipelines.serve.settings import (
@@ -23,8 +24,10 @@ from trinat.pipelines.serve.settings import (
     MAX_FORM_FIELDS,
 )
 from trinat.pipelines.study.participants import Facts
-from trinat.segmentation.errors import InputError, extra_remedy
+from trinat.segmentation.errors import FormatError, InputError
 from trinat.segmentation.io.cells import age_in, sex_in
+from trinat.segmentation.io.dicom.parsing import START_LENGTH, has_magic
+from trinat.segmentation.io.dicom.series import opened
 from trinat.segmentation.io.headers import read_mgh, read_nifti
 from trinat.segmentation.io.streams import SCAN_SUFFIXES, ScanStream, has_checksum
 
@@ -34,6 +37,10 @@ _HALVES = (".hdr", ".img")
 # Parsers of the fields about the participant.
 _READERS: dict[str, Callable[[str], float | str]] = {"age": age_in, "sex": sex_in}
 _ENDINGS = (*(suffix for suffix in SCAN_SUFFIXES if suffix not in _HALVES), ".zip")
+# The fields of the form, for messages.
+_THE_FORM = (
+    "a form has one field `file` with a scan, and may have `outputs`, `age` and `sex`"
+)
 
 # Schema of the form in the OpenAPI document.
 FORM: dict[str, Any] = {
@@ -62,10 +69,21 @@ async def receive(request: Request, queue: Queue, client: str) -> Segmentation:
     with queue.upload(client) as folder:
         if queue.is_disk_full:
             raise HTTPException(507, "the server's disk is full")
-        async with request.form(
-            max_files=1, max_fields=MAX_FORM_FIELDS, max_part_size=MAX_FIELD_BYTES
-        ) as form:
+        try:
+            form = await request.form(
+                max_files=1, max_fields=MAX_FORM_FIELDS, max_part_size=MAX_FIELD_BYTES
+            )
+        except AnyHTTPException as error:
+            # The guard has other statuses for bodies that are too large or too slow.
+            if error.status_code != 400:
+                raise
+            raise HTTPException(
+                400, f"{_THE_FORM} of up to {MAX_FIELD_BYTES} bytes"
+            ) from None
+        try:
             return await run_in_threadpool(_take, queue, form, folder)
+        finally:
+            await form.close()
 
 
 def _take(queue: Queue, form: FormData, folder: Path) -> Segmentation:
@@ -89,8 +107,7 @@ def _take(queue: Queue, form: FormData, folder: Path) -> Segmentation:
     with scan.open("wb") as file:
         shutil.copyfileobj(upload.file, file, _COPIED_BYTES)
     if ending == ".zip":
-        if find_spec("highdicom") is None:
-            raise InputError("DICOM needs more packages", remedy=extra_remedy("dicom"))
+        _require_dicom(scan)
         return queue.accept(scan, outputs, participant).seen()
     if "dicom-seg" in outputs:
         raise InputError("dicom-seg requires DICOM input: send the files as a zip")
@@ -101,6 +118,17 @@ def _take(queue: Queue, form: FormData, folder: Path) -> Segmentation:
         else:
             read_nifti(source)
     return queue.accept(scan, outputs, participant).seen()
+
+
+def _require_dicom(scan: Path) -> None:
+    """Raise InputError unless a zip is sound and has a DICOM file in it."""
+    with opened(scan) as archive:
+        for name in archive.members:
+            if has_magic(archive.read(name, START_LENGTH)):
+                return
+    raise FormatError(
+        "no DICOM file in the zip", remedy="send NIfTI and MGZ files without a zip"
+    )
 
 
 def _fields(form: FormData) -> tuple[UploadFile, list[str], Facts]:
@@ -137,6 +165,4 @@ def _fields(form: FormData) -> tuple[UploadFile, list[str], Facts]:
 
 def _not_the_form() -> InputError:
     """Return the error to raise for an upload whose form has other fields than expected."""
-    return InputError(
-        "a form has one field `file` with a scan, and may have `outputs`, `age` and `sex`"
-    )
+    return InputError(_THE_FORM)

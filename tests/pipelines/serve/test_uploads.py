@@ -1,8 +1,10 @@
-"""Uploads: age and sex in the form."""
+"""Uploads: the fields of the form, and the zips that are refused at once."""
 
 from __future__ import annotations
 
 import asyncio
+import io
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,9 @@ class Engine:
     ready = False
 
 
-async def send(queue: Queue, scan: bytes, **fields: str) -> httpx.Response:
+async def send(
+    queue: Queue, scan: bytes, name: str = "scan.nii", **fields: str
+) -> httpx.Response:
     """Return the response of a service with this queue to a form."""
     engine: Any = Engine()
     app = make_app(queue, engine, "fast", load_scheme("quicknat33"))
@@ -28,7 +32,7 @@ async def send(queue: Queue, scan: bytes, **fields: str) -> httpx.Response:
     async with httpx.AsyncClient(
         transport=transport, base_url="http://service"
     ) as client:
-        files = {"file": ("scan.nii", scan)}
+        files = {"file": (name, scan)}
         return await client.post("/v1/segmentations", files=files, data=fields)
 
 
@@ -60,3 +64,40 @@ def test_age_and_sex_are_taken_for_the_page_of_a_service_with_norms(
     assert submission is not None
     known = (70, "F") if has_norms else (None, None)
     assert (submission.age, submission.sex) == known
+
+
+def zipped(**files: bytes) -> bytes:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return packed.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("content", "status"),
+    [
+        (b"", 422),
+        (b"hello", 422),
+        (zipped(), 422),
+        (zipped(scan=b"\x5c\x01\0\0" + bytes(400)), 422),
+        (zipped(readme=b"hello", image=bytes(128) + b"DICM"), 202),
+    ],
+)
+def test_a_zip_without_dicom_is_refused_at_once(
+    content: bytes, status: int, tmp_path: Path
+) -> None:
+    queue = Queue(tmp_path)
+    answer = asyncio.run(send(queue, content, "scan.zip"))
+    assert answer.status_code == status
+    assert len(queue.submissions) == (status == 202)
+    assert str(tmp_path) not in answer.text
+
+
+def test_a_field_that_is_too_long_is_refused_with_the_fields_of_the_form(
+    tmp_path: Path,
+) -> None:
+    answer = asyncio.run(send(Queue(tmp_path), b"", outputs="x" * 201))
+    assert answer.status_code == 400
+    for said in ("outputs", "200 bytes"):
+        assert said in answer.json()["reason"]
