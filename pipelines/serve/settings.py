@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 from trinat.pipelines.common.option import Option, as_tuple
+from trinat.segmentation.errors import ConfigError
 
 # With less free space on the disk, results might not fit, so uploads are refused.
 MIN_FREE_BYTES = 1 << 30
@@ -16,6 +18,18 @@ MAX_FORM_FIELDS = 9
 MAX_FIELD_BYTES = 200
 # A scan fails after work on it was begun this often and ended with the whole server.
 MAX_STARTS = 5
+
+
+def host_names(typed: Iterable[str] | None) -> tuple[str, ...]:
+    """Return the host names of --name; raise ConfigError for a URL or a name with a port."""
+    names = as_tuple(typed)
+    for name in names:
+        if "/" in name or ":" in name:
+            raise ConfigError(
+                f"--name {name}: not a host name",
+                remedy="leave out https://, port and path, as in seg.example.org",
+            )
+    return names
 
 
 @dataclass(frozen=True)
@@ -43,7 +57,7 @@ class ServiceSettings:
             "Host name of a proxy in front of this server; repeatable.",
             names=("--name",),
             typed=list[str] | None,
-            parse=as_tuple,
+            parse=host_names,
         ),
     ] = ()
     keep_hours: Annotated[
@@ -56,7 +70,7 @@ class ServiceSettings:
     ] = 24
     # In units of 10^6 bytes. `guard.Guard` stops a request as soon as it exceeds the limit.
     max_upload_mb: Annotated[
-        float, Option("Largest upload, in MB.", names=("--max-upload",), min=1)
+        float, Option("Largest upload, in MB.", names=("--max-upload",), min=1, max=1e6)
     ] = 1000
     # Includes uploads in progress.
     max_waiting: Annotated[

@@ -12,9 +12,14 @@ import httpx
 import nibabel as nib
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from trinat.pipelines.cli import app
+from trinat.pipelines.common.exits import Exit
 from trinat.pipelines.serve.queue import Queue
 from trinat.pipelines.serve.service import make_app
+from trinat.pipelines.serve.settings import host_names
+from trinat.segmentation.errors import ConfigError
 from trinat.segmentation.labels.scheme import load_scheme
 
 
@@ -101,3 +106,14 @@ def test_a_field_that_is_too_long_is_refused_with_the_fields_of_the_form(
     assert answer.status_code == 400
     for said in ("outputs", "200 bytes"):
         assert said in answer.json()["reason"]
+
+
+@pytest.mark.parametrize("name", ["seg.example.org:8443", "https://seg.example.org"])
+def test_a_name_that_no_host_can_have_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError):
+        host_names(["seg.example.org", name])
+
+
+def test_the_largest_upload_is_finite() -> None:
+    result = CliRunner().invoke(app, ["serve", "--max-upload", "inf"])
+    assert result.exit_code == Exit.USAGE
