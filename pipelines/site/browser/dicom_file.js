@@ -124,7 +124,8 @@ class Reader {
       this.element(found);
     }
     this.isExplicit = found.TransferSyntaxUID?.[0] !== IMPLICIT;
-    this.dataset(found, this.view.byteLength);
+    // As in Python, nothing behind the pixels is read: some files end with zeros.
+    while (this.at < this.view.byteLength && !found.Pixels) this.element(found);
     return found;
   }
 
@@ -153,7 +154,11 @@ class Reader {
       }
       this.at += length;
     } else if (kind === "SQ" || form === "sequence" || length === UNDEFINED_LENGTH) {
+      const { isExplicit } = this;
+      // The standard demands that items of an unknown kind are implicit.
+      if (kind === "UN") this.isExplicit = false;
       const items = this.items(length);
+      this.isExplicit = isExplicit;
       if (keyword) found[keyword] = items;
     } else {
       if (keyword) found[keyword] = this.values(form, length);

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import struct
 import zipfile
 from importlib import import_module
 from pathlib import Path
@@ -621,6 +622,21 @@ def test_an_emptied_padding_is_none(tmp_path: Path) -> None:
     scan = small()
     scan.data[:, :, 0] = 40
     write_classic(tmp_path, scan, PixelPaddingValue=None)
+    assert_same_scan(read_folder(tmp_path), Volume.read(tmp_path))
+
+
+def test_an_unknown_sequence_is_skipped_and_bytes_behind_the_pixels_are_not_read(
+    tmp_path: Path,
+) -> None:
+    rows = b"\x28\x00\x10\x00US"
+    name = b"\x10\x00\x10\x00" + struct.pack("<I", 4) + b"ABCD"
+    item = b"\xfe\xff\x00\xe0" + struct.pack("<I", len(name)) + name
+    unknown = b"\x21\x00\x10\x10UN\0\0\xff\xff\xff\xff" + item
+    unknown += b"\xfe\xff\xdd\xe0" + bytes(4)
+    for path in write_classic(tmp_path, small()):
+        content = path.read_bytes()
+        assert content.count(rows) == 1
+        path.write_bytes(content.replace(rows, unknown + rows) + bytes(20))
     assert_same_scan(read_folder(tmp_path), Volume.read(tmp_path))
 
 
