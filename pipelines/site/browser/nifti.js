@@ -68,7 +68,7 @@ export function readNifti(buffer) {
   if (buffer.byteLength < length) refuse("not a NIfTI file: too short");
   const isFirst = length === HEADER_BYTES;
   const fields = isFirst ? fieldsOf(view, isLittle) : fieldsOf2(view, isLittle);
-  if (fields.magic !== (isFirst ? "n+1" : "n+2")) {
+  if (fields.magic !== (isFirst ? "n+1\0" : "n+2\0")) {
     refuse("not a single-file NIfTI image, though named .nii");
   }
   if (!MILLIMETRES.includes(fields.units & 7)) {
@@ -93,7 +93,7 @@ export function readNifti(buffer) {
 }
 
 const magicAt = (view, at) =>
-  String.fromCharCode(...new Uint8Array(view.buffer, at, 3));
+  String.fromCharCode(...new Uint8Array(view.buffer, at, 4));
 
 /** @returns {Fields} of NIfTI-1 */
 function fieldsOf(view, isLittle) {
@@ -153,6 +153,7 @@ function voxelsOf(buffer, offset, length, shape, [getter, bytes, Kind], isLittle
   if (!isWhole || offset + count * bytes > buffer.byteLength) {
     refuse("the file ends before its voxels do", "copy or download it again");
   }
+  checkExtensions(new DataView(buffer), length, offset, isLittle);
   const rest = new Uint8Array(buffer, offset + count * bytes);
   if (rest.length > NIFTI_PADDING || rest.some((byte) => byte)) refuseRest();
   if (isLittle || bytes === 1) {
@@ -162,6 +163,19 @@ function voxelsOf(buffer, offset, length, shape, [getter, bytes, Kind], isLittle
   const out = new Kind(count);
   for (let n = 0; n < count; n++) out[n] = view[getter](n * bytes, false);
   return out;
+}
+
+// The first byte behind the header says whether extensions follow; each begins with its own size.
+function checkExtensions(view, length, offset, isLittle) {
+  if (!view.getUint8(length)) return;
+  let at = length + 4;
+  while (at + 8 <= offset) {
+    const size = view.getInt32(at, isLittle);
+    if (size < 8 || at + size > offset) {
+      refuse("a header extension reaches into the voxels");
+    }
+    at += size;
+  }
 }
 
 // As in Python: unscaled integers of up to 32 bits are kept, other values become float32.

@@ -519,6 +519,7 @@ def header_of(**fields: Any) -> nib.Nifti1Header:
         {"quatern_b": np.nan},
         {"pixdim": (3, 1, 1, 1, 1, 1, 1, 1)},
         {"bitpix": 12},
+        {"magic": b"n+1x"},
         {"dim": (9, 40, 40, 40, 1, 1, 1, 1)},
     ],
 )
@@ -531,6 +532,21 @@ def test_headers_that_contradict_themselves_are_refused_as_in_python(
     with pytest.raises(InputError):
         Volume.read(path)
     with pytest.raises(RuntimeError):
+        call("read.js", "readScan", [file(path)])
+
+
+@pytest.mark.parametrize("size", [0, 4, 24])
+def test_extensions_that_reach_into_the_voxels_are_refused_as_in_python(
+    size: int, tmp_path: Path
+) -> None:
+    """There are 16 bytes for an extension of this size."""
+    path = tmp_path / "scan.nii"
+    content = header_of(vox_offset=368).binaryblock + b"\1" + bytes(3)
+    content += struct.pack("<ii", size, 4) + bytes(8)
+    path.write_bytes(content + np.arange(40**3).astype(np.uint8).tobytes())
+    with pytest.raises(InputError):
+        Volume.read(path)
+    with pytest.raises(RuntimeError, match="extension"):
         call("read.js", "readScan", [file(path)])
 
 
