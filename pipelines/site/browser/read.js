@@ -11,18 +11,22 @@ const READERS = { ".nii": readNifti, ".mgh": readMgh };
 const PACKED = { ".nii.gz": ".nii", ".mgz": ".mgh", ".mgh.gz": ".mgh" };
 // The first bytes of a zip: PK\3\4.
 const ZIP = 0x504b0304;
+// The first bytes of a gzip file.
+const GZIP = 0x1f8b;
 const GIVE = "give a scan as .nii, .nii.gz, .mgz or a folder of DICOM files";
 
 /**
  * Divide files into scans: each image is one, and all DICOM files together are one. Beside images,
- * files of other kinds are left out, such as the sidecars of BIDS.
+ * files of other kinds are left out, such as the sidecars of BIDS. Hidden files, such as those that
+ * macOS writes beside others (._scan.nii.gz), are left out too.
  * @param {File[]} files
  * @returns {Promise<File[][]>}
  */
 export async function scansOf(files) {
-  const images = files.filter(({ name }) => isImage(name));
+  const shown = files.filter(({ name }) => !name.startsWith("."));
+  const images = shown.filter(({ name }) => isImage(name));
   const others = [];
-  for (const file of files) {
+  for (const file of shown) {
     if (isImage(file.name)) continue;
     const start = await file.slice(0, START_BYTES).arrayBuffer();
     if (!images.length || isDicom(start)) others.push(file);
@@ -65,6 +69,19 @@ function endingOf(name, known) {
 
 async function readImage(file) {
   const packing = endingOf(file.name, PACKED);
+  const isPacked = isGzip(await file.slice(0, 2).arrayBuffer());
+  if (packing && !isPacked) {
+    refuse(
+      "not gzip, though its name says so",
+      "fetch it again, or rename it if it is not compressed",
+    );
+  }
+  if (isPacked && !packing) {
+    refuse(
+      "gzip inside, though its name does not say so",
+      "add .gz to its name (.mgh becomes .mgz)",
+    );
+  }
   const bytes = packing ? await unpacked(file) : await file.arrayBuffer();
   return READERS[PACKED[packing] ?? endingOf(file.name, READERS)](bytes);
 }
@@ -78,6 +95,9 @@ async function readFolder(files, anyContrast) {
   }
   return readDicom(buffers, anyContrast);
 }
+
+const isGzip = (buffer) =>
+  buffer.byteLength === 2 && new DataView(buffer).getUint16(0) === GZIP;
 
 const isZip = (buffer) =>
   buffer.byteLength > 4 && new DataView(buffer).getUint32(0) === ZIP;

@@ -551,6 +551,21 @@ def test_extensions_that_reach_into_the_voxels_are_refused_as_in_python(
 
 
 @pytest.mark.parametrize(
+    ("stored", "named"), [("scan.nii", "a.nii.gz"), ("scan.nii.gz", "b.nii")]
+)
+def test_a_name_that_contradicts_the_compression_is_refused_as_in_python(
+    stored: str, named: str, tmp_path: Path
+) -> None:
+    straight("RAS").write(tmp_path / stored)
+    path = (tmp_path / stored).rename(tmp_path / named)
+    with pytest.raises(InputError) as caught:
+        Volume.read(path)
+    with pytest.raises(RuntimeError) as of_page:
+        call("read.js", "readScan", [file(path)])
+    assert str(of_page.value) == f"{caught.value.what}: {caught.value.remedy}"
+
+
+@pytest.mark.parametrize(
     "fields",
     [
         {},
@@ -586,6 +601,7 @@ def read_folder(folder: Path, *, any_contrast: bool = False) -> dict[str, Any]:
         (["IM1", "README"], [["IM1", "README"]]),
         # Refused later, in a sentence.
         (["README"], [["README"]]),
+        (["._a.nii.gz", "a.nii.gz", ".DS_Store", "IM1"], [["a.nii.gz"], ["IM1"]]),
     ],
 )
 def test_sidecars_beside_images_are_no_scan(
