@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import shutil
 import stat
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from trinat.pipelines.serve.queue import FullError, Queue, Submission
+from trinat.pipelines.predict.settings import PredictRequest
+from trinat.pipelines.serve.queue import EngineThread, FullError, Queue, Submission
 from trinat.pipelines.serve.queue_study import study_of
 from trinat.pipelines.serve.service import make_app
 from trinat.pipelines.serve.settings import ServiceSettings
@@ -19,6 +22,7 @@ from trinat.pipelines.study.participants import Facts
 from trinat.pipelines.study.record import ScanResult
 from trinat.segmentation.errors import DiskFullError, InputError, OutputError
 from trinat.segmentation.labels.scheme import load_scheme
+from trinat.segmentation.models.zoo import find_model
 
 
 def accepted(
@@ -134,14 +138,30 @@ def test_a_scan_that_was_read_ahead_does_not_fail_with_the_running_one(
     assert now(queue, ahead).starts == 0
 
 
-def test_a_server_that_is_stopped_counts_as_no_start(tmp_path: Path) -> None:
+class EndlessEngine:
+    """Engine that does nothing until it is told to leave."""
+
+    def run(self, _: Any, leave: Callable[[], bool]) -> Iterator[Entry]:
+        while not leave():
+            time.sleep(0.01)
+        yield Entry("", "failed")
+
+
+def test_a_server_that_is_stopped_counts_as_no_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "trinat.pipelines.serve.queue.local_engine", lambda *_, **__: EndlessEngine()
+    )
     queue = Queue(tmp_path)
     running, ahead, done = (accepted(queue) for _ in range(3))
     ended(queue, done)
     queue.enter(running.id, "reading")
     queue.enter(running.id, "networks")
     queue.enter(ahead.id, "reading")
-    queue.interrupt()
+    engine = EngineThread(queue, PredictRequest((), tmp_path), find_model("fast"))
+    engine.start()
+    engine.stop()
     assert states(queue, running, ahead, done) == ["queued", "queued", "done"]
     again = Queue(tmp_path)
     assert [now(again, job).starts for job in (running, ahead)] == [0, 0]
