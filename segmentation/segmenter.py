@@ -181,7 +181,7 @@ def segment(
     trust_affine : str, optional
         Affine to use if a header has two: "sform", "qform" or "header".
     fill_nonfinite : bool
-        Replace NaN and infinite voxels of a file by 0.
+        Replace NaN and infinite voxels by 0.
     progress : callable, optional
         Called with the name of each stage as it begins, such as "reading" and "coronal"; for a
         list with "2/3: coronal". `progress=print` prints them. Default: no output.

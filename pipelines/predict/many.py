@@ -99,7 +99,7 @@ def segment_many(
     written_files = dict.fromkeys(("picture", "brain_mask"), out is not None)
     output = _output_settings({**written_files, **settings, "views": views_in_order})
     with TemporaryDirectory() as temporary, TemporaryDirectory() as images:
-        inputs, written, refused = _split_inputs(paths, Path(images), image)
+        inputs, written, refused = _split_inputs(paths, Path(images), image, output)
         entries: list[Entry] = []
         folder = Path(temporary if out is None else out)
         if inputs or written or refused:
@@ -153,17 +153,20 @@ def _output_settings(settings: Mapping[str, Any]) -> OutputSettings:
 
 def _is_array_with_affine(scans: Any) -> bool:
     """Return True for one scan as a tuple of an array and its affine."""
-    return isinstance(scans, tuple) and len(scans) == 2 and np.shape(scans[1]) == (4, 4)
+    if not isinstance(scans, tuple) or len(scans) != 2:
+        return False
+    # A tuple of two scans may hold two such tuples.
+    return not isinstance(scans[0], tuple) and np.shape(scans[1]) == (4, 4)
 
 
 def _split_inputs(
-    scans: Any, folder: Path, image: str | None
+    scans: Any, folder: Path, image: str | None, output: OutputSettings
 ) -> tuple[list[str], list[Case], list[Refusal]]:
     """Split the inputs of `segment_many` into paths, cases of images in memory, and refusals.
 
     `scans` is one input or an iterable of them. Images in memory are written to `folder`; those
     that cannot be used, and inputs of other types, are refused. `image` is the name of the image to
-    take from a torchio.Subject; None for all other inputs.
+    take from a torchio.Subject; None for all other inputs. `output` has the settings of reading.
     """
     is_one = isinstance(scans, str | os.PathLike | Volume) or hasattr(scans, "dataobj")
     if is_one or is_foreign_image(scans) or _is_array_with_affine(scans):
@@ -180,7 +183,13 @@ def _split_inputs(
         # Only Subjects have named images.
         name_in_subject = image if is_subject(scan) else None
         try:
-            Volume.of(scan, image=name_in_subject).write(path)
+            volume = Volume.of(
+                scan,
+                image=name_in_subject,
+                trust_affine=output.trust_affine,
+                fill_nonfinite=output.fill_nonfinite,
+            )
+            volume.write(path)
         except TypeError as error:
             refused.append(Refusal(path.name, str(error), case=name))
         except Exception as error:

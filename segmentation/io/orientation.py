@@ -152,16 +152,18 @@ def _affine_or_error(
     remedy = REMAKE if _has_one_form(header) else _TRUST
     if form.affine is None:
         raise GeometryError(f"its {name} is not a rotation", where=where, remedy=remedy)
-    problem = _why_impossible(form.affine)
+    problem = why_impossible(form.affine)
     if problem:
         raise GeometryError(f"its {name} {problem}", where=where, remedy=remedy)
     return form.affine
 
 
-def _why_impossible(affine: NDArray[np.float64]) -> str:
+def why_impossible(affine: NDArray[np.float64]) -> str:
     """Return the reason why no scan can have this affine, or "" if a scan can have it."""
     if not np.isfinite(affine).all():
         return "is not finite"
+    if not np.allclose(affine[3], (0, 0, 0, 1)):
+        return "has a last row other than 0, 0, 0, 1: is it transposed?"
     lengths = _spacing(affine)
     if lengths.min() == 0:
         return "is singular"

@@ -32,13 +32,19 @@ from trinat.segmentation.io.foreign_images import (
     reader_of,
 )
 from trinat.segmentation.io.headers import from_nifti
-from trinat.segmentation.io.orientation import TrustAffine, check_trust, place
+from trinat.segmentation.io.orientation import (
+    TrustAffine,
+    check_trust,
+    place,
+    why_impossible,
+)
 from trinat.segmentation.io.streams import (
     SCAN_SUFFIXES,
     damage_explained,
     remedy_for_format,
 )
 from trinat.segmentation.io.voxels import (
+    filled_with_zeros,
     for_disk,
     read_pair_of_files,
     read_single_file,
@@ -80,8 +86,10 @@ class Volume:
     Raises
     ------
     GeometryError
-        If the array is not 3D or has no voxels along an axis, if the affine is not 4×4, singular or
-        not finite, or if a code is below 1.
+        If the array is not 3D or has no voxels along an axis, if no scan can have the affine, or if
+        a code is below 1.
+    FormatError
+        If the voxels are not numbers or booleans.
     """
 
     data: NDArray[Any]
@@ -109,12 +117,11 @@ class Volume:
             )
         if 0 in self.data.shape:
             raise GeometryError(f"an axis has no voxels: data {self.data.shape}")
-        is_finite = np.isfinite(self.affine).all()
-        if not is_finite or np.linalg.matrix_rank(self.grid.affine[:3, :3]) < 3:
-            raise GeometryError(
-                "the affine is singular or not finite",
-                remedy="give the matrix from voxel indices to RAS mm",
+        if self.data.dtype.kind not in "biuf":
+            raise FormatError(
+                f"voxels of type {self.data.dtype}", remedy="give real numbers"
             )
+        _check_affine(self.grid.affine)
         if min(self.codes) < 1:
             raise GeometryError(
                 f"codes {self.codes} would write a file without orientation"
@@ -165,7 +172,8 @@ class Volume:
         image : str, optional
             Name of the image in a torchio.Subject that has several.
         trust_affine, fill_nonfinite, any_contrast
-            As in `read`; for paths only.
+            As in `read`. `trust_affine` decides between the two affines of a NIfTI header,
+            `any_contrast` between DICOM series.
 
         Returns
         -------
@@ -185,7 +193,10 @@ class Volume:
         if image is not None or is_subject(scan):
             scan = image_of_subject(scan, image, labels=labels)
         if isinstance(scan, Volume):
-            return scan
+            if not fill_nonfinite:
+                return scan
+            data, notes = filled_with_zeros(scan.data)
+            return replace(scan, data=data, notes=(*scan.notes, *notes))
         if isinstance(scan, str | os.PathLike):
             return cls.read(
                 Path(scan),
@@ -196,13 +207,22 @@ class Volume:
             )
         if isinstance(scan, tuple) and len(scan) == 2:
             array, affine = scan
-            return cls.of_array(array, affine, labels=labels)
+            return cls.of_array(
+                array, affine, labels=labels, fill_nonfinite=fill_nonfinite
+            )
         reader = reader_of(scan)
         if reader is not None:
             array, affine = reader(scan)
-            return cls.of_array(array, affine, labels=labels)
+            return cls.of_array(
+                array, affine, labels=labels, fill_nonfinite=fill_nonfinite
+            )
         if hasattr(scan, "dataobj") and hasattr(scan, "affine"):
-            return cls.of_image(scan, labels=labels)
+            return cls.of_image(
+                scan,
+                labels=labels,
+                trust_affine=trust_affine,
+                fill_nonfinite=fill_nonfinite,
+            )
         raise TypeError(f"cannot use {type(scan).__name__}: {_remedy(scan)}")
 
     @classmethod
@@ -276,16 +296,21 @@ class Volume:
         else:
             header, voxels, digest = read_single_file(where)
         affine, codes, notes = place(header, trust_affine, axes, where)
-        data, filled = usable_values(
+        data, fill_notes = usable_values(
             voxels, header, where, labels=labels, fill=fill_nonfinite
         )
-        notes = (*notes, *series_notes)
-        if filled:
-            notes = (*notes, f"{filled} voxels that were NaN or infinite are set to 0")
+        notes = (*notes, *series_notes, *fill_notes)
         return cls(data, affine, codes, notes, digest)
 
     @classmethod
-    def of_image(cls, image: Any, *, labels: bool = False) -> Volume:
+    def of_image(
+        cls,
+        image: Any,
+        *,
+        labels: bool = False,
+        trust_affine: TrustAffine | None = None,
+        fill_nonfinite: bool = False,
+    ) -> Volume:
         """Return a nibabel image (NIfTI or MGH) in memory as a volume, with the checks for files.
 
         The voxels are not copied if their type stays the same, and are then shared with the image.
@@ -296,6 +321,8 @@ class Volume:
             NIfTI or MGH image, 3D.
         labels : bool
             Require whole numbers, as in a label map.
+        trust_affine, fill_nonfinite
+            As in `read`.
 
         Returns
         -------
@@ -321,21 +348,29 @@ class Volume:
         with damage_explained(Path(image.get_filename() or where)):
             voxels = np.asanyarray(image.dataobj)
         if not isinstance(image, nib.Nifti1Pair):
-            return cls.of_array(voxels, image.affine, labels=labels)
+            _refuse_assumed_orientation(image, where)
+            return cls.of_array(
+                voxels, image.affine, labels=labels, fill_nonfinite=fill_nonfinite
+            )
         fields = image.header
         to_ras = image.affine
         # nibabel copies an affine that was changed in place to the header only when it saves it.
-        if to_ras is not None and not np.allclose(to_ras, fields.get_best_affine()):
+        if to_ras is not None and not np.allclose(
+            to_ras, fields.get_best_affine(), equal_nan=True
+        ):
+            _check_affine(to_ras, where)
             fields = fields.copy()
             _set_affine(fields, to_ras)
         # nibabel has scaled the voxels already, so the header must not scale them again.
         header = replace(from_nifti(fields, where), slope=1.0, inter=0.0)
-        affine, codes, notes = place(header, None, None, where)
+        affine, codes, notes = place(header, trust_affine, None, where)
         native = voxels.astype(voxels.dtype.newbyteorder("="), copy=False)
         # Drop axes of length 1 after the third.
         three_axes = native.reshape(header.shape)
-        data, _ = usable_values(three_axes, header, where, labels=labels, fill=False)
-        return cls(data, affine, codes, notes)
+        data, fill_notes = usable_values(
+            three_axes, header, where, labels=labels, fill=fill_nonfinite
+        )
+        return cls(data, affine, codes, (*notes, *fill_notes))
 
     @classmethod
     def of_array(
@@ -344,6 +379,7 @@ class Volume:
         affine: ArrayLike,
         *,
         labels: bool = False,
+        fill_nonfinite: bool = False,
     ) -> Volume:
         """Return a volume of voxels and their affine; the array itself is never changed.
 
@@ -356,6 +392,8 @@ class Volume:
             Matrix (4, 4) from voxel indices to RAS mm.
         labels : bool
             Require whole numbers, as in a label map.
+        fill_nonfinite : bool
+            Replace NaN and infinite voxels by 0.
 
         Returns
         -------
@@ -384,7 +422,7 @@ class Volume:
         # Set the affine in the header: the constructor of the image fails on affines that are
         # refused below with a better message.
         _set_affine(image.header, to_ras)
-        checked = cls.of_image(image, labels=labels)
+        checked = cls.of_image(image, labels=labels, fill_nonfinite=fill_nonfinite)
         # The header rounds the affine to float32. With that affine ITK would refuse the labels,
         # because they would not be at the position of the scan.
         return replace(checked, affine=to_ras)
@@ -447,6 +485,33 @@ class Volume:
         if labels:
             image.header.set_intent("label")
         return image
+
+
+def _check_affine(affine: NDArray[Any], where: Path | None = None) -> None:
+    """Raise GeometryError if no scan can have this affine; `where` names the image."""
+    problem = why_impossible(affine)
+    if problem:
+        raise GeometryError(
+            f"the affine {problem}",
+            where=where,
+            remedy="give the matrix from voxel indices to RAS mm",
+        )
+
+
+def _refuse_assumed_orientation(image: Any, where: Path) -> None:
+    """Raise GeometryError for an MGH image with the affine of headers without an orientation.
+
+    nibabel assumes this affine in reading such a header, and then says that the header has one.
+    """
+    bare = type(image.header)()
+    bare.set_data_shape(image.shape)
+    if image.affine is not None and np.allclose(image.affine, bare.get_affine()):
+        raise GeometryError(
+            "no orientation in its header",
+            where=where,
+            remedy="convert it from DICOM again, or give its path and --trust-affine header, "
+            "which takes its axes as LIA",
+        )
 
 
 def _set_affine(header: Any, affine: NDArray[Any]) -> None:

@@ -92,8 +92,8 @@ def usable_values(
     *,
     labels: bool,
     fill: bool,
-) -> tuple[NDArray[Any], int]:
-    """Scale and check voxels; return them, and the number of non-finite voxels replaced by 0.
+) -> tuple[NDArray[Any], tuple[str, ...]]:
+    """Scale and check voxels; return them, with a note if non-finite voxels are replaced by 0.
 
     `voxels` are as stored, and `where` names the file in messages. Unscaled integers of up to 32
     bits keep their type, other values become float32. With `labels`, values must be whole numbers
@@ -115,26 +115,37 @@ def usable_values(
     # needed.
     low = data.min()
     high = data.max()
-    filled = 0
+    notes: tuple[str, ...] = ()
     if not (np.isfinite(low) and np.isfinite(high)):
-        bad = ~np.isfinite(data)
-        filled = int(bad.sum())
         if not fill:
+            count = int((~np.isfinite(data)).sum())
             raise IntegrityError(
-                f"{filled} voxels are NaN or infinite",
+                f"{count} voxels are NaN or infinite",
                 where=where,
                 remedy="set them to 0 (on the command line: --fill-nonfinite)",
             )
-        data[bad] = 0
+        data, notes = filled_with_zeros(data)
         low = data.min()
         high = data.max()
     if labels:
-        return _whole_numbers(data, where, _READ_LABELS), filled
+        return _whole_numbers(data, where, _READ_LABELS), notes
     if low == high:
         raise FormatError(
             f"all voxels are {low:g}", where=where, remedy="give a scan of a head"
         )
-    return data, filled
+    return data, notes
+
+
+def filled_with_zeros(data: NDArray[Any]) -> tuple[NDArray[Any], tuple[str, ...]]:
+    """Return voxels with 0 for NaN and infinity, and a note on their number if there are any.
+
+    The array itself is never changed, because it may belong to the caller of trinat.
+    """
+    bad = ~np.isfinite(data)
+    if not bad.any():
+        return data, ()
+    note = f"{bad.sum()} voxels that were NaN or infinite are set to 0"
+    return np.where(bad, data.dtype.type(0), data), (note,)
 
 
 def _whole_numbers(
@@ -173,10 +184,6 @@ def for_disk(data: NDArray[Any], where: Path, *, labels: bool) -> NDArray[Any]:
     """
     if data.dtype == np.bool_:
         data = data.view(np.uint8)
-    if data.dtype.kind not in "iuf":
-        raise FormatError(
-            f"cannot write {data.dtype} voxels", where=where, remedy="use numbers"
-        )
     if labels:
         return _whole_numbers(data, where, _WRITTEN_LABELS)
     if data.dtype in _WRITTEN_INTEGERS:

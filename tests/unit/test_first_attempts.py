@@ -229,6 +229,17 @@ def test_one_image_is_taken_without_a_list(small: Path) -> None:
         assert table.status.tolist() == ["done"]
 
 
+def test_a_tuple_of_arrays_with_their_affines_is_two_scans(small: Path) -> None:
+    volume = trinat.Volume.read(small)
+    holes = volume.data.astype(np.float32)
+    holes[0, 0, 0] = np.nan
+    given = ((holes, volume.affine), (volume.data, volume.affine))
+    table = trinat.segment_many(
+        given, model=random_model(), progress=False, fill_nonfinite=True
+    )
+    assert table.status.tolist() == ["done", "done"]
+
+
 def test_a_refused_image_does_not_show_an_earlier_result(small: Path) -> None:
     out = small.parent / "out"
     image = nib.load(small)

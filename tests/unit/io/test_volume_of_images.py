@@ -14,6 +14,8 @@ from oracle.fuzz import odd_scan
 from trinat.segmentation.errors import FormatError, GeometryError, IntegrityError
 from trinat.segmentation.io.volume import Volume
 
+TRANSPOSED = [[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0], [90, -126, -72, 1]]
+
 
 def test_images_in_memory_go_through_the_checks_of_files() -> None:
     nifti = Volume.of_image(image_of(VOXELS))
@@ -104,11 +106,68 @@ def test_arrays_are_numbers_of_three_axes_with_an_affine() -> None:
         ((3, 3, 3), np.diag([1.0, 1, np.inf, 1])),
         # The third axis runs in the plane of the others.
         ((3, 3, 3), [[1, 2, 3, 0], [4, 5, 6, 0], [7, 8, 9, 0], [0, 0, 0, 1]]),
+        # Shear, metres in place of millimetres, a transposed affine, and a scale in the last row.
+        ((3, 3, 3), [[1, 0.9, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]]),
+        ((3, 3, 3), np.diag([1e-3, 1e-3, 1e-3, 1])),
+        ((3, 3, 3), TRANSPOSED),
+        ((3, 3, 3), np.diag([1.0, 1, 1, 2])),
     ],
 )
 def test_a_volume_has_voxels_and_a_place_for_each(shape, affine) -> None:
     with refusal(GeometryError):
         Volume(np.ones(shape), np.array(affine))
+
+
+@pytest.mark.parametrize("kind", [complex, object, str])
+def test_the_voxels_of_a_volume_are_real_numbers(kind: type) -> None:
+    with refusal(FormatError):
+        Volume(VOXELS.astype(kind), np.eye(4))
+
+
+def test_a_transposed_affine_is_refused_in_each_form() -> None:
+    with refusal(GeometryError):
+        Volume.of((VOXELS, np.array(TRANSPOSED)))
+    with refusal(GeometryError):
+        Volume.of(nib.Nifti1Image(VOXELS, np.array(TRANSPOSED)))
+
+
+def test_an_mgh_image_whose_orientation_nibabel_assumes_is_refused() -> None:
+    content = bytearray(nib.MGHImage(VOXELS, odd_scan().affine).to_bytes())
+    content[28:30] = bytes(2)
+    with refusal(GeometryError, remedy="--trust-affine"):
+        Volume.of(nib.MGHImage.from_bytes(bytes(content)))
+
+
+def test_voxels_that_are_no_numbers_are_filled_in_each_form() -> None:
+    holes = VOXELS.astype(np.float32)
+    holes[1, 1, 1] = np.nan
+    holes[2, 2, 2] = np.inf
+    affine = odd_scan().affine
+    scans = (
+        (holes, affine),
+        nib.Nifti1Image(holes, affine),
+        nib.MGHImage(holes, affine),
+        Volume(holes, affine),
+    )
+    wanted = np.nan_to_num(holes, posinf=0)
+    for scan in scans:
+        found = Volume.of(scan, fill_nonfinite=True)
+        np.testing.assert_array_equal(found.data, wanted)
+        assert len(found.notes) == 1
+    # The array itself stays as it is.
+    assert np.isnan(holes[1, 1, 1])
+
+
+def test_trust_in_a_form_counts_for_an_image_in_memory() -> None:
+    qform = np.eye(4)
+    mirrored = np.diag([-1.0, 1, 1, 1])
+    image = nib.Nifti1Image(VOXELS, mirrored)
+    image.set_sform(mirrored, 1)
+    image.set_qform(qform, 1)
+    with refusal(GeometryError):
+        Volume.of(image)
+    found = Volume.of(image, trust_affine="qform")
+    np.testing.assert_array_equal(found.affine, qform)
 
 
 @pytest.mark.parametrize(("origin_mm", "is_taken"), [(1e5, True), (1.001e5, False)])

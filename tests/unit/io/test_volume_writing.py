@@ -84,11 +84,6 @@ def test_what_is_no_label_map_is_not_written_as_one(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_complex_voxels_are_not_written(tmp_path: Path) -> None:
-    with pytest.raises(FormatError, match="cannot write complex64 voxels"):
-        Volume(VOXELS.astype("c8"), odd_scan().affine).write(tmp_path / "a.nii")
-
-
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_the_same_volume_gives_the_same_bytes_under_any_name(
     tmp_path: Path, suffix: str

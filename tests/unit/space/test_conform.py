@@ -192,9 +192,9 @@ def test_only_what_lies_on_the_working_grid_is_restored() -> None:
     conformed = conform(
         head(affine_of("RAS", (2, 2, 2), shape), shape), shape=(96, 96, 96)
     )
-    shifted = Volume(
-        conformed.volume.data, conformed.volume.affine + np.eye(4)[:, [3, 3, 3, 0]]
-    )
+    affine = conformed.volume.affine.copy()
+    affine[0, 3] += 1
+    shifted = Volume(conformed.volume.data, affine)
     with pytest.raises(GeometryError, match="working grid"):
         restore(shifted, conformed.plan, labels=False)
     with pytest.raises(GeometryError, match="probabilities"):
