@@ -119,7 +119,7 @@ class Ledger:
             self.entries[entry.case] = entry
 
     def refuse(self, current: Mapping[str, str | None]) -> None:
-        """Raise OutputError if an existing file was not written by any run, and so is the user's.
+        """Raise OutputError if an existing file is in no ledger, and so may be the user's.
 
         `current` maps the paths of existing files to their present SHA-256, None if a path is not a
         regular file. With `overwrite` no file is refused.
@@ -130,12 +130,15 @@ class Ledger:
         for name, digest in current.items():
             if (name, digest) in self._written:
                 continue
-            what = f"{name} is there and was not written by trinat"
+            what = f"{name} is there, but in no ledger ({LEDGERS}) of this folder"
+            remedy = (
+                "move it away, or give --overwrite; if you joined two folders, "
+                "restore the ledger of each"
+            )
             if name in ours:
                 what = f"{name} was changed since trinat wrote it"
-            raise OutputError(
-                what, where=self._folder, remedy="move it away, or give --overwrite"
-            )
+                remedy = "move it away, or give --overwrite"
+            raise OutputError(what, where=self._folder, remedy=remedy)
 
     def move_in(self, staged: Path, entry: Entry | None = None) -> None:
         """Move all files below the folder `staged` to the output folder; list them in the ledger.

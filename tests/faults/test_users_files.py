@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -50,8 +51,20 @@ def test_a_label_map_of_the_users_is_kept_and_the_other_scans_go_on(
     assert outcome.exit == again.exit == merge(out).exit == Exit.SOME_FAILED
     assert (out / "a_dseg.nii.gz").read_bytes() == b"by hand"
     reason = read_entries([out / "run.jsonl"])["a"].reason
-    assert reason.startswith("a_dseg.nii.gz is there and was not written by trinat")
+    assert reason.startswith("a_dseg.nii.gz is there, but in no ledger")
     assert "--overwrite" in reason
+
+
+def test_joined_folders_have_the_results_of_both_if_they_keep_their_ledgers(
+    tmp_path: Path,
+) -> None:
+    scans = write_scans(tmp_path / "in", "a.nii.gz", "b.nii.gz")
+    out, other = tmp_path / "out", tmp_path / "other"
+    run_serially([str(scans / "a.nii.gz")], out)
+    run_serially([str(scans / "b.nii.gz")], other)
+    (other / "run.jsonl").rename(other / "run-2.jsonl")
+    shutil.copytree(other, out, dirs_exist_ok=True)
+    assert run_serially(scans, out).skipped == 2
 
 
 def test_a_file_that_comes_while_its_scan_is_segmented_is_kept(tmp_path: Path) -> None:
