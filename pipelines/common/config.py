@@ -64,13 +64,14 @@ def with_settings(
     result = copy.deepcopy(dict(content))
     for setting in settings:
         key, equals, text = setting.partition("=")
-        if not equals or not key.strip():
+        keys = key.strip().split(".")
+        if not equals or not all(keys):
             raise ConfigError(f"--set {setting!r} is not key=value")
         try:
             value = parse_yaml(text)
         except ValueError as error:
             raise ConfigError(f"--set {key}: {text!r} is no value") from error
-        _set_value(result, key.strip().split("."), value, setting)
+        _set_value(result, keys, value, setting)
     return result
 
 
@@ -122,6 +123,6 @@ def _set_value(content: Any, keys: list[str], value: Any, setting: str) -> None:
 
 def _is_list_index(content: Any, key: str) -> bool:
     """Return True if `content` is a list and `key` the number of one of its items."""
-    if not isinstance(content, list) or not key.isdigit():
+    if not isinstance(content, list) or not key.isdecimal():
         return False
     return int(key) < len(content)

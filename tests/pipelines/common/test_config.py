@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from helpers.refusals import refusal
 
 from trinat.pipelines.common.config import read_yaml, with_settings
 from trinat.segmentation.errors import ConfigError
@@ -39,3 +40,9 @@ def test_a_setting_with_a_key_twice_is_refused() -> None:
         ConfigError, match=r"--set optimiser: '\{rate: 1, rate: 2\}' is no value"
     ):
         with_settings({}, ["optimiser={rate: 1, rate: 2}"])
+
+
+@pytest.mark.parametrize("setting", ["a..0=3", ".=3", "=3", "a.=3", "a.²=3"])
+def test_each_part_of_a_key_has_a_name(setting: str) -> None:
+    with refusal(ConfigError):
+        with_settings({"a": [1, 2]}, [setting])
