@@ -24,6 +24,7 @@ from trinat.pipelines.predict.engine import Engine, local_engine
 from trinat.pipelines.predict.recorder import Outcome, Recorder
 from trinat.pipelines.predict.settings import (
     CHANGES,
+    SLICES,
     TABLES,
     CaseNames,
     PredictRequest,
@@ -483,6 +484,12 @@ def _renew_tables(
     Tables and pages of an earlier run that are not written again are removed. `out` is the output
     folder; no change is computed from scans whose grade is in `excluded`.
     """
+    has_pictures = any(entry.result.picture for entry in entries)
+    if has_pictures and not (out / SLICES).is_dir():
+        _log.warning(
+            "%s is missing, so report.html has no slices: copy it from where the results were",
+            out / SLICES,
+        )
     write_tables(folder, entries, out)
     write_changes(folder, entries, excluded, out)
     for name in (*TABLES, *CHANGES):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import threading
 from collections import Counter
@@ -15,6 +16,7 @@ from helpers.serial import run_serially, write_scans
 
 from trinat.pipelines.predict.case import CaseWorker
 from trinat.pipelines.predict.case_in_progress import CaseInProgress
+from trinat.pipelines.predict.settings import SLICES, OutputSettings
 from trinat.pipelines.study.entry import Entry
 
 _opened: list[str] | None = None
@@ -64,6 +66,18 @@ def test_what_is_done_is_read_once_more_and_no_model_with_it(tmp_path: Path) -> 
     assert counts["model.yaml"] == 3
     assert counts["run.jsonl"] == 1  # nothing is added
     assert not any(name.endswith(".safetensors") for name in counts)
+
+
+def test_slices_that_were_not_copied_with_the_results_are_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    scans = write_scans(tmp_path / "in", "a.nii.gz")
+    with_pictures = OutputSettings(brain_mask=False)
+    run_serially(scans, tmp_path / "out", output=with_pictures)
+    assert SLICES not in caplog.text
+    shutil.rmtree(tmp_path / "out" / SLICES)
+    assert run_serially(scans, tmp_path / "out", output=with_pictures).skipped == 1
+    assert SLICES in caplog.text
 
 
 def test_in_one_process_a_scan_is_written_while_the_next_is_in_the_networks(
