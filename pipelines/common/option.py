@@ -76,15 +76,19 @@ def split_devices(text: str) -> tuple[str, ...]:
 
     Raises ConfigError for an unknown device.
     """
+    where = "--device or TRINAT_DEVICE"
     words = [word.strip() for word in text.split(",") if word.strip()]
     if not words:
-        raise ConfigError("--device is empty", remedy="give auto, cpu or cuda:0")
+        raise ConfigError("is empty", where=where, remedy="give auto, cpu or cuda:0")
     kind = words[0].partition(":")[0]
     names = []
     for word in words:
         name = f"{kind}:{word}" if word.isdecimal() else word
         if not _DEVICE.fullmatch(name):
-            what = f"--device {text}: unknown device {name}"
-            raise ConfigError(what, remedy="give auto, cpu, cuda or cuda:0,1")
+            raise ConfigError(
+                f"{text}: unknown device {name}",
+                where=where,
+                remedy="give auto, cpu, cuda or cuda:0,1",
+            )
         names.append(name)
     return tuple(names)
