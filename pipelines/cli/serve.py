@@ -56,7 +56,7 @@ def serve_(
 
     Example: trinat serve --model fast
     """
-    require_extra("serve", "fastapi", "uvicorn")
+    require_extra("serve", "fastapi", "uvicorn", "python_multipart")
     from trinat.pipelines.serve.service import run_service
     from trinat.pipelines.view.guard import is_loopback
     from trinat.segmentation.models.zoo import default_model

@@ -19,6 +19,7 @@ from typing import Annotated, Any, Literal
 
 from natsort import natsorted
 
+from trinat.pipelines.common.extras import require_extra
 from trinat.pipelines.common.option import Option, as_tuple, split_devices
 from trinat.pipelines.jobs.process import cpu_count
 from trinat.pipelines.study.cases import Found, Work
@@ -522,7 +523,7 @@ class PredictRequest(WorkerOptions):
         return "." + safe_component("_".join(parts))
 
     def check(self) -> None:
-        """Raise ConfigError for options that contradict or require each other."""
+        """Raise ConfigError for options that contradict each other, or lack what they require."""
         reads_participants = self.output.reference is not None
         if reads_participants and not self.output.page:
             raise ConfigError(
@@ -543,6 +544,13 @@ class PredictRequest(WorkerOptions):
                 f"{self.output.samples} samples (--uncertainty)",
                 remedy="give 0 or more",
             )
+        if not self.output.smallest_lesion_mm3 >= 0:
+            raise ConfigError(
+                f"lesions of {self.output.smallest_lesion_mm3} mm³ (--smallest-lesion)",
+                remedy="give 0 or more",
+            )
+        if self.output.dicom_seg:
+            require_extra("dicom", "pydicom", "highdicom")
         if self.output.thickness and not self.output.parcels:
             raise ConfigError("--thickness requires --parcels", remedy="add --parcels")
         if self.output.samples and self.output.precision == "int8":

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
+import sys
 from pathlib import Path
 
 import pytest
+from helpers.refusals import refusal
 
 from trinat.pipelines.cli.options import LeftOut
 from trinat.pipelines.common.option import split_devices
-from trinat.pipelines.predict.settings import PredictRequest
+from trinat.pipelines.predict.settings import OutputSettings, PredictRequest
 from trinat.segmentation.errors import ConfigError
 
 
@@ -34,8 +37,24 @@ def test_devices_are_named_one_by_one_or_by_number(
     "text", ["", ",", "0,1", "abacus", "cuda:", "cuda:0,x", "cpu,1", "cuda:-1"]
 )
 def test_what_is_no_device_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="--device"):
+    with refusal(ConfigError, "--device or TRINAT_DEVICE"):
         split_devices(text)
+
+
+@pytest.mark.parametrize("volume_mm3", [-1.0, math.nan])
+def test_the_smallest_lesion_has_a_volume(volume_mm3: float) -> None:
+    output = OutputSettings(smallest_lesion_mm3=volume_mm3)
+    with refusal(ConfigError):
+        PredictRequest((), Path("out"), output=output).check()
+
+
+def test_a_dicom_seg_needs_its_packages_before_any_scan(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "highdicom", None)
+    request = PredictRequest((), Path("out"), output=OutputSettings(dicom_seg=True))
+    with refusal(ConfigError, remedy="dicom"):
+        request.check()
 
 
 @pytest.mark.parametrize(
