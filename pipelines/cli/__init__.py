@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -25,7 +27,7 @@ from trinat.pipelines.cli import (
 )
 from trinat.pipelines.cli.options import HELP, Command, Group, Json, ListOptions
 from trinat.pipelines.common.exits import Exit, exit_code
-from trinat.segmentation.errors import TrinatError, one_line, reason_of
+from trinat.segmentation.errors import ConfigError, TrinatError, one_line, reason_of
 
 app = typer.Typer(
     name="trinat",
@@ -116,6 +118,7 @@ def run(app: typer.Typer) -> NoReturn:
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
     try:
+        _refuse_empty(words)
         name = Path(sys.argv[0]).stem
         if name == "__main__":
             name = "trinat"  # python -m trinat
@@ -141,6 +144,21 @@ def run(app: typer.Typer) -> NoReturn:
     if result == _TYPER_INTERRUPTED:
         sys.exit(_say("interrupted", Exit.INTERRUPTED))
     sys.exit(result if isinstance(result, int) else Exit.OK)
+
+
+def _refuse_empty(words: Iterable[str]) -> None:
+    """Raise ConfigError for an empty argument, such as `--out ""` or `--out=`.
+
+    It usually comes from an unset variable of the shell, and would name the current folder or
+    choose a default.
+    """
+    before = "trinat"
+    for word in words:
+        if not word:
+            raise ConfigError(f"the argument after {before} is empty")
+        if re.fullmatch("--[a-z_-]+=", word):
+            raise ConfigError(f"{word} is empty")
+        before = word
 
 
 def _open_closed_streams() -> None:

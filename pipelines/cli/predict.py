@@ -44,10 +44,12 @@ def predict(
         from trinat.pipelines.predict.progress import run_with_progress
         from trinat.segmentation.models.zoo import default_model
 
-    if bool(request.inputs) == (scans.store is not None):
+    if request.inputs and scans.store is not None:
         raise ConfigError(
-            "INPUTS and --store cannot be combined", remedy="give INPUTS or --store"
+            "INPUTS and --store cannot be combined", remedy="give one of them"
         )
+    if not request.inputs and scans.store is None:
+        raise ConfigError("INPUTS are missing", remedy="name scans, or give --store")
     if scans.folds and (scans.store is None or not request.model):
         raise ConfigError("--folds needs --store and --model", remedy="give both")
     if scans.store is not None and request.suffix != T1W:

@@ -25,6 +25,7 @@ from trinat.pipelines.study.entry import Entry
 from trinat.pipelines.study.ledger import ledgers_in, read_entries
 from trinat.pipelines.study.naming import Product
 from trinat.segmentation.errors import ConfigError, first_mistake, reason_of
+from trinat.segmentation.io.files import given_path
 from trinat.segmentation.io.foreign_images import is_foreign_image, is_subject
 from trinat.segmentation.io.volume import ScanLike, Volume
 from trinat.segmentation.models.zoo import find_model, warn_of_licence
@@ -101,7 +102,7 @@ def segment_many(
     with TemporaryDirectory() as temporary, TemporaryDirectory() as images:
         inputs, written, refused = _split_inputs(paths, Path(images), image, output)
         entries: list[Entry] = []
-        folder = Path(temporary if out is None else out)
+        folder = given_path(temporary if out is None else out)
         if inputs or written or refused:
             found = Found.of(written, refused)
             if inputs:

@@ -30,7 +30,7 @@ from trinat.segmentation.data.sources.bids import (
 from trinat.segmentation.data.sources.freesurfer import find_image, why_no_scan
 from trinat.segmentation.errors import ConfigError, InputError, reason_of, some
 from trinat.segmentation.io.dicom.series import find_series, is_dicom
-from trinat.segmentation.io.files import absolute, files_of_scan, read_text
+from trinat.segmentation.io.files import absolute, files_of_scan, given_path, read_text
 from trinat.segmentation.io.streams import SCAN_SUFFIXES, remedy_for_format
 
 _LISTS = (".txt", ".list")
@@ -139,10 +139,10 @@ def find_cases(
     are in natural order. The folder `exclude`, usually the output folder, is not searched.
     Participants, sessions and `suffix` select scans of a BIDS dataset. Of DICOM series, the
     T1-weighted series are taken, or with `any_contrast` all anatomical series. Raises ConfigError
-    for a dataset among other inputs, for a suffix without a dataset, or for an input that is the
-    output folder.
+    for a dataset among other inputs, for a suffix without a dataset, or for an input that is empty
+    or the output folder.
     """
-    for given in map(Path, inputs):
+    for given in map(given_path, inputs):
         if exclude and is_dir(given) and given.resolve() == exclude.resolve():
             what = "is the output folder, too"
             raise ConfigError(what, where=given, remedy="choose another --out")

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
 from trinat.segmentation.errors import (
+    ConfigError,
     DatasetError,
     DiskFullError,
     InputError,
@@ -102,6 +103,13 @@ def read_text(path: str | Path, encoding: str = "utf-8", errors: str = "strict")
 def absolute(path: str | Path) -> Path:
     """Return the path as absolute, without `..`; links are kept."""
     return Path(os.path.abspath(path))  # noqa: PTH100 - resolve() would follow links
+
+
+def given_path(path: str | os.PathLike[str]) -> Path:
+    """Return a path that a user gave; raise ConfigError for "", which is the current folder."""
+    if not os.fspath(path):
+        raise ConfigError("a path is empty", remedy="name a file or folder")
+    return Path(path)
 
 
 def files_of_scan(path: Path) -> tuple[Path, ...]:

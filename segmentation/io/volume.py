@@ -24,7 +24,7 @@ from trinat.segmentation.errors import FormatError, GeometryError
 from trinat.segmentation.grid import Grid, Shape
 from trinat.segmentation.io.dicom.scan import read_series
 from trinat.segmentation.io.dicom.series import holds_dicom
-from trinat.segmentation.io.files import atomic_write
+from trinat.segmentation.io.files import atomic_write, given_path
 from trinat.segmentation.io.foreign_images import (
     image_of_subject,
     is_bare_array,
@@ -199,7 +199,7 @@ class Volume:
             return replace(scan, data=data, notes=(*scan.notes, *notes))
         if isinstance(scan, str | os.PathLike):
             return cls.read(
-                Path(scan),
+                os.fspath(scan),
                 labels=labels,
                 trust_affine=trust_affine,
                 fill_nonfinite=fill_nonfinite,
@@ -275,9 +275,9 @@ class Volume:
         GeometryError
             If its orientation is missing, impossible or contradictory.
         ConfigError
-            If `trust_affine` is unknown.
+            If `trust_affine` is unknown, or the path empty.
         """
-        where = Path(path)
+        where = given_path(path)
         name = where.name.lower()
         series_notes: tuple[str, ...] = ()
         is_image = name.endswith(SCAN_SUFFIXES)

@@ -210,6 +210,13 @@ def test_many_scans_into_a_file_are_refused(small: Path) -> None:
         trinat.segment_many(small, small, model=random_model(), progress=False)
 
 
+def test_an_empty_path_is_not_the_current_folder(small: Path) -> None:
+    with refusal(ConfigError):
+        trinat.Volume.of("")
+    with refusal(ConfigError):
+        trinat.segment_many(small, "", model=random_model(), progress=False)
+
+
 def test_options_that_do_not_go_together_are_refused_in_python_too(
     small: Path,
 ) -> None:

@@ -12,7 +12,7 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from trinat.pipelines.cli import app
+from trinat.pipelines.cli import app, run
 from trinat.pipelines.cli.options import say_next
 from trinat.pipelines.common.exits import Exit, batch_exit, exit_code
 from trinat.segmentation import errors
@@ -52,6 +52,41 @@ def test_an_unknown_command_is_one_line_and_a_usage_error() -> None:
     assert done.stderr.startswith("trinat: No such command 'segmnt': see ")
     assert done.stderr.count("\n") == 1
     assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["predict", "", "--out", "out"],
+        ["predict", "a.nii", "--out", ""],
+        ["predict", "a.nii", "--out="],
+        ["predict", "a.nii", "--out", "out", "--model", ""],
+    ],
+)
+def test_an_empty_argument_is_refused(
+    monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    def stand_in(words: list[str], **_: object) -> int:
+        return Exit.OK
+
+    # Without the commands themselves.
+    monkeypatch.setattr(sys, "argv", ["trinat", *words])
+    with pytest.raises(SystemExit) as ended:
+        run(stand_in)  # type: ignore[arg-type]
+    assert ended.value.code == Exit.USAGE
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (["--out", "o"], "INPUTS are missing"),
+        (["a.nii", "--store", "s", "--out", "o"], "INPUTS and --store"),
+    ],
+)
+def test_predict_takes_inputs_or_a_store(words: list[str], what: str) -> None:
+    with pytest.raises(errors.ConfigError) as refused:
+        CliRunner().invoke(app, ["predict", *words], catch_exceptions=False)
+    assert refused.value.what.startswith(what)
 
 
 def test_a_choice_that_there_is_not_is_named_without_the_words_of_a_library() -> None:

@@ -428,6 +428,11 @@ def test_an_output_folder_that_is_the_input_is_told(tmp_path: Path, scan: str) -
         find_cases([tmp_path], exclude=tmp_path)
 
 
+def test_an_empty_path_is_not_the_current_folder() -> None:
+    with refusal(ConfigError):
+        find_cases([""])
+
+
 def test_a_glob_leaves_the_output_folder_out(tmp_path: Path) -> None:
     touch(tmp_path, "a/x.nii", "out/a/x_entropy.nii.gz", "out/a/x_copy.nii")
     pattern = f"{tmp_path}/**/*.nii*"
