@@ -488,7 +488,8 @@ def test_a_rating_is_of_the_corrected_map(out: Path) -> None:
 def test_a_map_on_another_grid_than_its_scan_is_not_corrected(out: Path) -> None:
     page = Page(out)
     path = result(page, out)
-    Volume(np.zeros(SHAPE, np.uint8), 2 * AFFINE).write(path, labels=True)
+    coarse = AFFINE @ np.diag([2, 2, 2, 1])
+    Volume(np.zeros(SHAPE, np.uint8), coarse).write(path, labels=True)
     answer = page.save(changes(RIGHT_THALAMUS, (2, 3, 4)))
     assert "on another grid than its scan" in answer.json()["reason"]
     assert not corrected_path(path).exists()
