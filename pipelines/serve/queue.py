@@ -35,7 +35,7 @@ from trinat.pipelines.serve.settings import (
 )
 from trinat.pipelines.study.cases import Case
 from trinat.pipelines.study.entry import Entry
-from trinat.pipelines.study.naming import Product
+from trinat.pipelines.study.naming import PLAIN_LABEL_TABLE, PLAIN_PARCEL_TABLE, Product
 from trinat.pipelines.study.participants import Facts
 from trinat.pipelines.study.record import ScanResult
 from trinat.pipelines.view.guard import new_token
@@ -63,8 +63,8 @@ OUTPUTS = {
 _PROGRESS = {"reading": 0.1, "networks": 0.3, "writing": 0.8}
 # Numbers of rows in SQLite have 64 bits.
 _LARGEST_NUMBER = 2**63 - 1
-# Files that a folder may hold before a queue is made in it.
-_BEFORE_QUEUE = ("lock", "token")
+# Files and folders that a queue writes or deletes.
+_OF_QUEUE = ("staging", "jobs", "learning", PLAIN_LABEL_TABLE, PLAIN_PARCEL_TABLE)
 # The longest delay before an idle worker sees a new scan.
 _POLL_S = 0.05
 # The interval between two deletions of expired scans.
@@ -202,7 +202,7 @@ class Queue:
 
         self._file = folder / "jobs.sqlite"
         if not self._file.exists():
-            _require_empty(folder)
+            _require_free(folder)
         # Each statement is a transaction of its own, and SQLite runs one at a time.
         self._database = sqlite3.connect(
             self._file, isolation_level=None, check_same_thread=False
@@ -549,14 +549,15 @@ class Queue:
         return self.folder / "jobs" / id
 
 
-def _require_empty(folder: Path) -> None:
-    """Raise OutputError if a folder without a queue holds files, which a queue might delete."""
-    if any(path.name not in _BEFORE_QUEUE for path in folder.iterdir()):
-        raise OutputError(
-            "holds files but no queue, and a queue would delete some of them",
-            where=folder,
-            remedy="give an empty folder as --queue",
-        )
+def _require_free(folder: Path) -> None:
+    """Raise OutputError if a new queue in a folder would delete or overwrite files in it."""
+    for name in _OF_QUEUE:
+        if (folder / name).exists():
+            raise OutputError(
+                f"holds {name} but no queue, and a queue would delete or overwrite it",
+                where=folder,
+                remedy="give another folder as --queue",
+            )
 
 
 class _StoppedError(Exception):

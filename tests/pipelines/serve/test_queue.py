@@ -292,8 +292,11 @@ def test_a_damaged_table_is_refused_and_no_scan_is_deleted(tmp_path: Path) -> No
     assert (tmp_path / "jobs" / job.id / "scan.nii").is_file()
 
 
-@pytest.mark.parametrize("name", ["jobs/mine", "staging/mine", "learning/mine"])
-def test_a_folder_with_files_but_no_queue_is_refused_and_kept(
+@pytest.mark.parametrize(
+    "name",
+    ["jobs/mine", "staging/mine", "learning/mine", "labels.tsv", "parcel_labels.tsv"],
+)
+def test_a_folder_whose_files_a_new_queue_would_delete_is_refused_and_kept(
     tmp_path: Path, name: str
 ) -> None:
     mine = tmp_path / name
@@ -305,7 +308,9 @@ def test_a_folder_with_files_but_no_queue_is_refused_and_kept(
     assert mine.is_dir()
 
 
-def test_a_folder_with_a_token_of_its_owner_becomes_a_queue(tmp_path: Path) -> None:
+def test_a_fresh_disk_with_a_token_of_its_owner_becomes_a_queue(tmp_path: Path) -> None:
+    (tmp_path / "lost+found").mkdir()
+    (tmp_path / ".snapshot").mkdir()
     (tmp_path / "lock").touch()
     (tmp_path / "token").write_text("secret\n")
     assert Queue(tmp_path).token() == "secret"
