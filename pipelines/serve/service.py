@@ -30,7 +30,7 @@ from fastapi.responses import (
     StreamingResponse,
 )
 from fastapi.security import HTTPBearer
-from starlette.exceptions import HTTPException as AnyHTTPException
+from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.requests import ClientDisconnect
 
 from trinat.pipelines.common.models import print_licences
@@ -71,7 +71,7 @@ _DESCRIPTION = (
     "Segments the human brain in T1-weighted MRI. For research, not for diagnosis."
 )
 _ANSWERED_ERRORS = (
-    AnyHTTPException,
+    StarletteHTTPException,
     RequestValidationError,
     TrinatError,
     FileNotFoundError,
@@ -507,7 +507,7 @@ def make_app(
 
 async def _answer_error(_: Request, error: Exception) -> Response:
     """Return the response to an error: its reason in one line, without content of the request."""
-    if isinstance(error, AnyHTTPException):
+    if isinstance(error, StarletteHTTPException):
         return JSONResponse({"reason": error.detail}, error.status_code, error.headers)
     if isinstance(error, RequestValidationError):
         first = error.errors()[0]

@@ -16,8 +16,9 @@ from typing import Any
 from fastapi import HTTPException, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import FormData, UploadFile
-from starlette.exceptions import HTTPException as AnyHTTPException
+from starlette.exceptions import HTTPException as StarletteHTTPException
 
+from trinat.pipelines.common.extras import require_extra
 from trinat.pipelines.serve.queue import OUTPUTS, Queue, Segmentation
 from trinat.pipelines.serve.settings import (
     MAX_FIELD_BYTES,
@@ -73,7 +74,7 @@ async def receive(request: Request, queue: Queue, client: str) -> Segmentation:
             form = await request.form(
                 max_files=1, max_fields=MAX_FORM_FIELDS, max_part_size=MAX_FIELD_BYTES
             )
-        except AnyHTTPException as error:
+        except StarletteHTTPException as error:
             # The guard has other statuses for bodies that are too large or too slow.
             if error.status_code != 400:
                 raise
@@ -89,7 +90,8 @@ async def receive(request: Request, queue: Queue, client: str) -> Segmentation:
 def _take(queue: Queue, form: FormData, folder: Path) -> Segmentation:
     """Store the scan of a form in `folder`, check its header and put it into the queue.
 
-    Returns the scan's state. Raises InputError or HTTPException if the form or the scan is refused.
+    Returns the scan's state. Raises InputError or HTTPException if the form or the scan is refused,
+    and ConfigError if a package for an output is missing.
     """
     upload, outputs, participant = _fields(form)
     is_compared = queue.has_norms and "page" in outputs
@@ -103,14 +105,16 @@ def _take(queue: Queue, form: FormData, folder: Path) -> Segmentation:
     ending = next((each for each in _ENDINGS if name.endswith(each)), None)
     if ending is None:
         raise HTTPException(415, f"not a kind of scan: name it {', '.join(_ENDINGS)}")
+    if "dicom-seg" in outputs:
+        if ending != ".zip":
+            raise InputError("dicom-seg requires DICOM input: send the files as a zip")
+        require_extra("dicom", "pydicom", "highdicom")
     scan = folder / f"scan{ending}"
     with scan.open("wb") as file:
         shutil.copyfileobj(upload.file, file, _COPIED_BYTES)
     if ending == ".zip":
         _require_dicom(scan)
         return queue.accept(scan, outputs, participant).seen()
-    if "dicom-seg" in outputs:
-        raise InputError("dicom-seg requires DICOM input: send the files as a zip")
     # Refuses a header that is broken or announces too much data.
     with ScanStream(scan, packed=has_checksum(scan)) as source:
         if ".mg" in scan.name:

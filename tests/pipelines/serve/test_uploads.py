@@ -15,6 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from trinat.pipelines.cli import app
+from trinat.pipelines.common import extras
 from trinat.pipelines.common.exits import Exit
 from trinat.pipelines.serve.queue import Queue
 from trinat.pipelines.serve.service import make_app
@@ -97,6 +98,18 @@ def test_a_zip_without_dicom_is_refused_at_once(
     assert answer.status_code == status
     assert len(queue.submissions) == (status == 202)
     assert str(tmp_path) not in answer.text
+
+
+def test_dicom_seg_without_its_package_is_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(extras, "find_spec", {"pydicom": True}.get)
+    queue = Queue(tmp_path)
+    content = zipped(image=bytes(128) + b"DICM")
+    answer = asyncio.run(send(queue, content, "scan.zip", outputs="dicom-seg"))
+    assert answer.status_code == 422
+    assert "highdicom" in answer.text
+    assert not queue.submissions
 
 
 def test_a_field_that_is_too_long_is_refused_with_the_fields_of_the_form(
