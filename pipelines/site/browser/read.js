@@ -23,7 +23,9 @@ const GIVE = "give a scan as .nii, .nii.gz, .mgz or a folder of DICOM files";
  * @returns {Promise<File[][]>}
  */
 export async function scansOf(files) {
-  const shown = files.filter(({ name }) => !name.startsWith("."));
+  let shown = files.filter(({ name }) => !name.startsWith("."));
+  // Hidden files alone are refused later, in a sentence.
+  if (!shown.length) shown = files;
   const images = shown.filter(({ name }) => isImage(name));
   const others = [];
   for (const file of shown) {

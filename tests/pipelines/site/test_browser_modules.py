@@ -601,6 +601,7 @@ def read_folder(folder: Path, *, any_contrast: bool = False) -> dict[str, Any]:
         (["IM1", "README"], [["IM1", "README"]]),
         # Refused later, in a sentence.
         (["README"], [["README"]]),
+        ([".DS_Store"], [[".DS_Store"]]),
         (["._a.nii.gz", "a.nii.gz", ".DS_Store", "IM1"], [["a.nii.gz"], ["IM1"]]),
     ],
 )
