@@ -484,7 +484,7 @@ def _renew_tables(
     Tables and pages of an earlier run that are not written again are removed. `out` is the output
     folder; no change is computed from scans whose grade is in `excluded`.
     """
-    has_pictures = any(entry.result.picture for entry in entries)
+    has_pictures = any(entry.result.picture for entry in most_doubtful(entries))
     if has_pictures and not (out / SLICES).is_dir():
         _log.warning(
             "%s is missing, so report.html has no slices: copy it from where the results were",

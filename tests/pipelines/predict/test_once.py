@@ -17,6 +17,7 @@ from helpers.serial import run_serially, write_scans
 from trinat.pipelines.predict.case import CaseWorker
 from trinat.pipelines.predict.case_in_progress import CaseInProgress
 from trinat.pipelines.predict.settings import SLICES, OutputSettings
+from trinat.pipelines.study import entry
 from trinat.pipelines.study.entry import Entry
 
 _opened: list[str] | None = None
@@ -78,6 +79,19 @@ def test_slices_that_were_not_copied_with_the_results_are_told(
     shutil.rmtree(tmp_path / "out" / SLICES)
     assert run_serially(scans, tmp_path / "out", output=with_pictures).skipped == 1
     assert SLICES in caplog.text
+
+
+def test_slices_are_not_missed_if_the_doubtful_scans_were_made_without_pictures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(entry, "MOST_SHOWN", 1)
+    # Of two equal scans the earlier one is shown.
+    for name, pictures in (("a.nii.gz", False), ("b.nii.gz", True)):
+        scans = write_scans(tmp_path / name, name)
+        settings = OutputSettings(brain_mask=False, picture=pictures)
+        run_serially(scans, tmp_path / "out", output=settings)
+    assert not list((tmp_path / "out").glob(f"{SLICES}/*"))
+    assert SLICES not in caplog.text
 
 
 def test_in_one_process_a_scan_is_written_while_the_next_is_in_the_networks(
