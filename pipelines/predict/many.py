@@ -156,8 +156,9 @@ def _is_array_with_affine(scans: Any) -> bool:
     """Return True for one scan as a tuple of an array and its affine."""
     if not isinstance(scans, tuple) or len(scans) != 2:
         return False
-    # A tuple of two scans may hold two such tuples.
-    return not isinstance(scans[0], tuple) and np.shape(scans[1]) == (4, 4)
+    # A tuple of two scans may end with such a tuple.
+    is_scan = isinstance(scans[1], tuple) and len(scans[1]) == 2
+    return not is_scan and np.shape(scans[1]) == (4, 4)
 
 
 def _split_inputs(

@@ -247,6 +247,16 @@ def test_a_tuple_of_arrays_with_their_affines_is_two_scans(small: Path) -> None:
     assert table.status.tolist() == ["done", "done"]
 
 
+def test_a_tuple_of_a_scan_and_an_array_with_its_affine_is_two_scans(
+    small: Path,
+) -> None:
+    volume = trinat.Volume.read(small)
+    for first in (small, volume):
+        given = (first, (volume.data, volume.affine))
+        table = trinat.segment_many(given, model=random_model(), progress=False)
+        assert table.status.tolist() == ["done", "done"]
+
+
 def test_a_refused_image_does_not_show_an_earlier_result(small: Path) -> None:
     out = small.parent / "out"
     image = nib.load(small)
