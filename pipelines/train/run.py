@@ -63,6 +63,7 @@ from trinat.segmentation.data.splits import read_split
 from trinat.segmentation.data.store import SPLIT, Store
 from trinat.segmentation.errors import (
     ConfigError,
+    DeviceError,
     InterruptedRunError,
     LockedError,
     TrainingError,
@@ -283,10 +284,14 @@ def train(
     jobs = plan_jobs(recipe, chosen)
     if not jobs:
         raise ConfigError(f"the recipe {recipe.name} trains none of these views")
-    if device == "mps" and torch.backends.mps.is_available():
+    if device != "mps":
+        target = choose_device(device)
+    elif torch.backends.mps.is_available():
         target = torch.device(device)
     else:
-        target = choose_device(device)
+        raise DeviceError(
+            "this torch has no MPS device", where=device, remedy="use --device cpu"
+        )
     prepare_training(target, deterministic=recipe.deterministic)
     if target.type != "cpu":
         timing.wait_first(partial(torch.accelerator.synchronize, target))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from trinat.pipelines.common.option import Option, as_tuple
 from trinat.segmentation.errors import ConfigError
@@ -23,7 +23,11 @@ class TrainSettings:
     """
 
     view: Annotated[
-        str, Option("coronal, axial, sagittal, or all (all views of the recipe).")
+        str,
+        Option(
+            "View to train, or all views of the recipe.",
+            typed=Literal["coronal", "axial", "sagittal", "all"],
+        ),
     ] = "all"
     fold: Annotated[
         int | None,

@@ -44,7 +44,7 @@ def choose_device(name: str) -> torch.device:
     if device.type == GPU and (device.index or 0) >= count_gpus():
         raise DeviceError(
             f"{name} does not exist on this machine",
-            remedy="trinat doctor lists the devices",
+            remedy="use cpu; trinat doctor lists the devices",
         )
     return device
 

@@ -46,13 +46,14 @@ def chosen_views(views: Iterable[View | str] | str | None) -> tuple[View, ...] |
     """
     if views is None:
         return None
-    if isinstance(views, str):
-        views = [views]
+    given = [views] if isinstance(views, str) else views
     try:
-        return tuple(View(view) for view in views)
-    except (TypeError, ValueError) as error:
+        return tuple(View(view) for view in given)
+    except (TypeError, ValueError):
         names = ", ".join(view.value for view in View)
-        raise ConfigError(str(error), remedy=f"choose from {names}") from None
+        raise ConfigError(
+            f"unknown view: {views!r}", remedy=f"choose from {names}"
+        ) from None
 
 
 class SliceAxes(NamedTuple):

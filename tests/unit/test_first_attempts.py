@@ -105,7 +105,7 @@ def test_a_side_is_forgotten_and_a_view_misspelt(scan: Path) -> None:
     with pytest.raises(trinat.TrinatError, match="has two sides: name Left-"):
         result.mask("Cerebral-White-Matter")
     refused(
-        scan, "'frontal' is not a valid View: choose from coronal", views=["frontal"]
+        scan, r"unknown view: \['frontal'\]: choose from coronal", views=["frontal"]
     )
 
 

@@ -84,7 +84,7 @@ def test_a_store_is_trained_on_and_without_validation_there_is_no_dice(
 
 
 def test_a_view_that_does_not_exist_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="'frontal' is not a valid View"):
+    with pytest.raises(ConfigError, match="unknown view: 'frontal'"):
         trinat.train(write_recipe(tmp_path), tmp_path / "run", view="frontal")
 
 

@@ -300,7 +300,7 @@ def test_an_unknown_recipe_is_refused() -> None:
     [
         pytest.param(
             "mps",
-            "not supported",
+            "^mps: .*use --device cpu",
             marks=pytest.mark.skipif(
                 torch.backends.mps.is_available(), reason="has one"
             ),
