@@ -155,7 +155,10 @@ def _refuse_empty(words: Iterable[str]) -> None:
     before = "trinat"
     for word in words:
         if not word:
-            raise ConfigError(f"the argument after {before} is empty")
+            raise ConfigError(
+                f"the argument after {before} is empty",
+                remedy="set the variable of the shell that it comes from, or leave it out",
+            )
         if re.fullmatch("--[a-z_-]+=", word):
             raise ConfigError(f"{word} is empty")
         before = word

@@ -85,8 +85,9 @@ def split_devices(text: str) -> tuple[str, ...]:
     for word in words:
         name = f"{kind}:{word}" if word.isdecimal() else word
         if not _DEVICE.fullmatch(name):
+            of_several = f" in {text}" if len(words) > 1 else ""
             raise ConfigError(
-                f"{text}: unknown device {name}",
+                f"unknown device {name}{of_several}",
                 where=where,
                 remedy="give auto, cpu, cuda or cuda:0,1",
             )

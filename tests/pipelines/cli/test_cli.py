@@ -250,7 +250,11 @@ def test_a_shell_is_told_what_completes_a_word() -> None:
 @pytest.mark.parametrize(
     ("variable", "value", "said"),
     [
-        ("TRINAT_DEVICE", "gpu", "trinat: --device or TRINAT_DEVICE: gpu: "),
+        (
+            "TRINAT_DEVICE",
+            "gpu",
+            "trinat: --device or TRINAT_DEVICE: unknown device gpu: ",
+        ),
         (
             "TRINAT_THREADS",
             "x",
