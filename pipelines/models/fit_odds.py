@@ -43,7 +43,8 @@ def fit_structure_odds(
 ) -> tuple[FittedFusion, list[Pair], list[str]]:
     """Fit the odds of structures to scans with true label maps, scored on held-out participants.
 
-    The "prediction" of each of the `pairs` is the scan itself; `reader` reads both files.
+    The odds of a structure are a factor that multiplies its probability in each voxel. The
+    "prediction" of each of the `pairs` is the scan itself; `reader` reads both files.
 
     Returns the model's own odds and the fitted odds with the Dice of each scan, the pairs that
     could be used, and a message for each other pair. EvaluationError is raised if no pair could be

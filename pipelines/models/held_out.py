@@ -30,7 +30,7 @@ class Scores:
     of each candidate to the mean Dice over structures of each scan. The first candidate (`BEFORE`)
     is the model as it was; candidates that change more come later. Each scan is scored with
     candidates that were fitted to other participants. With a single participant, `held_out` is
-    False: the same scans are used for both.
+    False: candidates are scored on the scans that they were fitted to.
     """
 
     participants: tuple[str, ...]

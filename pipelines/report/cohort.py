@@ -563,7 +563,8 @@ def facts_of(frame: pd.DataFrame) -> pd.DataFrame:
 
     `frame` is the frame of a `Cohort`. The index is the participant, and the columns are the means
     of `age` and `icv` (the intracranial volume), and group, site, sex and family. These are "" if
-    they are unknown; group, site and sex also if they differ between the scans.
+    they are unknown; group, site and sex also if they differ between the scans. `family` is the
+    first that is known.
     """
     scans = frame.drop_duplicates("scan")
     texts = (*FACTORS, "family")

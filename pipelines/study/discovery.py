@@ -173,7 +173,7 @@ def find_cases(
 
 @dataclass
 class _Search:
-    """Search for scans in files, folders, globs and lists, with all messages about what it meets.
+    """Search for scans in files, folders, globs and lists; collects refusals and remarks.
 
     The folder `exclude` is not searched. `any_contrast` is that of `find_cases`. `named` are the
     scans that the user has named, by themselves or in a list; other scans were found in a folder.

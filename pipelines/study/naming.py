@@ -23,7 +23,7 @@ _ORDER = (
 
 @dataclass(frozen=True)
 class _Spec:
-    """Names of one kind of output file, from which a member of `Product` is made; see there."""
+    """Definition of a member of `Product`, which explains the fields."""
 
     suffix: str
     ending: str

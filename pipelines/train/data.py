@@ -104,10 +104,10 @@ def open_data(
 
 
 def _divided_heads(config: SyntheticConfig) -> tuple[HeadMaps, HeadMaps]:
-    """Load the heads for training and those for validation; raise ConfigError if none trains.
+    """Load the heads for training and those for validation.
 
     The last heads are held out for validation. If none are, validation scans are made from the
-    heads for training.
+    heads for training. ConfigError is raised if no head is left for training.
     """
     heads = config.heads
     maps = phantom_heads(2) if heads == "phantom" else load_heads(Path(heads))

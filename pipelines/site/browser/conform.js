@@ -33,6 +33,7 @@ const LARGEST = 256;
 const SIDE_MULTIPLE = 16;
 const SAME_MM = 1e-3;
 const ROUNDING = 1e-6;
+// A fraction of a voxel that does not count: voxel sizes of oblique headers are rounded.
 const SAME_VOXELS = 0.01;
 
 // Margin around the head.
