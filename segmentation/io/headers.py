@@ -35,7 +35,7 @@ _NIFTI2_LENGTH = 540
 _MAX_OFFSET = 64 * 2**20
 _MGH_VOXELS_AT = 284
 # Position of goodRASFlag, the MGH field that says whether the header has an orientation.
-_MGH_FLAG = slice(28, 30)
+MGH_FLAG = slice(28, 30)
 _UNIT_LENGTH_TOLERANCE = 1e-3
 # NIfTI's codes of spatial units.
 _UNKNOWN_UNITS = 0
@@ -147,7 +147,7 @@ def read_mgh(stream: ScanStream) -> Header:
     version = int(fields["version"])
     if version != 1:
         raise FormatError(f"MGH version {version}, not 1", where=where, remedy=REMAKE)
-    flag = int.from_bytes(block[_MGH_FLAG], "big", signed=True)
+    flag = int.from_bytes(block[MGH_FLAG], "big", signed=True)
     if flag not in (0, 1):
         raise wrong(f"goodRASFlag is {flag}, not 0 or 1", where)
     if flag == 0:

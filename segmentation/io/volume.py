@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import nibabel as nib
 import numpy as np
+from nibabel.openers import ImageOpener
 from nibabel.spatialimages import SpatialImage
 from numpy.typing import ArrayLike, NDArray
 
@@ -31,7 +32,7 @@ from trinat.segmentation.io.foreign_images import (
     is_subject,
     reader_of,
 )
-from trinat.segmentation.io.headers import from_nifti
+from trinat.segmentation.io.headers import MGH_FLAG, from_nifti
 from trinat.segmentation.io.orientation import (
     TrustAffine,
     check_trust,
@@ -499,13 +500,22 @@ def _check_affine(affine: NDArray[Any], where: Path | None = None) -> None:
 
 
 def _refuse_assumed_orientation(image: Any, where: Path) -> None:
-    """Raise GeometryError for an MGH image with the affine of headers without an orientation.
+    """Raise GeometryError for an MGH image whose affine was assumed, not read.
 
-    nibabel assumes this affine in reading such a header, and then says that the header has one.
+    nibabel assumes an affine if goodRASFlag in the stored header is 0, and then sets the flag to 1.
+    An image that was built from voxels has the affine that its builder gave.
     """
     bare = type(image.header)()
     bare.set_data_shape(image.shape)
-    if image.affine is not None and np.allclose(image.affine, bare.get_affine()):
+    is_assumed = image.affine is not None and np.allclose(
+        image.affine, bare.get_affine()
+    )
+    if not is_assumed or not nib.is_proxy(image.dataobj):
+        return
+    with ImageOpener(image.dataobj.file_like) as file:
+        file.seek(0)
+        flag = file.read(MGH_FLAG.stop)[MGH_FLAG]
+    if not any(flag):
         raise GeometryError(
             "no orientation in its header",
             where=where,

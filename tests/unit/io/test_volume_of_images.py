@@ -138,6 +138,19 @@ def test_an_mgh_image_whose_orientation_nibabel_assumes_is_refused() -> None:
         Volume.of(nib.MGHImage.from_bytes(bytes(content)))
 
 
+def test_the_affine_that_nibabel_assumes_is_accepted_if_it_was_given(
+    tmp_path: Path,
+) -> None:
+    default = nib.freesurfer.MGHImage.header_class()
+    default.set_data_shape(VOXELS.shape)
+    affine = default.get_affine()
+    built = nib.MGHImage(VOXELS, affine)
+    np.testing.assert_array_equal(Volume.of(built).affine, affine)
+    nib.save(built, tmp_path / "scan.mgz")
+    loaded = nib.load(tmp_path / "scan.mgz")
+    np.testing.assert_array_equal(Volume.of(loaded).affine, affine)
+
+
 def test_voxels_that_are_no_numbers_are_filled_in_each_form() -> None:
     holes = VOXELS.astype(np.float32)
     holes[1, 1, 1] = np.nan
