@@ -14,7 +14,7 @@ import hashlib
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -92,14 +92,27 @@ class FileStamp(_Strict):
     def renewed(self, path: Path) -> FileStamp | None:
         """Return hash, size and time of the file as it is now, or None if its content has changed.
 
-        The file is read only if its size or time differs from this stamp. If only the time differs,
-        the result has the old hash and the new time. Raises OSError if the file is missing.
+        The file is read only if its time differs from this stamp and its size does not, and once
+        in each process. The result then has the old hash and the new time. Raises OSError if the
+        file is missing.
         """
         state = path.stat()
-        if (state.st_size, state.st_mtime_ns) == (self.size, self.mtime_ns):
+        if state.st_size != self.size:
+            return None
+        if state.st_mtime_ns == self.mtime_ns:
             return self
-        now = FileStamp.of(path)
-        return now if now.sha256 == self.sha256 else None
+        if _hash_at(path, state.st_size, state.st_mtime_ns) != self.sha256:
+            return None
+        return self.model_copy(update={"mtime_ns": state.st_mtime_ns})
+
+
+@cache
+def _hash_at(path: Path, size: int, mtime_ns: int) -> str:
+    """Return the SHA-256 of a file; it is computed once for each size and modification time.
+
+    A store that was copied without its times is opened many times in a training run.
+    """
+    return sha256_of(path)
 
 
 class Original(_Strict):
@@ -310,8 +323,8 @@ class Store:
     def check(self, subjects: Iterable[str]) -> None:
         """Raise IntegrityError for the first subject whose file changed since `trinat prepare`.
 
-        If size and time of a file are unchanged, it is not read. Otherwise its whole content is
-        compared.
+        If size and time of a file are unchanged, it is not read. If only the time has changed, its
+        whole content is compared, once in each process.
         """
         for subject in subjects:
             path = subject_path(self.root, subject)

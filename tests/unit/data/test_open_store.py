@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 from functools import partial
 from pathlib import Path
@@ -25,6 +26,7 @@ from trinat.segmentation.data.store import (
     write_participants,
 )
 from trinat.segmentation.errors import ConfigError, DatasetError, IntegrityError
+from trinat.segmentation.io.files import sha256_of
 from trinat.segmentation.labels.scheme import load_scheme
 
 # Voxel (0, 0, 0) is 20 mm to the left, 30 mm behind and 40 mm below the origin.
@@ -99,6 +101,28 @@ def test_a_file_of_a_preparation_that_was_stopped_is_refused(root: Path) -> None
     for read in (store.subjects, store.monai, partial(store.slices, "axial")):
         with refusal(IntegrityError, path):
             read()
+
+
+def test_a_file_with_another_time_is_hashed_once(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = subject_path(root, "a")
+    os.utime(path, ns=(1, 1))
+    hashed = []
+
+    def counted(file: Path) -> str:
+        hashed.append(file)
+        return sha256_of(file)
+
+    monkeypatch.setattr("trinat.segmentation.data.store.sha256_of", counted)
+    for _ in range(2):
+        Store(root).check(["a"])
+    assert hashed == [path]
+    # Content of the same size and of another time is read again.
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with refusal(IntegrityError, path):
+        Store(root).check(["a"])
 
 
 def test_slices_are_those_of_subjects_with_image_and_labels(root: Path) -> None:
