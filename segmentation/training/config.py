@@ -194,8 +194,8 @@ class StageConfig(_Config):
     checkpoint_every_steps: int = Field(default=500, ge=1)  # and after each epoch
     # stop after this many consecutive steps with NaN or infinite loss
     max_bad_steps: int = Field(default=20, ge=1)
-    # Initial weights of the views that no earlier stage trains: a model's folder or shipped name.
-    # Other views go on from the stage before.
+    # Initial weights: a model's folder or shipped name. Ignored for views that an earlier stage
+    # trains: these continue from that stage.
     start: Path | None = None
 
 
@@ -277,6 +277,23 @@ class Recipe(_Config):
         """Check that contrast is only reversed in training for any contrast, not for T1 alone."""
         if self.reverse_contrast and self.contrast != "any":
             raise ValueError("reverse_contrast: only with contrast: any")
+        return self
+
+    @model_validator(mode="after")
+    def _starts_are_used(self) -> Recipe:
+        """Check that no stage has a `start` of its own that all its views ignore.
+
+        It may repeat the `start` of an earlier stage, because stages share keys.
+        """
+        for number, stage in enumerate(self.stages):
+            earlier = [each.start for each in self.stages[:number]]
+            views = stage.views or self.views
+            is_used = any(self.start_of(stage, view) is not None for view in views)
+            if stage.start is not None and stage.start not in earlier and not is_used:
+                raise ValueError(
+                    f"stage {stage.name} cannot start from {stage.start}: its views continue "
+                    "from an earlier stage"
+                )
         return self
 
     @model_validator(mode="after")

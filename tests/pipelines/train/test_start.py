@@ -229,7 +229,8 @@ def test_views_that_are_not_all_of_one_model_have_the_default_weights(
     mixed = tiny_recipe(tmp_path, views=["coronal", "axial"], stages=stages)
     assert _fusion_of_start(mixed, tmp_path) == Fusion()
     # The second stage goes on from the first.
-    later = tiny_recipe(tmp_path, views=["coronal"], stages=stages)
+    stages = [{"name": "first"}, {"name": "second"}]
+    later = tiny_recipe(tmp_path, views=["coronal"], start=start, stages=stages)
     assert _fusion_of_start(later, tmp_path).weights[View.CORONAL] == 0.7
 
 
@@ -253,7 +254,8 @@ def test_views_that_are_not_all_of_one_model_have_the_default_weights(
 def test_what_a_later_stage_lacks_is_said_before_the_first(
     tmp_path: Path, lack: dict[str, Any], message: str
 ) -> None:
-    recipe = tiny_recipe(tmp_path, stages=[{"name": "a"}, {"name": "b", **lack}])
+    stages = [{"name": "a", "views": ["coronal"]}, {"name": "b", **lack}]
+    recipe = tiny_recipe(tmp_path, views=["coronal", "axial"], stages=stages)
     with pytest.raises(TrinatError, match=message):
         train(recipe, tmp_path / "run", SILENT)
     # The folder is still free for a corrected run.

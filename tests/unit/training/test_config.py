@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from pydantic import ValidationError
 
+from trinat.segmentation.space.views import View
 from trinat.segmentation.training.config import Recipe, ValidationConfig
 
 SHARED = {
@@ -47,6 +50,21 @@ def test_a_resolved_recipe_resolves_to_itself() -> None:
     assert Recipe.model_validate(recipe.model_dump(mode="json")) == recipe
 
 
+def test_the_start_of_a_stage_is_for_views_that_no_earlier_stage_trains() -> None:
+    stages = [
+        {"name": "a", "views": ["coronal"], "start": "manual"},
+        {"name": "b", "views": ["axial"]},
+        {"name": "c", "views": ["coronal", "axial"]},
+        {"name": "d", "start": "any"},
+    ]
+    recipe = Recipe.model_validate({**SHARED, "start": "fast", "stages": stages})
+    third, last = recipe.stages[2:]
+    assert recipe.start_of(third, View.CORONAL) is None
+    assert recipe.start_of(last, View.CORONAL) is None
+    assert recipe.start_of(last, View.SAGITTAL) == Path("any")
+    assert Recipe.model_validate(recipe.model_dump()) == recipe
+
+
 def test_sessions_of_a_participant_validate_together() -> None:
     participants = ["ann", "ann", "bob", "eve", "eve"]
     for seed in range(20):
@@ -78,6 +96,8 @@ def test_an_old_word_for_a_precision_is_answered_with_the_new_ones() -> None:
         # Synthetic slices are new each time, so there are no epochs over them.
         {"data": {"synthetic": {"heads": "phantom"}, "epoch_slices": None}},
         {"stages": [{"name": "a"}, {"name": "a"}]},
+        # Stage b goes on from stage a.
+        {"stages": [{"name": "a"}, {"name": "b", "start": "fast"}]},
         # The shares of two sources would be undefined.
         {
             "data": {"synthetic": {"heads": "phantom"}},
