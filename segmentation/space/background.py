@@ -270,7 +270,10 @@ def on_working_scale(volume: Volume) -> Volume:
     # Files with such voxels are refused earlier, but arrays from other programs may hold them.
     extremes = [volume.data.min(), volume.data.max()]
     if not np.isfinite(extremes).all():
-        raise FormatError("voxels are NaN or infinite", remedy="set them to 0 before")
+        raise FormatError(
+            "voxels are NaN or infinite",
+            remedy="set them to 0, or give fill_nonfinite=True",
+        )
     background = find_background(volume)
     level = background.level
     reach = background.bright - level
