@@ -199,7 +199,11 @@ def _ball(spacing_mm: Spacing, radius_mm: float) -> tuple[NDArray[np.int64], Val
     offsets = offsets[is_inside]
     lengths_mm = lengths_mm[is_inside]
     order = np.argsort(lengths_mm, kind="stable")
-    return offsets[order], lengths_mm[order]
+    offsets = offsets[order]
+    lengths_mm = lengths_mm[order]
+    for array in (offsets, lengths_mm):
+        array.setflags(write=False)  # the cached arrays are shared by all callers
+    return offsets, lengths_mm
 
 
 def _eroded(mask: Mask, spacing_mm: Spacing, radius_mm: float) -> Mask:
