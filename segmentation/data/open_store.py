@@ -113,6 +113,8 @@ class OpenedStore:
             If the view or the number of neighbours is not allowed.
         DatasetError
             If the store lacks the view, the part, or an image or labels.
+        IntegrityError
+            If a file changed since `trinat prepare`.
         """
         chosen = chosen_views([view])
         assert chosen is not None
@@ -185,6 +187,8 @@ class OpenedStore:
         ------
         DatasetError
             As for `subjects`, or if memory is insufficient.
+        IntegrityError
+            If a file changed since `trinat prepare`.
         """
         from monai.data.meta_tensor import MetaTensor
 

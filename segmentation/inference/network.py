@@ -33,8 +33,8 @@ _FILTERS = {"cpu": 32, GPU: 64}
 class SliceProbabilities(NamedTuple):
     """Class probabilities of some slices of a view, (N, H, W, K) float32.
 
-    `slices` are the indices of the slices in the view, of which the last ones may lie beyond its
-    end. Of each slice, only `rows` and `columns` were computed.
+    `slices` selects them in the view; its end may lie beyond the last slice. Of each slice, only
+    `rows` and `columns` were computed.
     """
 
     slices: slice

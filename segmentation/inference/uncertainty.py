@@ -124,7 +124,7 @@ def dice_of_maps(one: Tensor, other: Tensor, classes: int) -> NDArray[np.float64
 def mean_dice_of_pairs(maps: Sequence[Tensor], classes: int) -> NDArray[np.float64]:
     """Return the mean Dice of each class over all pairs of class maps, (K,); NaN if no map has it.
 
-    The maps are of equal shape, and K is `classes`.
+    There are at least two maps, of equal shape, and K is `classes`.
     """
     pairs = combinations(maps, 2)
     return _mean_where_known([dice_of_maps(*pair, classes) for pair in pairs])

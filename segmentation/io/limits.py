@@ -14,7 +14,7 @@ Zooms = tuple[float, float, float]
 
 MAX_SIDE = 1500
 MIN_SIDE = 16
-# No scan takes more memory.
+# Largest accepted size of voxels in memory; real scans are smaller.
 MAX_BYTES = 2 * 2**30
 # No voxel of a scan is smaller than a cell or larger than a head.
 SPACING_RANGE_MM = (0.01, 100.0)

@@ -50,8 +50,8 @@ _SIDE_MULTIPLE = 16
 _SAME_MM = 1e-3
 # Subtracted before rounding, so that a shift of exactly half a voxel is always rounded down.
 _ROUNDING = 1e-6
-# A fraction of a voxel that does not count in margins and cells: the spacing of an oblique scan of
-# 1 mm differs from 1 by rounding.
+# Tolerance, in voxels, in rounding margins and cells: the voxel sizes of an oblique scan of 1 mm
+# differ from 1 by rounding.
 _SAME_VOXELS = 0.01
 # Margin around the head: some scalp and air above the brain.
 _MARGIN_MM = 10.0
