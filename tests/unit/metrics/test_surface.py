@@ -9,6 +9,7 @@ import pytest
 
 from trinat.segmentation.metrics import surface
 from trinat.segmentation.metrics.surface import (
+    _ball,
     average_symmetric_distance_mm,
     boundary_iou,
     centroid_distance_mm,
@@ -165,6 +166,12 @@ def test_boundary_iou_of_nested_boxes() -> None:
     assert boundary_iou(big, small, ISOTROPIC, 2) == pytest.approx(
         218 / (604 + 316 - 218)
     )
+
+
+def test_the_cached_neighbourhood_of_a_voxel_cannot_be_changed() -> None:
+    for array in _ball(ISOTROPIC, 1):
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = 0
 
 
 def test_boundary_iou_measures_in_mm() -> None:
