@@ -42,7 +42,7 @@ from trinat.segmentation.inference.parcels import (
 from trinat.segmentation.inference.prediction import Prediction
 from trinat.segmentation.inference.preparation import (
     Sight,
-    find_reversal,
+    find_reversed_white_matter,
     prepare_scan,
 )
 from trinat.segmentation.inference.prior import apply_prior
@@ -137,7 +137,7 @@ class Predictor:
             batch=batch,
             allow_cpu=allow_cpu,
         )
-        like_this = partial(
+        load_similar = partial(
             Predictor,
             device=device,
             precision=precision,
@@ -148,11 +148,11 @@ class Predictor:
         if model.info.stripped_by:
             stripper = find_stripper(model.info.stripped_by, model.folder)
             # One view is enough to find the inside of the skull.
-            self._stripper = like_this(stripper, views=[View.CORONAL])
+            self._stripper = load_similar(stripper, views=[View.CORONAL])
         self._parcels: Predictor | None = None
         if parcels:
-            of_parcels = load_model(find_parcels_folder(model.folder), wanted_views)
-            self._parcels = like_this(of_parcels)
+            parcels_model = load_model(find_parcels_folder(model.folder), wanted_views)
+            self._parcels = load_similar(parcels_model)
         if (parcels or lesions) and self._is_merged():
             raise ModelError(
                 "the sagittal view alone does not tell left from right, as parcels and lesions "
@@ -570,7 +570,7 @@ class Predictor:
         mask of the voxels inside the skull; each is None if the model or the image does not need
         it.
         """
-        return Sight(self.find_reversal(image), self.find_kept(image))
+        return Sight(self.find_reversed_white_matter(image), self.find_kept(image))
 
     def find_kept(self, image: Tensor) -> Tensor | None:
         """Return the mask of the voxels to keep when skull and face are removed, bool (X, Y, Z).
@@ -600,11 +600,10 @@ class Predictor:
             kept = stripper.with_less_memory(work)
             return None if kept is None else kept.to(image.device)
 
-    def find_reversal(self, image: Tensor) -> float | None:
-        """Return the brightness of white matter in an image (X, Y, Z) whose contrast is reversed.
+    def find_reversed_white_matter(self, image: Tensor) -> float | None:
+        """Return the brightness of white matter if an image (X, Y, Z) must be reversed, else None.
 
-        None if it need not be reversed. Only models with `reverse_contrast` reverse scans. A few
-        slices are segmented to decide it.
+        Only models with `reverse_contrast` reverse scans. A few slices are segmented to decide it.
         """
         if not self.model.info.reverse_contrast:
             return None
@@ -619,7 +618,7 @@ class Predictor:
             for part in parts
         )
         with stage("contrast"):
-            return find_reversal(seen, self.model.classes_of(view))
+            return find_reversed_white_matter(seen, self.model.classes_of(view))
 
     def find_brain(self, image: Tensor) -> BrainRegion:
         """Find a region that contains the brain, by segmenting every eighth slice of a single view.

@@ -119,18 +119,18 @@ def reverse_contrast(image: Tensor, white_matter: float) -> Tensor:
 class Sight:
     """Changes of an image before the networks receive it: contrast reversal and stripping.
 
-    `white_matter` is the brightness of white matter in a scan whose contrast is reversed, and None
-    if it is not reversed. `kept` (X, Y, Z) is the mask of the voxels that the networks see, the
-    rest being set to 0; None means all voxels.
+    `reversed_white_matter` is the brightness of white matter in a scan whose contrast is reversed,
+    and None if it is not reversed. `kept` (X, Y, Z) is the mask of the voxels that the networks
+    see, the rest being set to 0; None means all voxels.
     """
 
-    white_matter: float | None = None
+    reversed_white_matter: float | None = None
     kept: Tensor | None = None
 
     def of(self, image: Tensor) -> Tensor:
         """Apply the changes to an image (X, Y, Z)."""
-        if self.white_matter is not None:
-            image = reverse_contrast(image, self.white_matter)
+        if self.reversed_white_matter is not None:
+            image = reverse_contrast(image, self.reversed_white_matter)
         if self.kept is not None:
             image = torch.where(self.kept, image, 0)
         return image
@@ -139,22 +139,22 @@ class Sight:
     def remarks(self) -> tuple[str, ...]:
         """Return a note for each change, for the notes of the scan."""
         remarks = []
-        if self.white_matter is not None:
+        if self.reversed_white_matter is not None:
             remarks.append(REVERSED)
         if self.kept is not None:
             remarks.append(STRIPPED)
         return tuple(remarks)
 
 
-def find_reversal(
+def find_reversed_white_matter(
     slices: Iterable[tuple[Tensor, Tensor]], scheme: LabelScheme
 ) -> float | None:
-    """Decide from some segmented slices of a scan whether its contrast must be reversed.
+    """Return the brightness of white matter if the contrast of a scan must be reversed, else None.
 
-    Returns the brightness of white matter, or None if the contrast need not be reversed. `slices`
-    are pairs of brightness (N, H, W) and class probabilities (N, H, W, K), with the K classes of
-    `scheme`. In T1, cortex is darker than white matter. In FLAIR it is brighter, but fluid is
-    darker than white matter: such a scan stays unchanged, too.
+    This is decided from some segmented slices of the scan. `slices` are pairs of brightness
+    (N, H, W) and class probabilities (N, H, W, K), with the K classes of `scheme`. In T1, cortex is
+    darker than white matter. In FLAIR it is brighter, but fluid is darker than white matter: such a
+    scan stays unchanged, too.
     """
     tissues = [
         torch.from_numpy(scheme.in_groups(groups))

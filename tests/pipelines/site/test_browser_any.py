@@ -11,7 +11,7 @@ from scipy.spatial.transform import Rotation
 from trinat.pipelines.site.export import settings_of
 from trinat.segmentation.inference.graphs import PriorGraph, fusion_of
 from trinat.segmentation.inference.preparation import (
-    find_reversal,
+    find_reversed_white_matter,
     reverse_contrast,
 )
 from trinat.segmentation.inference.prior import (
@@ -172,7 +172,7 @@ def test_contrast_is_reversed_where_python_does(
     brightness = values[classes] + noise
     likelihood = 0.4 + 0.6 * torch.rand(classes.shape, generator=generator)
     probabilities = torch.nn.functional.one_hot(classes, 33) * likelihood[..., None]
-    expected = find_reversal([(brightness, probabilities)], SCHEME)
+    expected = find_reversed_white_matter([(brightness, probabilities)], SCHEME)
     found = call(
         CALLABLE,
         "whiteMatterIfReverse",

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.inference.preparation import (
     REVERSED,
-    find_reversal,
+    find_reversed_white_matter,
     reverse_contrast,
 )
 from trinat.segmentation.io.volume import Volume
@@ -74,7 +74,7 @@ def test_what_is_reversed(
     seen = slices_of(
         {WHITE_MATTER: white_matter, CORTEX: cortex, VENTRICLE: fluid, THALAMUS: 0.1}
     )
-    found = find_reversal(seen, SCHEME)
+    found = find_reversed_white_matter(seen, SCHEME)
     assert found == (pytest.approx(white_matter) if is_reverse else None)
 
 
@@ -85,11 +85,11 @@ def test_what_is_reversed(
 )
 def test_without_evidence_a_scan_stays_as_it_is(weak: dict[str, float]) -> None:
     t2 = {WHITE_MATTER: 0.35, CORTEX: 0.5, VENTRICLE: 1.0}
-    assert find_reversal(slices_of(t2), SCHEME) is not None
-    assert find_reversal(slices_of(t2, **weak), SCHEME) is None  # type: ignore[arg-type]
+    assert find_reversed_white_matter(slices_of(t2), SCHEME) is not None
+    assert find_reversed_white_matter(slices_of(t2, **weak), SCHEME) is None  # type: ignore[arg-type]
     del t2[VENTRICLE]
-    assert find_reversal(slices_of(t2), SCHEME) is None
-    assert find_reversal([], SCHEME) is None
+    assert find_reversed_white_matter(slices_of(t2), SCHEME) is None
+    assert find_reversed_white_matter([], SCHEME) is None
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_networks_see_the_scan_reversed(
     prepared = predictor.prepare(small_scan())
     data = reverse_contrast(torch.from_numpy(prepared.volume.data), 0.4).numpy()
     beforehand = replace(prepared, volume=replace(prepared.volume, data=data))
-    monkeypatch.setattr(predictor, "find_reversal", lambda _image: 0.4)
+    monkeypatch.setattr(predictor, "find_reversed_white_matter", lambda _image: 0.4)
     found = predictor.infer(prepared)
     assert torch.equal(found.fused, as_it_is.infer(beforehand).fused)
     plain = as_it_is.infer(prepared)
@@ -146,8 +146,8 @@ def test_the_shipped_model_reverses_t2_and_not_t1() -> None:
         name: torch.from_numpy(segmenter.prepare(volume).volume.data)
         for name, volume in {"T1": scan, "T2": like_t2(scan)}.items()
     }
-    assert segmenter.find_reversal(images["T1"]) is None
-    assert segmenter.find_reversal(images["T2"]) is not None
-    assert Segmenter("fast").find_reversal(images["T2"]) is None
+    assert segmenter.find_reversed_white_matter(images["T1"]) is None
+    assert segmenter.find_reversed_white_matter(images["T2"]) is not None
+    assert Segmenter("fast").find_reversed_white_matter(images["T2"]) is None
     dice = evaluate(truth, segmenter.segment(like_t2(scan)))["dice"].drop("CSF")
     assert dice.mean() > 0.8

@@ -117,7 +117,7 @@ def test_the_template_says_for_all_scans_whether_networks_see_them_reversed(
         seen.append(image)
         return fuse(predictor, image, *rest, **more)
 
-    monkeypatch.setattr(Predictor, "find_reversal", find)
+    monkeypatch.setattr(Predictor, "find_reversed_white_matter", find)
     monkeypatch.setattr(
         preparation, "reverse_contrast", lambda image, white_matter: 1 - image
     )
