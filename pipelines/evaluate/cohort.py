@@ -245,10 +245,12 @@ def measure_group(
     scans, in_part = _with_volumes(volumes, known, settings.excluded)
 
     # Label maps that are unfit or could not be read, and scans without a label map.
+    gone = "its label map is missing: run trinat predict again"
     failures = [
         *((file.name, file.unfit) for file in known.files if file.unfit),
         *((each.file.name, each.failure) for each in volumes if each.failure),
         *((entry.case, entry.reason) for entry in study.failed),
+        *((case, gone) for case in study.without_label_map),
     ]
     for name, reason in failures:
         _log.warning("%s: %s", name, reason)

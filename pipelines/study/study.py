@@ -14,7 +14,7 @@ from functools import cache, cached_property
 from pathlib import Path
 
 from trinat.pipelines.jobs.process import cpu_count
-from trinat.pipelines.study.corrections import possible_results
+from trinat.pipelines.study.corrections import corrected_path, possible_results
 from trinat.pipelines.study.discovery import walk
 from trinat.pipelines.study.entry import Entry, digest_of, find_moved
 from trinat.pipelines.study.files import (
@@ -116,6 +116,24 @@ class Study:
     def failed(self) -> list[Entry]:
         """Ledger entries of the scans that could not be segmented."""
         return [entry for entry in self.entries if entry.status == "failed"]
+
+    @property
+    def without_label_map(self) -> list[str]:
+        """Cases whose label map, or its correction, was removed since a run wrote it.
+
+        Old results of scans that count under another name are not among them.
+        """
+        cases = []
+        for folder, entries in self.folders.items():
+            for entry in entries:
+                labels = entry.output(folder, Product.LABELS)
+                if entry.status != "done" or entry.case in self._moved[folder]:
+                    continue
+                if labels is None or labels.exists():
+                    continue
+                if not corrected_path(labels).exists():
+                    cases.append(entry.case)
+        return cases
 
     @property
     def models(self) -> set[str]:

@@ -221,6 +221,20 @@ def test_a_damaged_map_is_a_failure_and_the_rest_is_reported(
     assert "1 of 2 scans failed." in page
 
 
+def test_a_scan_whose_label_map_was_removed_is_a_failure(
+    tmp_path: Path, logged: pytest.LogCaptureFixture
+) -> None:
+    study = write_study(tmp_path / "study", ["a", "b", "c"])
+    settings = CohortSettings(study, tmp_path / "out", jobs=1)
+    assert report_cohort(settings) == Exit.OK
+    (study / "a_dseg.nii.gz").unlink()
+    logged.clear()
+    assert report_cohort(settings) == Exit.SOME_FAILED
+    assert logged.messages[0].startswith("a: ")
+    page = (settings.out / "report.html").read_text()
+    assert "1 of 3 scans failed." in page
+
+
 def test_nothing_readable_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "bad_dseg.nii.gz").write_bytes(b"damaged")
     with pytest.raises(EvaluationError, match="none of 1 label maps could be measured"):
