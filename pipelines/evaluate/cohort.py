@@ -536,6 +536,7 @@ def _write_page(
     """
     known = group.known
     drawings = cohort_drawings(sections)
+    keep_only(settings.out, ["figures"], [])
     for drawing in drawings:
         drawing.save(settings.out / "figures")
     pictures = cohort_pictures(settings, group.scans, known.scheme, sections[0].cohort)

@@ -318,6 +318,7 @@ def _write_page(
     settings = inputs.settings
     folder = settings.out / "figures"
     plots = drawings(evaluation)
+    keep_only(settings.out, ["figures"], [])
     for of_section in plots.values():
         for drawing in of_section:
             drawing.save(folder)

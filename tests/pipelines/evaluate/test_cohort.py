@@ -235,6 +235,17 @@ def test_a_scan_whose_label_map_was_removed_is_a_failure(
     assert "1 of 3 scans failed." in page
 
 
+def test_figures_of_an_earlier_report_are_removed(tmp_path: Path) -> None:
+    study = write_study(tmp_path / "study", ["a", "b", "c"])
+    settings = CohortSettings(study, tmp_path / "out", jobs=1)
+    report_cohort(settings)
+    # Two scans that count give no figures of their own.
+    (settings.out / "figures").mkdir()
+    (settings.out / "figures/earlier.svg").touch()
+    report_cohort(settings)
+    assert not (settings.out / "figures/earlier.svg").exists()
+
+
 def test_nothing_readable_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "bad_dseg.nii.gz").write_bytes(b"damaged")
     with pytest.raises(EvaluationError, match="none of 1 label maps could be measured"):

@@ -96,6 +96,15 @@ def test_jobs_do_not_change_a_byte(
         assert (tmp_path / name).read_bytes() == (report / name).read_bytes()
 
 
+@pytest.mark.usefixtures("without_figures")
+def test_figures_of_an_earlier_evaluation_are_removed(pair: EvaluationSettings) -> None:
+    write(pair.models["model"] / "x.nii.gz", brain())
+    evaluate_predictions(pair)
+    (pair.out / "figures/earlier.svg").touch()
+    evaluate_predictions(pair)
+    assert not (pair.out / "figures/earlier.svg").exists()
+
+
 def test_resampling_brings_it_there_and_the_report_says_so(
     pair: EvaluationSettings,
 ) -> None:
