@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
@@ -28,6 +30,17 @@ _T = TypeVar("_T")
 # CPU, and fill its caches and memory. Networks with more filters than `_FILTERS` get fewer slices.
 _BATCH = {"cpu": 4, GPU: 32}
 _FILTERS = {"cpu": 32, GPU: 64}
+
+# Networks compute in one thread at a time: dropout uses torch's global generator and changes the
+# networks, and a network of OpenVINO has one request. It is reentrant because networks are nested.
+_ONE_THREAD = threading.RLock()
+if hasattr(os, "register_at_fork"):
+    # A fork waits too: otherwise the child would inherit a locked lock, and dropout that is on.
+    os.register_at_fork(
+        before=_ONE_THREAD.acquire,
+        after_in_parent=_ONE_THREAD.release,
+        after_in_child=_ONE_THREAD.release,
+    )
 
 
 class SliceProbabilities(NamedTuple):
@@ -235,25 +248,27 @@ class DeviceNetworks:
         """Return the result of `work`, which uses the GPU, even if memory is short.
 
         If it runs out of memory, it is repeated with batches of half the size, and finally on the
-        CPU if this is allowed. Raises DeviceError if it is not.
+        CPU if this is allowed. Raises DeviceError if it is not. Calls in several threads run one
+        after another.
         """
-        while True:
-            try:
-                return work()
-            except torch.OutOfMemoryError as error:
-                free_gpu_memory()
-                batch = max(network.batch for network in self.of_view.values())
-                if batch > 1:
-                    for network in self.of_view.values():
-                        network.batch = batch // 2
-                elif self._allow_cpu:
-                    self.device = torch.device("cpu")
-                    self.of_view = self._build(self.device)
-                else:
-                    raise DeviceError(
-                        f"{self.device} has too little memory for one slice at a time",
-                        remedy="free some of it, or use --device cpu",
-                    ) from error
+        with _ONE_THREAD:
+            while True:
+                try:
+                    return work()
+                except torch.OutOfMemoryError as error:
+                    free_gpu_memory()
+                    batch = max(network.batch for network in self.of_view.values())
+                    if batch > 1:
+                        for network in self.of_view.values():
+                            network.batch = batch // 2
+                    elif self._allow_cpu:
+                        self.device = torch.device("cpu")
+                        self.of_view = self._build(self.device)
+                    else:
+                        raise DeviceError(
+                            f"{self.device} has too little memory for one slice at a time",
+                            remedy="free some of it, or use --device cpu",
+                        ) from error
 
     def _build(self, device: torch.device) -> dict[View, ViewNetwork]:
         """Return a `ViewNetwork` for each view, on a device."""

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import copy
+import multiprocessing
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import permutations, product
 from pathlib import Path
@@ -240,6 +244,46 @@ def test_without_samples_nothing_is_random(
     scan, _ = miniature(seed=1)
     segmenter.segment(scan, samples=1)
     assert torch.equal(segmenter.segment(scan).fused, found.fused)
+
+
+def test_threads_get_the_results_of_one_thread() -> None:
+    scan = small_scan()
+    model = random_model()
+    first, second = (Predictor(model, device="cpu", views="axial") for _ in range(2))
+    expected = first.segment(scan, samples=3)
+    calls = [(first, 3), (first, 0), (second, 3)]
+
+    def segment(call: tuple[Predictor, int]) -> Prediction:
+        predictor, samples = call
+        return predictor.segment(scan, samples=samples)
+
+    with ThreadPoolExecutor(3) as threads:
+        sampled, plain, other = threads.map(segment, calls)
+    assert torch.equal(plain.fused, expected.fused)
+    for result in (sampled, other):
+        assert torch.equal(result.fused, expected.fused)
+        entropy = result.uncertainty.entropy
+        np.testing.assert_array_equal(entropy, expected.uncertainty.entropy)
+
+
+def test_a_fork_beside_a_thread_that_segments_can_segment() -> None:
+    predictor = Predictor(random_model(), device="cpu")
+    is_at_work = threading.Event()
+
+    def work() -> None:
+        is_at_work.set()
+        time.sleep(0.2)
+
+    thread = threading.Thread(target=predictor.with_less_memory, args=(work,))
+    thread.start()
+    is_at_work.wait()
+    context = multiprocessing.get_context("fork")
+    child = context.Process(target=predictor.with_less_memory, args=(bool,))
+    child.start()
+    child.join(10)
+    child.kill()
+    thread.join()
+    assert child.exitcode == 0
 
 
 def test_the_brain_is_cropped_but_never_cut(segmenter) -> None:
