@@ -359,11 +359,12 @@ class Recorder:
 
     def _note_current(self, case: Case) -> None:
         # The entry of the earlier run is still valid, except for the path if the scan is read from
-        # another place now.
+        # another place now, or has its earlier name again.
         known = self.ledger.entries[case.id]
         now = Entry.of(case, self.settings, "done")
-        if now.scan != known.scan:
-            self.ledger.add(replace(known, scan=now.scan))
+        if now.scan != known.scan or known.counts_as:
+            again = replace(known, scan=now.scan, counts_as="", attempt=0)
+            self.ledger.add(again)
         unchanged = "unchanged since an earlier run"
         self.note(Entry(case.id, "skipped", case.shown, unchanged), keep=False)
 

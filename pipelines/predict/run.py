@@ -39,7 +39,12 @@ from trinat.pipelines.predict.tables import (
 )
 from trinat.pipelines.study.cases import Case, Found, Refusal, Work
 from trinat.pipelines.study.discovery import find_cases, suffix_of_results
-from trinat.pipelines.study.entry import Entry, counted_entries, most_doubtful
+from trinat.pipelines.study.entry import (
+    Entry,
+    counted_entries,
+    find_moved,
+    most_doubtful,
+)
 from trinat.pipelines.study.grouping import participants_of, with_facts
 from trinat.pipelines.study.ledger import (
     Ledger,
@@ -158,6 +163,7 @@ def predict(request: PredictRequest, callbacks: Listener | None = None) -> Outco
             if not request.part:
                 entries = ledger.entries.values()
                 _renew_tables(ledger, folder, entries, request.excluded, request.out)
+                _record_renamed(ledger, request.out)
             ledger.move_in(folder)
     outcome = recorder.outcome(given, is_part=bool(request.part))
     callbacks.on_end(outcome, request.out)
@@ -497,6 +503,19 @@ def _renew_tables(
             ledger.remove(name)
 
 
+def _record_renamed(ledger: Ledger, out: Path) -> None:
+    """Record in the ledger as which case each scan counts that was renamed or moved.
+
+    Where the scans are missing, as beside a copy of the results, this could not be seen any more.
+    `out` is the output folder.
+    """
+    root = out.resolve()
+    for case, counts_as in find_moved(ledger.entries.values(), out).items():
+        entry = ledger.entries[case]
+        if not entry.counts_as and not (root / entry.scan).exists():
+            ledger.add(replace(entry, counts_as=counts_as, attempt=0))
+
+
 def merge(
     out: Path,
     *,
@@ -543,6 +562,7 @@ def merge(
             for case, entry in entries.items():
                 if own.get(case) != entry:
                     ledger.add(entry)
+            _record_renamed(ledger, out)
     counts = Counter(entry.status for entry in counted_entries(entries.values(), out))
     return Outcome(
         counts["done"], counts["skipped"], counts["failed"], interrupted=False

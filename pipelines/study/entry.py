@@ -61,6 +61,7 @@ class Entry:
     - `outputs` maps the path of each output file to its SHA-256.
     - `result` has the numbers for tables and pages; it is empty if there is no result.
     - `timings_s` maps the steps of the work to their duration in seconds.
+    - `counts_as` is the case as which the scan counts since it was renamed; "" if it was not.
     - `worker` names the process that did the work; `finished` is the time of the entry (ISO 8601,
       UTC).
     - `attempt` numbers the attempts at this case over all ledgers of the folder. It is 0 in ledgers
@@ -86,6 +87,7 @@ class Entry:
     outputs: Mapping[str, str] = field(default_factory=dict)
     result: ScanResult = field(default_factory=ScanResult)
     timings_s: Mapping[str, float] = field(default_factory=dict)
+    counts_as: str = ""
     worker: str = ""
     attempt: int = 0
     finished: str = field(
@@ -265,15 +267,18 @@ def find_moved(entries: Iterable[Entry], folder: Path) -> dict[str, str]:
 
     The two scans have the same bytes. Either they are one file, which a later run was given with
     another folder, or the file of the first was renamed or moved. Two equal files that both exist
-    are two scans. `entries` are ledger entries. Their paths of scans are relative to `folder`, the
-    output folder.
+    are two scans, and so are two that are both missing, unless `Entry.counts_as` was recorded while
+    one of them existed. `entries` are ledger entries. Their paths of scans are relative to
+    `folder`, the output folder.
     """
     root = folder.resolve()
+    moved = {}
     by_content: dict[tuple[str, str], list[Entry]] = defaultdict(list)
     for entry in entries:
-        if entry.status == "done" and entry.scan and entry.input_sha256:
+        if entry.counts_as:
+            moved[entry.case] = entry.counts_as
+        elif entry.status == "done" and entry.scan and entry.input_sha256:
             by_content[entry.content].append(entry)
-    moved = {}
     for same in by_content.values():
         if len(same) == 1:
             continue

@@ -179,6 +179,29 @@ def test_a_renamed_scan_counts_once(two) -> None:
     assert _counted(out) == ["a", "b"]
 
 
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_renamed_scan_counts_once_where_the_scans_are_missing(
+    two, tmp_path: Path, shards: int
+) -> None:
+    scans, out = two
+
+    def run_after_renaming(old: str, new: str) -> list[str]:
+        (scans / old).rename(scans / new)
+        if shards == 1:
+            run_serially(scans, out)
+        else:
+            for part in range(1, shards + 1):
+                run_serially(scans, out, shard=Shard(part, shards))
+            merge(out)
+        copy = tmp_path / "far" / "away" / new
+        shutil.copytree(out, copy)
+        merge(copy)
+        return _counted(copy)
+
+    assert run_after_renaming("b.nii.gz", "c.nii.gz") == ["a", "c"]
+    assert run_after_renaming("c.nii.gz", "b.nii.gz") == ["a", "b"]
+
+
 def test_a_scan_that_was_given_alone_and_with_its_folder_counts_once(
     tmp_path: Path,
 ) -> None:
