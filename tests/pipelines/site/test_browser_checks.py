@@ -387,7 +387,7 @@ def test_the_brain_mask_and_its_volume_are_those_of_python(
     head = head_with(fault)
     found = head.found()
     evidence = head.evidence()
-    expected = measuring.measure(found, evidence)
+    expected = measuring.measure(found)
     measured = call(CALLABLE, "maskAndMeasures", as_given(evidence))
     np.testing.assert_array_equal(measured["inside"], found.inside.ravel("F"))
     np.testing.assert_array_equal(measured["mask"], found.brain.data.ravel("F"))
