@@ -152,15 +152,13 @@ def _refuse_empty(words: Iterable[str]) -> None:
     It usually comes from an unset variable of the shell, and would name the current folder or
     choose a default.
     """
+    remedy = "set the variable of the shell that it comes from, or leave it out"
     before = "trinat"
     for word in words:
         if not word:
-            raise ConfigError(
-                f"the argument after {before} is empty",
-                remedy="set the variable of the shell that it comes from, or leave it out",
-            )
+            raise ConfigError(f"the argument after {before} is empty", remedy=remedy)
         if re.fullmatch("--[a-z_-]+=", word):
-            raise ConfigError(f"{word} is empty")
+            raise ConfigError(f"{word} is empty", remedy=remedy)
         before = word
 
 
