@@ -66,7 +66,7 @@ class Scores:
         }
 
     def describe(self, candidate: str) -> str:
-        """Return a sentence with the mean Dice before and with a candidate, and its interval."""
+        """Return a line with the mean Dice before and with a candidate, and the gain's interval."""
         whom = "participants that it has not seen"
         if not self.held_out:
             whom = "the very participant that it was fitted to"

@@ -504,9 +504,9 @@ def _renew_tables(
 
 
 def _record_renamed(ledger: Ledger, out: Path) -> None:
-    """Record in the ledger as which case each scan counts that was renamed or moved.
+    """Record in the ledger, for each scan that was renamed or moved, the case as which it counts.
 
-    Where the scans are missing, as beside a copy of the results, this could not be seen any more.
+    A copy of the results may lack the scans, and without them the case cannot be found any more.
     `out` is the output folder.
     """
     root = out.resolve()

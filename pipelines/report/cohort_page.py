@@ -184,7 +184,7 @@ def _section_variables(
 ) -> dict[str, object]:
     """Return the variables that the template cohort.html needs for one section, by name.
 
-    They are the fields of the section, with tables and figures of it; `drawings` are all figures of
+    They are the fields of the section, and its tables and figures; `drawings` are all figures of
     the page.
     """
     cohort = section.cohort
@@ -220,8 +220,8 @@ def _change_variables(
 ) -> dict[str, object] | None:
     """Return the variables that the template cohort.html needs for longitudinal changes.
 
-    They are notices, model, plots, tables and a text on methods; None without changes. `drawings`
-    are all figures of the page.
+    They are the fields of `section.changes`, with plots, tables and a text on methods; None without
+    changes. `drawings` are all figures of the page.
     """
     if section.changes is None:
         return None

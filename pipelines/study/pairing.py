@@ -209,7 +209,8 @@ class _Matching:
         """Pair `case_1` with `case_1_seg` if all names of one side end in `_seg`.
 
         The sides are true label maps and predictions. Any ending that all names of one side share
-        is used in this way. The pairs are guesses if it may say more than the kind of a file.
+        is used in this way. The pairs are guesses if the ending may say more than the kind of a
+        file.
         """
         of_truths = _common_ending([file.name for file in self.truths])
         of_predictions = _common_ending([file.name for file in self.predictions])

@@ -119,7 +119,7 @@ class Study:
 
     @property
     def without_label_map(self) -> list[str]:
-        """Cases whose label map, or its correction, was removed since a run wrote it.
+        """Cases whose label map was removed since a run wrote it, and that have no correction.
 
         Old results of scans that count under another name are not among them.
         """
