@@ -194,10 +194,12 @@ class Ledger:
                 of_case[name] = digests[name]
             else:
                 of_folder[name] = digests[name]
-        lines = [Entry("", "writing", outputs=of_folder)]
+        lines = []
         if entry is not None:
-            of_entry = Entry(entry.case, "writing", model=entry.model, outputs=of_case)
-            lines.insert(0, of_entry)
+            lines.append(
+                Entry(entry.case, "writing", model=entry.model, outputs=of_case)
+            )
+        lines.append(Entry("", "writing", outputs=of_folder))
         for line in lines:
             if not self._written.issuperset(line.outputs.items()):
                 self.add(line)
