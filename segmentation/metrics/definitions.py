@@ -151,7 +151,9 @@ _ALL = (
         "mm3",
         "none",
         "Predicted voxels times the volume of one.",
-        *("0", "0", "as measured"),
+        if_absent_from_both="0",
+        if_missed="0",
+        if_invented="as measured",
         averaged=False,
     ),
     Metric(
@@ -160,7 +162,9 @@ _ALL = (
         "mm3",
         "none",
         "True voxels times the volume of one.",
-        *("0", "as measured", "0"),
+        if_absent_from_both="0",
+        if_missed="as measured",
+        if_invented="0",
         averaged=False,
     ),
     Metric(
