@@ -69,7 +69,7 @@ def plan_jobs(recipe: Recipe, views: Sequence[View]) -> list[Job]:
         Job(stage, view)
         for stage in recipe.stages
         for view in views
-        if view in (stage.views or views)
+        if view in recipe.views_of(stage)
     ]
 
 
@@ -152,7 +152,7 @@ def first_weights(
             other = next(iter(model.networks))
         return model.networks[other], model.classes_of(other)
     before = recipe.stages[: recipe.stages.index(stage)]
-    trains_view = any(view in (each.views or recipe.views) for each in before)
+    trains_view = any(view in recipe.views_of(each) for each in before)
     has_finished = any(_last_finished_job(before, each, out) for each in recipe.views)
     if not trains_view and not has_finished:
         if before:
@@ -202,9 +202,7 @@ def save_run(
     scheme = load_scheme(recipe.scheme)
     networks = {}
     for view in recipe.views:
-        stages = [
-            stage for stage in recipe.stages if view in (stage.views or recipe.views)
-        ]
+        stages = [stage for stage in recipe.stages if view in recipe.views_of(stage)]
         if stages and Job(stages[-1], view).is_done(out):
             networks[view] = trained(recipe, stages, view, out)[0]
     slices_seen = 0
@@ -259,7 +257,7 @@ def _fusion_of_start(recipe: Recipe, out: Path) -> Fusion:
     """
     start_of: dict[View, Path | None] = dict.fromkeys(recipe.views)
     for stage in recipe.stages:
-        for view in stage.views or recipe.views:
+        for view in recipe.views_of(stage):
             start_of[view] = start_of[view] or recipe.start_of(stage, view)
     starts = set(start_of.values())
     start = starts.pop()

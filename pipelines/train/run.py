@@ -219,7 +219,7 @@ def refuse_before_others(recipe: Recipe, view: str, out: Path) -> None:
     """
     before = []
     for stage in recipe.stages:
-        trained = [each.value for each in stage.views or recipe.views]
+        trained = [each.value for each in recipe.views_of(stage)]
         if view == "all" or view in trained:
             if stage.start is not None:
                 return

@@ -221,13 +221,17 @@ class Recipe(_Config):
     deterministic: bool = False
     stages: tuple[StageConfig, ...] = Field(min_length=1)  # one after the other
 
+    def views_of(self, stage: StageConfig) -> tuple[View, ...]:
+        """Return the views that a stage trains: its own, or all views of the recipe."""
+        return stage.views or self.views
+
     def start_of(self, stage: StageConfig, view: View) -> Path | None:
         """Return the model whose weights a stage starts a view from; None if there is none.
 
         A view that an earlier stage trains goes on from that stage, even if this stage has `start`.
         """
         before = self.stages[: self.stages.index(stage)]
-        if any(view in (each.views or self.views) for each in before):
+        if any(view in self.views_of(each) for each in before):
             return None
         return stage.start
 
@@ -287,8 +291,8 @@ class Recipe(_Config):
         """
         for number, stage in enumerate(self.stages):
             earlier = [each.start for each in self.stages[:number]]
-            views = stage.views or self.views
-            is_used = any(self.start_of(stage, view) is not None for view in views)
+            starts = [self.start_of(stage, view) for view in self.views_of(stage)]
+            is_used = any(start is not None for start in starts)
             if stage.start is not None and stage.start not in earlier and not is_used:
                 raise ValueError(
                     f"stage {stage.name} cannot start from {stage.start}: its views continue "
