@@ -180,7 +180,8 @@ class Queue:
 
         `queued` is the maximum number of waiting scans, `per_client` that of unfinished scans of
         one client. A scan is deleted `keep_s` seconds after it is done or has failed. Raises
-        OutputError if the folder holds files but no queue.
+        OutputError if there is no queue in the folder, but files that a new one would delete or
+        overwrite.
         """
         self.folder = folder
         self.keep_s = keep_s
@@ -197,7 +198,7 @@ class Queue:
         # Address of the client of each unfinished scan, by id. Addresses are not written to disk.
         self._clients: dict[str, str] = {}
         self._lock = threading.RLock()
-        # True if the engine was last refused a scan for lack of room.
+        # True if the disk was almost full when the engine last asked for a scan.
         self._was_full = False
 
         self._file = folder / "jobs.sqlite"
@@ -381,7 +382,7 @@ class Queue:
 
         The case has the path of the scan, below the queue's folder, and the id by which its results
         are stored; neither names a participant. Returns None if no scan waits, or if the disk is
-        almost full, which is logged when it begins.
+        almost full, which is logged once until there is room again.
         """
         was_full = self._was_full
         self._was_full = self.is_disk_full

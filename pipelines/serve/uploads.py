@@ -1,7 +1,7 @@
 """Uploads of scans: the form is written to disk, its scan is checked and put into the queue.
 
 Errors that a client can correct are found before the scan is accepted: the fields of the form, the
-type of file by its name, and the header of the scan, or that a zip has DICOM files in it. Damaged
+type of file by its name, and the header of the scan; a zip must have a DICOM file in it. Damaged
 voxels are found by the engine later.
 The maximum size of an upload is in `settings.py`; `guard.py` stops larger ones while they arrive.
 """
@@ -158,15 +158,10 @@ def _fields(form: FormData) -> tuple[UploadFile, list[str], Facts]:
             except ValueError as error:
                 raise InputError(f"{name} {error}") from None
         else:
-            raise _not_the_form()
+            raise InputError(_THE_FORM)
     if len(files) != 1:
-        raise _not_the_form()
+        raise InputError(_THE_FORM)
     outputs = list(dict.fromkeys(word for word in words if word))
     if not OUTPUTS.keys() >= set(outputs):
         raise InputError(f"unknown outputs: choose from {', '.join(OUTPUTS)}")
     return files[0], outputs, Facts(**participant)
-
-
-def _not_the_form() -> InputError:
-    """Return the error to raise for an upload whose form has other fields than expected."""
-    return InputError(_THE_FORM)
