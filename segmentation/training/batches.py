@@ -289,8 +289,8 @@ class StoreSource(BatchSource):
     def draw(self, first: int, count: int, generator: torch.Generator) -> Batch:
         """Return a batch of slices, cropped and augmented, on the device of the generator.
 
-        They are the `count` slices from number `first` on. Those that were not announced
-        by `expect` are read now. Images are (B, C, H, W).
+        They are the `count` slices from number `first` on. Those that were not announced by
+        `expect` are read now. Images are (B, C, H, W).
         """
         device = generator.device
         if device.type != "cpu":
