@@ -103,7 +103,8 @@ class Design:
         self._blocks = []
         for members in _members_by_size(self._clusters):
             hat = np.einsum("csp,pct->cst", matrix[members], inverse[:, members])
-            # Covariances of the residuals of each cluster, if all values vary alike.
+            # Covariances of the residuals of each cluster, if values are independent and have the
+            # same variance.
             values, vectors = np.linalg.eigh(np.eye(members.shape[1]) - hat)
             self._blocks.append((members, values, vectors))
 
@@ -121,7 +122,8 @@ class Design:
         # Weight of each participant's value in the estimate.
         shares = self._weighted @ (self._inverse_square @ coefficients)
         # The shares of each cluster, multiplied by the inverse square root of the covariances of
-        # its residuals. This makes the robust variance unbiased if all values vary alike.
+        # its residuals. This makes the robust variance unbiased if values are independent and have
+        # the same variance.
         factors = np.zeros(len(shares))
         for members, values, vectors in self._blocks:
             along = np.einsum("cst,cs->ct", vectors, shares[members])
@@ -130,9 +132,9 @@ class Design:
                 return None
             along /= np.sqrt(np.where(is_exact, np.inf, values))
             factors[members] = np.einsum("cst,ct->cs", vectors, along)
-        # The robust variance is a quadratic form of the values. If these are independent and vary
-        # alike, its mean and variance are those of a multiple of chi-squared with these degrees of
-        # freedom.
+        # The robust variance is a quadratic form of the values. If these are independent and have
+        # the same variance, its mean and variance are those of a multiple of chi-squared with these
+        # degrees of freedom.
         own = self.sum_clusters(factors**2)
         weighted = self.sum_clusters(factors[:, None] * self._weighted)
         of_fit = self._inverse_square @ (weighted.T @ weighted)
