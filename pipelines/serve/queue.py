@@ -225,7 +225,8 @@ class Queue:
         Scans whose segmentation was interrupted are queued again; those that were started
         `MAX_STARTS` times fail. Rows without a folder and folders without a row are removed.
         """
-        # A scan that was only read ahead of a running one is hardly why the server ended.
+        # A scan that was only being read while another one ran is unlikely to have crashed the
+        # server.
         self._execute(
             "UPDATE jobs SET starts = starts - 1 WHERE stage = 'reading' "
             "AND EXISTS (SELECT 1 FROM jobs WHERE state = 'running')"
@@ -430,7 +431,7 @@ class Queue:
         )
 
     def interrupt(self) -> None:
-        """Queue the unfinished scans again when the server is stopped, which counts as no start."""
+        """Queue the unfinished scans again as the server stops; their starts do not count."""
         self._update(
             "UPDATE jobs SET state = 'queued', stage = '', starts = starts - 1 "
             "WHERE stage != ''"
