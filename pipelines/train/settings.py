@@ -67,8 +67,9 @@ class TrainSettings:
     ] = None
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for a time limit that never ends."""
+        """Raise ConfigError for a time limit that is NaN or infinite."""
         if self.seconds is not None and not math.isfinite(self.seconds):
             raise ConfigError(
-                f"{self.seconds} seconds are no time limit", remedy="give a number"
+                f"{self.seconds} seconds is not a time limit",
+                remedy="give a finite number",
             )
