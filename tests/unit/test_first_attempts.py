@@ -247,6 +247,17 @@ def test_a_tuple_of_arrays_with_their_affines_is_two_scans(small: Path) -> None:
     assert table.status.tolist() == ["done", "done"]
 
 
+def test_trust_in_a_form_counts_for_images_among_many_scans(small: Path) -> None:
+    image = nib.load(small)
+    image.set_sform(image.affine @ np.diag([-1.0, 1, 1, 1]), 1)
+    image.set_qform(nib.load(small).affine, 1)
+    for trusted, status in ((None, "failed"), ("qform", "done")):
+        table = trinat.segment_many(
+            [image], model=random_model(), progress=False, trust_affine=trusted
+        )
+        assert table.status.tolist() == [status]
+
+
 def test_a_tuple_of_a_scan_and_an_array_with_its_affine_is_two_scans(
     small: Path,
 ) -> None:

@@ -17,9 +17,9 @@ from typer.testing import CliRunner
 from trinat.pipelines.cli import app
 from trinat.pipelines.common import extras
 from trinat.pipelines.common.exits import Exit
+from trinat.pipelines.serve import service
 from trinat.pipelines.serve.queue import Queue
 from trinat.pipelines.serve.service import make_app
-from trinat.pipelines.serve.settings import host_names
 from trinat.segmentation.errors import ConfigError
 from trinat.segmentation.labels.scheme import load_scheme
 
@@ -122,9 +122,15 @@ def test_a_field_that_is_too_long_is_refused_with_the_fields_of_the_form(
 
 
 @pytest.mark.parametrize("name", ["seg.example.org:8443", "https://seg.example.org"])
-def test_a_name_that_no_host_can_have_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError):
-        host_names(["seg.example.org", name])
+def test_a_name_that_no_host_can_have_is_refused(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A service that starts nevertheless would never end.
+    monkeypatch.setattr(service, "run_service", lambda *_: None)
+    names = ["--name", "seg.example.org", "--name", name]
+    result = CliRunner().invoke(app, ["serve", *names])
+    assert isinstance(result.exception, ConfigError)
+    assert name in str(result.exception)
 
 
 def test_the_largest_upload_is_finite() -> None:
