@@ -24,6 +24,7 @@ from trinat.pipelines.predict.case_files import (
 from trinat.pipelines.predict.case_in_progress import (
     CaseInProgress,
     ParticipantInProgress,
+    failed_entries,
     failed_entry,
     read,
 )
@@ -79,11 +80,11 @@ class CaseWorker:
             self._parcel_limits = quality.limits_of(self._predictor.parcels_model.info)
         self._has_label_table = False
 
-    def begin(self, case: Work) -> Callable[[], Entry]:
-        """Read and segment a case; return a function that writes its outputs and returns its entry.
+    def begin(self, case: Work) -> Callable[[], list[Entry]]:
+        """Read and segment a case; return a function that writes its outputs.
 
-        The entry is the case's row for the ledger. The function may be called in any thread. If a
-        step fails, it returns a failed entry.
+        The function returns the rows for the ledger, an entry for each scan of the case; they are
+        failed entries if a step fails. It may be called in any thread.
         """
         try:
             scan = read(case, self.settings)
@@ -94,8 +95,8 @@ class CaseWorker:
             return lambda: failed
         return partial(self.write, scan)
 
-    def _failed(self, case: Work, error: Exception) -> Entry:
-        return Entry.failed(case, self.settings, reason_of(error, where=False))
+    def _failed(self, case: Work, error: Exception) -> list[Entry]:
+        return failed_entries(case, self.settings, reason_of(error, where=False))
 
     def prepare(
         self, scan: CaseInProgress | ParticipantInProgress
@@ -150,11 +151,11 @@ class CaseWorker:
         scan.conformed = None
         return scan
 
-    def write(self, scan: CaseInProgress | ParticipantInProgress) -> Entry:
-        """Write the outputs of a segmented scan; return its entry, the row for the ledger.
+    def write(self, scan: CaseInProgress | ParticipantInProgress) -> list[Entry]:
+        """Write the outputs of a segmented scan, or of all scans of a participant.
 
-        If writing fails, the entry has failed; its `no_room` is True if the disk is full. The entry
-        of a participant contains the entries of its scans in `of_scans`.
+        Returns the rows for the ledger, an entry for each scan. If writing fails, the entry has
+        failed; its `no_room` is True if the disk is full.
         """
         if isinstance(scan, ParticipantInProgress):
             entries = list(scan.failed)
@@ -162,18 +163,18 @@ class CaseWorker:
                 try:
                     _take_result(scan, number)
                 except Exception as error:
-                    entries.append(self._failed(one.case, error))
+                    entries += self._failed(one.case, error)
                     continue
-                entries.append(self.write(one))
+                entries += self.write(one)
                 # Release the prediction: it takes as much memory as all that the scans share.
                 one.found = None
             _match_lesions(scan.scans)
-            participant = Entry.of(scan.case, self.settings, "done")
-            return replace(participant, of_scans=tuple(entries))
+            return entries
         try:
-            return self._write(scan)
+            return [self._write(scan)]
         except Exception as error:
-            return replace(self._failed(scan.case, error), no_room=is_disk_full(error))
+            (failed,) = self._failed(scan.case, error)
+            return [replace(failed, no_room=is_disk_full(error))]
 
     def _write(self, scan: CaseInProgress) -> Entry:
         """Map the segmentation to the scan's own grid, grade it and write its files.
@@ -291,9 +292,8 @@ class CaseWorker:
                     )
         except Exception as error:
             # The scans are segmented together, so all of them fail.
-            participant.failed += [
-                self._failed(scan.case, error) for scan in participant.scans
-            ]
+            for scan in participant.scans:
+                participant.failed += self._failed(scan.case, error)
             participant.scans = []
         for scan in participant.scans:
             scan.volume = None

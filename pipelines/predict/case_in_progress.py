@@ -88,6 +88,11 @@ def read(case: Work, settings: RunSettings) -> CaseInProgress | ParticipantInPro
     return reading
 
 
+def failed_entries(case: Work, settings: RunSettings, reason: str) -> list[Entry]:
+    """Return the ledger entries of all scans of a case that has failed as a whole."""
+    return [Entry.failed(scan, settings, reason) for scan in case.scans]
+
+
 def failed_entry(scan: Case, settings: RunSettings, error: Exception) -> Entry:
     """Return the ledger entry of a participant's scan that cannot be read or resampled.
 

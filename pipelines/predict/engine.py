@@ -20,6 +20,7 @@ from trinat.pipelines.jobs.process import prepare_process
 from trinat.pipelines.predict.case_in_progress import (
     CaseInProgress,
     ParticipantInProgress,
+    failed_entries,
     read,
 )
 from trinat.pipelines.predict.settings import RunSettings
@@ -38,11 +39,14 @@ _InProgress = CaseInProgress | ParticipantInProgress
 
 
 class Engine(Protocol):
-    """Engine that segments cases in any order and yields a ledger entry for each case begun."""
+    """Engine that segments cases in any order.
+
+    It yields the ledger entries of each case begun, one for each scan of the case.
+    """
 
     def run(
         self, cases: Iterable[Work | None], stop: Callable[[], bool], /
-    ) -> Iterator[Entry]:
+    ) -> Iterator[list[Entry]]:
         """Segment cases until none are left or `stop` returns True; yield their ledger entries.
 
         `stop` is called often. Once it returns True, cases that were begun are finished and no more
@@ -72,7 +76,7 @@ class SerialEngine:
 
     def run(
         self, cases: Iterable[Work | None], stop: Callable[[], bool]
-    ) -> Iterator[Entry]:
+    ) -> Iterator[list[Entry]]:
         """Segment cases until none are left or `stop` returns True; yield their ledger entries.
 
         A None among the cases means that no case is ready yet. One thread writes the results of a
@@ -93,7 +97,7 @@ class SerialEngine:
                     self._on_stage(case.id, "networks")
                     finish = worker.begin(case)
                 if writing is not None:
-                    yield writing.entry()
+                    yield writing.entries()
                     writing = None
                 if finish is not None:
                     writing = _FinishingThread(finish)
@@ -103,7 +107,7 @@ class SerialEngine:
                 if case is None:
                     time.sleep(POLL_S)
             if writing is not None:
-                yield writing.entry()
+                yield writing.entries()
         finally:
             if writing is not None:
                 writing.join()
@@ -112,41 +116,41 @@ class SerialEngine:
 class _FinishingThread(threading.Thread):
     """Thread that writes the outputs of a segmented case.
 
-    `finish` is the function that does it and returns the ledger entry. A thread pool is not used,
+    `finish` is the function that does it and returns the ledger entries. A thread pool is not used,
     because its thread may die silently when memory runs out, and waiting for the result would then
     never end.
     """
 
-    def __init__(self, finish: Callable[[], Entry]) -> None:
+    def __init__(self, finish: Callable[[], list[Entry]]) -> None:
         super().__init__(name="finish")
         self._finish = finish
-        self._entry: Entry | None = None
+        self._entries: list[Entry] | None = None
         self._error: BaseException = MemoryError()
         self.start()
 
     def run(self) -> None:
-        """Write the outputs; keep the ledger entry, or the error that was raised."""
+        """Write the outputs; keep the ledger entries, or the error that was raised."""
         try:
-            self._entry = self._finish()
+            self._entries = self._finish()
         except BaseException as error:
             self._error = error
         finally:
             # Drop the reference to the scan.
             del self._finish
 
-    def entry(self) -> Entry:
-        """Wait until the outputs are written; return the case's ledger entry or raise the error."""
+    def entries(self) -> list[Entry]:
+        """Wait until the outputs are written; return the ledger entries or raise the error."""
         self.join()
-        if self._entry is None:
+        if self._entries is None:
             raise self._error
-        return self._entry
+        return self._entries
 
 
 def do_cases(connection: Connection, settings: RunSettings, device: str) -> None:
     """Run a worker process, which reads, segments and writes different scans at the same time.
 
     It communicates with its parent through the pipe `connection`, as `Pool` describes: it receives
-    cases and sends a ledger entry for each. It returns when the parent asks it to finish.
+    cases and sends the ledger entries of each. It returns when the parent asks it to finish.
     """
     if settings.threads:
         # Threads started later read their number from here, not from torch's own setting.
@@ -263,29 +267,29 @@ class _Steps:
         self._segmented.put(None)
 
     def _write_all(self) -> None:
-        """Run the third step: write the outputs of each scan, and send its ledger entry."""
+        """Run the third step: write the outputs of each case, and send its ledger entries."""
         while True:
             scan = self._segmented.get()
             if scan is None:
                 return
             worker = self._worker.result()
-            entry = self._run_step("writing", scan.case, partial(worker.write, scan))
-            if entry is not None:
-                self._send(Done(scan.case.id, entry))
+            entries = self._run_step("writing", scan.case, partial(worker.write, scan))
+            if entries is not None:
+                self._send(Done(scan.case.id, entries))
             del scan
 
     def _run_step(self, name: str, case: Work, work: Callable[[], _T]) -> _T | None:
         """Call `work`, a step of a case, and return its result; send the progress to the parent.
 
         The parent is told that the case enters the step called `name`, and that it leaves it. If
-        `work` fails, a failed ledger entry is sent, and None is returned.
+        `work` fails, failed ledger entries are sent, and None is returned.
         """
         self._send((case.id, name))
         try:
             result = work()
         except Exception as error:
             reason = reason_of(error, where=False)
-            failed = Entry.failed(case, self._settings, reason)
+            failed = failed_entries(case, self._settings, reason)
             self._send(Done(case.id, failed))
             return None
         self._send((case.id, WAITING))
@@ -313,11 +317,11 @@ def local_engine(
     checks of this limit. `on_stage` is called with a case and the stage that it enters, and with
     ("", "ready") when a process is ready. `target` is the function that a process runs.
     """
-    return Pool[Work, Entry](
+    return Pool[Work, list[Entry]](
         target,
         (settings,),
         devices,
-        failed=lambda case, reason: Entry.failed(case, settings, reason),
+        failed=lambda case, reason: failed_entries(case, settings, reason),
         capacity=_IN_HAND,
         timeout_s=timeout_s,
         poll_s=poll_s,

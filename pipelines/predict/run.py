@@ -410,23 +410,8 @@ def _segment(
     else:
         engine = request.engine(settings)
     growing = None if request.part else _GrowingTables(recorder.ledger, settings)
-    # Scans that are segmented together, without the scans recorded as impossible.
-    together: dict[str, tuple[Case, ...]] = {}
-
-    def begun() -> Iterator[Work]:
-        for work in chain([first], to_do):
-            if len(work.scans) > 1:
-                together[work.id] = work.scans
-            yield work
-
-    for entry in engine.run(begun(), stop):
-        if entry.of_scans:
-            for of_scan in entry.of_scans:
-                recorder.note(of_scan)
-        elif entry.case in together:
-            for scan in together[entry.case]:
-                recorder.note(Entry.failed(scan, settings, entry.reason))
-        else:
+    for entries in engine.run(chain([first], to_do), stop):
+        for entry in entries:
             recorder.note(entry)
         if growing is not None:
             growing.renew()

@@ -22,7 +22,7 @@ from natsort import natsorted
 from trinat.pipelines.common.extras import require_extra
 from trinat.pipelines.common.option import Option, as_tuple, split_devices
 from trinat.pipelines.jobs.process import cpu_count
-from trinat.pipelines.study.cases import Found, Work
+from trinat.pipelines.study.cases import Case, Found
 from trinat.pipelines.study.naming import (
     CORRECTIONS,
     T1W,
@@ -320,7 +320,7 @@ class RunSettings(WorkerOptions):
     bids: bool = False
     further_models: Mapping[str, str] = field(default_factory=dict)
 
-    def digest(self, case: Work) -> str:
+    def digest(self, case: Case) -> str:
         """Return a hash of everything that results of a case depend on, except scan and model.
 
         These are trinat's version, the output settings, further models, and the age and sex of the

@@ -570,7 +570,7 @@ class EngineThread(threading.Thread):
     """Thread that passes scans from the queue to the engine, and the outcomes back to the queue.
 
     The engine is that of `trinat predict`: it takes cases (a scan and its id) from an endless
-    iterator, segments them in worker processes, and yields an `Entry` with the outcome of each.
+    iterator, segments them in worker processes, and yields the `Entry` with the outcome of each.
 
     `ready` is True once the engine has loaded a model. `error` is the exception that ended the
     engine; None while it runs.
@@ -598,7 +598,7 @@ class EngineThread(threading.Thread):
     def run(self) -> None:
         """Run the engine until `stop` is called; if it ends by itself, stop the whole server."""
         try:
-            for entry in self._engine.run(self._cases(), self._leave_if_stopping):
+            for (entry,) in self._engine.run(self._cases(), self._leave_if_stopping):
                 submission = self.queue.finish(entry)
                 if submission:
                     took_s = submission.ended - submission.accepted

@@ -113,21 +113,6 @@ class Participant:
         return f"{self.name}/"
 
     @property
-    def shown(self) -> str:
-        """Name of the participant, for messages."""
-        return self.name
-
-    @property
-    def path(self) -> Path:
-        """Path of the first scan."""
-        return self.scans[0].path
-
-    @property
-    def facts(self) -> Facts | None:
-        """None: age, sex and other facts about the participant are stored with each scan."""
-        return None
-
-    @property
     def work(self) -> int:
         """Expected duration as a multiple of that of one scan.
 

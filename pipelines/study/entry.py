@@ -17,7 +17,7 @@ from typing import ClassVar, Literal, Protocol
 
 from pydantic import ConfigDict
 
-from trinat.pipelines.study.cases import Case, Work
+from trinat.pipelines.study.cases import Case
 from trinat.pipelines.study.naming import LEFT_OUT, Product
 from trinat.pipelines.study.record import GRADES, ScanResult
 from trinat.segmentation.data.sources.base import natural_order
@@ -41,7 +41,7 @@ class Run(Protocol):
     def model_sha256(self) -> str:
         """Hash of the model."""
 
-    def digest(self, case: Work) -> str:
+    def digest(self, case: Case) -> str:
         """Return a hash of all that the result of a case depends on, except scan and model."""
 
 
@@ -67,11 +67,10 @@ class Entry:
     - `attempt` numbers the attempts at this case over all ledgers of the folder. It is 0 in ledgers
       from before attempts were numbered.
 
-    Four fields exist only during the run and are never in the file. `staged` is the folder where
+    Three fields exist only during the run and are never in the file. `staged` is the folder where
     outputs wait until they are moved into place. `spent` is how the worker's process has used its
     time since its previous entry: wall and processor time in seconds, by stage. `no_room` is True
-    if the case failed because the disk is full. `of_scans` are the entries of a participant's
-    scans, if the case is a participant.
+    if the case failed because the disk is full.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
@@ -96,10 +95,9 @@ class Entry:
     staged: str = ""
     spent: Spent = field(default_factory=dict)
     no_room: bool = False
-    of_scans: tuple[Entry, ...] = ()
 
     @classmethod
-    def of(cls, case: Work, run: Run, status: Status, reason: str = "") -> Entry:
+    def of(cls, case: Case, run: Run, status: Status, reason: str = "") -> Entry:
         """Return the entry of a case with a status, and with the model and settings of a run."""
         # Relative to the output, so that no path of this machine gets into the ledger.
         scan = os.path.relpath(case.path, run.out.resolve())
@@ -114,7 +112,7 @@ class Entry:
         )
 
     @classmethod
-    def failed(cls, case: Work, run: Run, reason: str) -> Entry:
+    def failed(cls, case: Case, run: Run, reason: str) -> Entry:
         """Return the entry of a case that has failed, with the reason."""
         return cls.of(case, run, "failed", reason)
 

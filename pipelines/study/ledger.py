@@ -34,7 +34,7 @@ from trinat.segmentation.io.files import (
 )
 
 # Fields of an entry that exist only during the run.
-_NOT_IN_FILE = ("staged", "spent", "no_room", "of_scans")
+_NOT_IN_FILE = ("staged", "spent", "no_room")
 
 
 class Ledger:

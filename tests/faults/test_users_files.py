@@ -73,10 +73,10 @@ def test_a_file_that_comes_while_its_scan_is_segmented_is_kept(tmp_path: Path) -
     class Slow(SerialEngine):
         def run(
             self, cases: Iterable[Case], stop: Callable[[], bool]
-        ) -> Iterator[Entry]:
-            for entry in super().run(cases, stop):
+        ) -> Iterator[list[Entry]]:
+            for entries in super().run(cases, stop):
                 (out / "a_dseg.nii.gz").write_bytes(b"by hand")
-                yield entry
+                yield entries
 
     assert run_serially(scans, out, engine=Slow).failed == 1
     assert (out / "a_dseg.nii.gz").read_bytes() == b"by hand"

@@ -204,7 +204,7 @@ def test_a_zip_that_was_not_looked_into_gets_the_dicom_seg_that_its_case_asks_fo
         tmp_path, random_model(), "", tmp_path / "staging", output=QUICK, threads=1
     )
     case = Case("a", tmp_path / "scan.zip", "a", also=("dicom_seg",))
-    (entry,) = SerialEngine(settings).run([case], lambda: False)
+    ((entry,),) = SerialEngine(settings).run([case], lambda: False)
     assert (entry.status, entry.reason) == ("done", "")
     assert pydicom.dcmread(Path(entry.staged) / "a_seg.dcm").Modality == "SEG"
 

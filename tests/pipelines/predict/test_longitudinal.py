@@ -17,8 +17,9 @@ from helpers.serial import QUICK, run_serially, table, write_scans
 from helpers.sessions import head_of, pose_of, session_of
 from scipy import ndimage
 
+from trinat.pipelines.predict.case_in_progress import failed_entries
 from trinat.pipelines.predict.settings import RunSettings
-from trinat.pipelines.study.cases import Case
+from trinat.pipelines.study.cases import Work
 from trinat.pipelines.study.entry import Entry
 from trinat.pipelines.study.ledger import read_entries
 from trinat.segmentation.io.files import sha256_of
@@ -240,9 +241,11 @@ class _AllFail:
     def __init__(self, settings: RunSettings) -> None:
         self.settings = settings
 
-    def run(self, cases: Iterator[Case], stop: Callable[[], bool]) -> Iterator[Entry]:
+    def run(
+        self, cases: Iterator[Work], stop: Callable[[], bool]
+    ) -> Iterator[list[Entry]]:
         for case in cases:
-            yield Entry.failed(case, self.settings, "its process died")
+            yield failed_entries(case, self.settings, "its process died")
 
 
 def test_a_scan_that_cannot_be_taken_keeps_its_reason_where_its_participant_fails(

@@ -109,7 +109,7 @@ def test_in_one_process_a_scan_is_written_while_the_next_is_in_the_networks(
             began.set()
         return infer(self, scan)
 
-    def waits(self: CaseWorker, scan: CaseInProgress) -> Entry:
+    def waits(self: CaseWorker, scan: CaseInProgress) -> list[Entry]:
         met.append(began.wait(30))
         return write(self, scan)
 
@@ -124,7 +124,7 @@ def test_an_error_beyond_a_case_ends_the_run_and_nobody_waits_for_it(
 ) -> None:
     """As where memory ends in the thread that writes: no entry can be made there."""
 
-    def write(worker: CaseWorker, scan: CaseInProgress) -> Entry:
+    def write(worker: CaseWorker, scan: CaseInProgress) -> list[Entry]:
         raise MemoryError
 
     monkeypatch.setattr(CaseWorker, "write", write)

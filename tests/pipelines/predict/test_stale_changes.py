@@ -43,7 +43,7 @@ class EngineByContent:
 
     def run(
         self, cases: Iterable[Case | None], stop: Callable[[], bool]
-    ) -> Iterator[Entry]:
+    ) -> Iterator[list[Entry]]:
         for case in cases:
             if case is None or stop():
                 continue
@@ -60,11 +60,7 @@ class EngineByContent:
                         "scans": digests,
                     }
                 parts.append(self._entry(scan, digests, facts))
-            if isinstance(case, Participant):
-                participant = Entry.of(case, self.settings, "done")
-                yield replace(participant, of_scans=tuple(parts))
-            else:
-                yield parts[0]
+            yield parts
 
     def _entry(
         self, scan: Case, digests: dict[str, str], facts: dict[str, Any] | None

@@ -141,10 +141,10 @@ def test_a_scan_that_was_read_ahead_does_not_fail_with_the_running_one(
 class EndlessEngine:
     """Engine that does nothing until it is told to leave."""
 
-    def run(self, _: Any, leave: Callable[[], bool]) -> Iterator[Entry]:
+    def run(self, _: Any, leave: Callable[[], bool]) -> Iterator[list[Entry]]:
         while not leave():
             time.sleep(0.01)
-        yield Entry("", "failed")
+        yield [Entry("", "failed")]
 
 
 def test_a_server_that_is_stopped_counts_as_no_start(

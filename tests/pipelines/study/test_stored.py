@@ -150,7 +150,7 @@ def test_a_scan_that_was_changed_fails_and_says_so(tmp_path: Path) -> None:
     image = Volume.read(case.path)
     image.data[10, 10, 10] += 1
     image.write(case.path)
-    entry = CaseWorker(settings, "cpu").begin(case)()
+    (entry,) = CaseWorker(settings, "cpu").begin(case)()
     assert entry.status == "failed"
     assert entry.reason.startswith("was changed since the store was made")
     # A scan that is in no store is used as it is.
