@@ -19,7 +19,7 @@ from trinat.pipelines.report.changes import (
     retest_of,
 )
 from trinat.pipelines.study.entry import Entry, find_moved
-from trinat.pipelines.study.record import EXCLUDED_GRADES, FURTHER, TimePoint
+from trinat.pipelines.study.record import EXCLUDED_GRADES, FURTHER
 from trinat.segmentation.io.files import sha256_of, write_tsv, write_whole
 from trinat.segmentation.models.zoo import MODEL_FILE, shipped_models
 
@@ -77,26 +77,16 @@ def write_changes(
             digits = 3 if output else 1
             rows = [_table_row(course, digits) for course in of_output]
             write_tsv(folder / table, (*columns, *_OF_CHANGE), rows)
-    lesions = [vars(change) for change in _lesion_changes(participants, excluded)]
+    usable = {
+        participant: _sort_by_time(_usable(scans, excluded))
+        for participant, scans in participants.items()
+    }
+    lesions = [vars(change) for change in lesion_changes(usable, excluded)]
     if any(entry.result.lesions for scans in participants.values() for entry in scans):
         of_lesions = [field.name for field in fields(LesionChange)]
         rows = [list(lesion.values()) for lesion in lesions]
         write_tsv(folder / LESION_CHANGES, of_lesions, rows)
     write_whole(folder / page, changes_page(courses, left_out, lesions))
-
-
-def _lesion_changes(
-    participants: Mapping[str, Sequence[Entry]], excluded: Collection[str]
-) -> list[LesionChange]:
-    """Return the changes of all lesions from each scan to the next, over the usable scans."""
-    usable = {}
-    for participant, scans in participants.items():
-        left_out = {
-            case for case, structure, _ in _left_out(scans, excluded) if not structure
-        }
-        taken = [entry for entry in scans if entry.case not in left_out]
-        usable[participant] = _sort_by_time(taken)
-    return lesion_changes(usable, excluded)
 
 
 def courses_in(
@@ -143,6 +133,12 @@ def _left_out(
     return rows
 
 
+def _usable(scans: Sequence[Entry], excluded: Collection[str]) -> list[Entry]:
+    """Return the scans of a participant that are not left out as a whole."""
+    whole = {case for case, structure, _ in _left_out(scans, excluded) if not structure}
+    return [entry for entry in scans if entry.case not in whole]
+
+
 def _why_unfit(entry: Entry, first_with: dict[tuple[str, str], str]) -> str:
     """Return why no change over time may be computed from a scan; "" if one may.
 
@@ -155,7 +151,7 @@ def _why_unfit(entry: Entry, first_with: dict[tuple[str, str], str]) -> str:
         first = first_with.setdefault(entry.content, entry.case)
     if first != entry.case:
         return f"byte for byte the same as {first}"
-    stretch = _time_point(entry).stretch_percent
+    stretch = entry.time_point.stretch_percent
     if not stretch:
         return ""
     larger = "larger" if stretch > 0 else "smaller"
@@ -201,7 +197,7 @@ def participants_in(entries: Iterable[Entry], results: Path) -> dict[str, list[E
 def _sort_by_time(scans: Iterable[Entry]) -> list[Entry]:
     """Sort the ledger entries of scans by time; if any time is unknown, sort all by name."""
     ordered: list[Entry] = natsorted(scans, key=lambda entry: entry.case)
-    years = {entry.case: _time_point(entry).year for entry in ordered}
+    years = {entry.case: entry.time_point.year for entry in ordered}
     known = {case: year for case, year in years.items() if year is not None}
     if len(known) == len(years):
         ordered.sort(key=lambda entry: known[entry.case])
@@ -240,16 +236,6 @@ def _segmentation_of(entry: Entry) -> _Segmentation:
     return entry.model, frozenset(scans.items())
 
 
-def _time_point(entry: Entry) -> TimePoint:
-    """Return time, participant and volumes of a scan that was segmented with others.
-
-    `entry` is its ledger entry. They are those of the joint segmentation.
-    """
-    time_point = entry.result.longitudinal
-    assert time_point is not None
-    return time_point
-
-
 def _courses(
     scans: Sequence[Entry],
     excluded: Collection[str],
@@ -263,10 +249,9 @@ def _courses(
     are left out, and so are the structures that `left_out` names for a case. A measure with fewer
     than two values, or with values of 0 only, is omitted.
     """
-    first = _time_point(scans[0])
+    first = scans[0].time_point
     retest = _retest_of(scans[0])
-    whole = {case for case, structure, _ in _left_out(scans, excluded) if not structure}
-    taken = [entry for entry in scans if entry.case not in whole]
+    taken = _usable(scans, excluded)
     values = {}
     for entry in taken:
         named = left_out.get(entry.case, ())
@@ -274,7 +259,7 @@ def _courses(
             values[entry.case] = entry.result.counted_columns(output, excluded, named)
             continue
         omitted = {*entry.result.structures_left_out(excluded), *named}
-        volumes_mm3 = _time_point(entry).volumes_mm3
+        volumes_mm3 = entry.time_point.volumes_mm3
         values[entry.case] = {
             name: mm3 for name, mm3 in volumes_mm3.items() if name not in omitted
         }
@@ -290,7 +275,7 @@ def _courses(
         if len(with_value) < 2:
             continue
         of_name = [values[entry.case][name] for entry in with_value]
-        years = [_time_point(entry).year for entry in with_value]
+        years = [entry.time_point.year for entry in with_value]
         change = change_of(of_name, years, retest.get(name))
         if change is None:  # all values are 0
             continue
@@ -318,7 +303,7 @@ def _retest_of(entry: Entry) -> Mapping[str, float]:
     shipped = shipped_models().get(name)
     if shipped is None or sha256_of(shipped / MODEL_FILE) != entry.model:
         return {}
-    if _time_point(entry).views:
+    if entry.time_point.views:
         return {}
     return retest_of(name)
 
@@ -364,12 +349,12 @@ def _write_time_points(
     names: dict[str, None] = {}
     for scans in participants.values():
         for entry in scans:
-            names.update(dict.fromkeys(_time_point(entry).volumes_mm3))
+            names.update(dict.fromkeys(entry.time_point.volumes_mm3))
     rows = []
     for participant, scans in participants.items():
         left_out_here = _left_out(scans, excluded)
         for entry in scans:
-            time_point = _time_point(entry)
+            time_point = entry.time_point
             volumes = [time_point.volumes_mm3.get(name) for name in names]
             year = _rounded(time_point.year, 4)
             remarks = [

@@ -65,8 +65,7 @@ def lesion_changes(
 
 def _between(before: Entry, after: Entry) -> Iterator[LesionChange]:
     """Yield the change at each place that has a lesion in at least one of two scans."""
-    point = after.result.longitudinal
-    assert point is not None
+    point = after.time_point
     old = _by_site(before)
     new = _by_site(after)
     side_mm = max(_FINEST_MM, _side_mm(before), _side_mm(after))
@@ -99,21 +98,18 @@ def _between(before: Entry, after: Entry) -> Iterator[LesionChange]:
 
 def _by_site(entry: Entry) -> dict[int, list[LesionResult]]:
     """Return the lesions of a scan by place, the largest of each place first."""
-    point = entry.result.longitudinal
     lesions = entry.result.lesions
-    assert point is not None
     assert lesions is not None
     found = defaultdict(list)
-    for lesion, site in zip(lesions.lesions, point.lesion_sites, strict=True):
+    sites = entry.time_point.lesion_sites
+    for lesion, site in zip(lesions.lesions, sites, strict=True):
         found[site].append(lesion)
     return found
 
 
 def _side_mm(entry: Entry) -> float:
     """Return the side of a cube with the volume of a voxel of the scan."""
-    point = entry.result.longitudinal
-    assert point is not None
-    return float(np.cbrt(point.voxel_mm3))
+    return float(np.cbrt(entry.time_point.voxel_mm3))
 
 
 def _word(

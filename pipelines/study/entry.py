@@ -19,7 +19,7 @@ from pydantic import ConfigDict
 
 from trinat.pipelines.study.cases import Case
 from trinat.pipelines.study.naming import LEFT_OUT, Product
-from trinat.pipelines.study.record import GRADES, ScanResult
+from trinat.pipelines.study.record import GRADES, ScanResult, TimePoint
 from trinat.segmentation.data.sources.base import natural_order
 from trinat.segmentation.errors import InputError
 from trinat.segmentation.io.files import absolute, sha256_of
@@ -146,6 +146,13 @@ class Entry:
             1.0 if agreement is None else agreement,
             natural_order(self.case),
         )
+
+    @property
+    def time_point(self) -> TimePoint:
+        """Time, participant and volumes of a scan that was segmented with others."""
+        time_point = self.result.longitudinal
+        assert time_point is not None
+        return time_point
 
     @property
     def content(self) -> tuple[str, str]:
