@@ -73,21 +73,19 @@ def predict(
     request = compared.apply_to(request)
     requests = [request]
     if scans.store is not None:
-        from trinat.pipelines.predict.stored_scans import StoredScans
+        from trinat.pipelines.predict.stored_scans import stored_requests
         from trinat.pipelines.train.leakage import (
             refuse_other_folds,
             refuse_trained_participants,
         )
         from trinat.segmentation.data.store import Store
 
-        found = StoredScans.find(scans.store, scans.part, folds=scans.folds)
-        found.check_models(str(request.model))
         store = Store(scans.store)
+        requests = stored_requests(request, store, scans.part, folds=scans.folds)
         if scans.folds:
             refuse_other_folds(store, Path(str(request.model)))
         else:
             refuse_trained_participants(store, scans.part, str(request.model))
-        requests = found.requests(request)
     outcome = run_with_progress(requests, quiet=quiet, as_json=json_)
     if clock is not None:
         typer.echo(as_table(outcome.spent, clock.take()), err=True)

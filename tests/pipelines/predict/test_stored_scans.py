@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import pytest
 from helpers.refusals import refusal
 from helpers.small_model import network
 
 from trinat.pipelines.common.exits import Exit
 from trinat.pipelines.predict.recorder import Outcome, sum_of
 from trinat.pipelines.predict.settings import OutputSettings, PredictRequest
-from trinat.pipelines.predict.stored_scans import StoredScans
+from trinat.pipelines.predict.stored_scans import stored_requests
 from trinat.pipelines.study.cases import Case, Found
 from trinat.segmentation.errors import ModelError
 from trinat.segmentation.models.checkpoint import save_model
@@ -21,43 +24,61 @@ FIRST = Found((Case("a", Path("a.nii"), "a"),))
 SECOND = Found((Case("b", Path("b.nii"), "b"),))
 
 
-def test_each_fold_has_its_scans_its_model_and_its_folder() -> None:
-    found = {"fold-0": FIRST, "fold-1": SECOND}
-    stored = StoredScans(found, folds=True, trust_affine="qform", fill_nonfinite=True)
-    requests = stored.requests(PredictRequest((), Path("out"), "runs/cv"))
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return a store with two folds, whose scans were read by the qform and with NaN as 0."""
+    found = {"first": FIRST, "second": SECOND}
+    monkeypatch.setattr(
+        "trinat.pipelines.predict.stored_scans.stored_cases",
+        lambda store, subjects: found[subjects],
+    )
+    return SimpleNamespace(
+        info=SimpleNamespace(trust_affine="qform", fill_nonfinite=True),
+        folds=("first", "second"),
+        part=lambda part, split="first": split,
+    )
+
+
+def save_folds(folder: Path, *views_of_folds: tuple[View, ...]) -> None:
+    for number, views in enumerate(views_of_folds):
+        networks = dict.fromkeys(views, network())
+        model = folder / f"fold-{number}/model"
+        save_model(model, Description(name="tiny"), networks)
+
+
+def test_each_fold_has_its_scans_its_model_and_its_folder(
+    store: Any, tmp_path: Path
+) -> None:
+    save_folds(tmp_path, (View.AXIAL,), (View.AXIAL,))
+    asked = PredictRequest((), Path("out"), str(tmp_path))
+    requests = stored_requests(asked, store, "test", folds=True)
     assert [request.found for request in requests] == [FIRST, SECOND]
     assert [request.out for request in requests] == [
         Path("out/fold-0"),
         Path("out/fold-1"),
     ]
     assert [request.model for request in requests] == [
-        "runs/cv/fold-0/model",
-        "runs/cv/fold-1/model",
+        f"{tmp_path}/fold-0/model",
+        f"{tmp_path}/fold-1/model",
     ]
     assert {request.output.trust_affine for request in requests} == {"qform"}
     assert all(request.output.fill_nonfinite for request in requests)
 
 
-def test_folds_whose_models_differ_in_their_views_are_refused(tmp_path: Path) -> None:
-    found = {"fold-0": FIRST, "fold-1": SECOND}
-    stored = StoredScans(found, folds=True, trust_affine=None, fill_nonfinite=False)
-    for fold, views in (
-        ("fold-0", (View.AXIAL,)),
-        ("fold-1", (View.AXIAL, View.CORONAL)),
-    ):
-        networks = dict.fromkeys(views, network())
-        save_model(tmp_path / fold / "model", Description(name="tiny"), networks)
+def test_folds_whose_models_differ_in_their_views_are_refused(
+    store: Any, tmp_path: Path
+) -> None:
+    save_folds(tmp_path, (View.AXIAL,), (View.AXIAL, View.CORONAL))
+    asked = PredictRequest((), Path("out"), str(tmp_path))
     with refusal(ModelError, tmp_path / "fold-0"):
-        stored.check_models(str(tmp_path))
+        stored_requests(asked, store, "test", folds=True)
 
 
-def test_a_part_keeps_model_and_folder_and_what_is_asked_for_holds() -> None:
-    stored = StoredScans(
-        {"": FIRST}, folds=False, trust_affine="qform", fill_nonfinite=False
-    )
+def test_a_part_keeps_model_and_folder_and_what_is_asked_for_holds(store: Any) -> None:
+    store.info.fill_nonfinite = False
     output = OutputSettings(trust_affine="sform", fill_nonfinite=True)
     asked = PredictRequest((), Path("out"), "fast", output=output)
-    (request,) = stored.requests(asked)
+    (request,) = stored_requests(asked, store, "test")
     assert (request.out, request.model) == (Path("out"), "fast")
     assert request.found == FIRST
     assert request.output == output

@@ -12,7 +12,6 @@ from helpers.tiny_training import SILENT, tiny_recipe
 from typer.testing import CliRunner
 
 from trinat.pipelines.cli import app
-from trinat.pipelines.predict.stored_scans import StoredScans
 from trinat.pipelines.study.cases import Case, Found
 from trinat.pipelines.train.leakage import (
     refuse_other_folds,
@@ -168,14 +167,10 @@ def test_trinat_predict_refuses_models_that_have_seen_the_scans(
     model = trained_on(store, split, tmp_path / "cv/fold-0")
     write_split(store, "split-0.json", train="d", test="a")
     write_split(store, "split.json", train="d", test="a")
-    folder = "fold-0" if of_folds else ""
-    scans = StoredScans(
-        {folder: Found((Case("a", tmp_path / "a.nii", "a"),))},
-        folds=of_folds,
-        trust_affine=None,
-        fill_nonfinite=False,
+    found = Found((Case("a", tmp_path / "a.nii", "a"),))
+    monkeypatch.setattr(
+        "trinat.pipelines.predict.stored_scans.stored_cases", lambda *_: found
     )
-    monkeypatch.setattr(StoredScans, "find", lambda *_, **__: scans)
     words = ["predict", "--store", str(store.root), "--out", str(tmp_path / "found")]
     if of_folds:
         words += ["--folds", "--model", str(tmp_path / "cv")]
