@@ -33,7 +33,7 @@ from trinat.pipelines.report.lesions import (
 from trinat.pipelines.report.measurements import metrics_frame, write_table
 from trinat.pipelines.report.page import Table, provenance
 from trinat.pipelines.study.entry import taught_by_models
-from trinat.pipelines.study.files import ScanFile, corrected_among
+from trinat.pipelines.study.files import corrected_among
 from trinat.pipelines.study.pairing import Pairing
 from trinat.pipelines.study.ratings import agreement_table, use_of_ratings
 from trinat.segmentation.errors import EvaluationError
@@ -227,37 +227,19 @@ def _pairs_table(done: Iterable[Done], pairings: Mapping[str, Pairing]) -> pd.Da
             row[fact] = result.facts.get(fact, "")
         rows.append(row)
     for model, pairing in pairings.items():
-        rows += [
-            _row_alone(file, model, pairing, "truth", "prediction")
-            for file in pairing.truths_alone
-        ]
-        rows += [
-            _row_alone(file, model, pairing, "prediction", "truth")
-            for file in pairing.predictions_alone
-        ]
+        alone = [(file, "truth", "prediction") for file in pairing.truths_alone]
+        alone += [(file, "prediction", "truth") for file in pairing.predictions_alone]
+        for file, side, other in alone:
+            row = {
+                "subject": file.participant,
+                "session": file.session,
+                "model": model,
+                side: file.path.name,
+                "status": f"no {other}",
+                "note": pairing.doubts.get(file.path, f"no {other} found"),
+            }
+            rows.append(row)
     return pd.DataFrame(rows, columns=[*_COLUMNS, *_FACTS]).fillna("")
-
-
-def _row_alone(
-    file: ScanFile,
-    model: str,
-    pairing: Pairing,
-    side: str,
-    other: str,
-) -> dict[str, str]:
-    """Return the row of pairs.csv for a label map without a partner.
-
-    `side` is the column of the label map, and `other` that of the missing partner: "truth" or
-    "prediction". `pairing` may have the reason why no partner was chosen.
-    """
-    return {
-        "subject": file.participant,
-        "session": file.session,
-        "model": model,
-        side: file.path.name,
-        "status": f"no {other}",
-        "note": pairing.doubts.get(file.path, f"no {other} found"),
-    }
 
 
 def _notices(inputs: Inputs, done: Sequence[Done]) -> list[str]:
