@@ -6,9 +6,9 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+from trinat.pipelines.models.scans_with_truth import ScanWithTruth
 from trinat.pipelines.study.corrections import is_correction
-from trinat.pipelines.study.files import ParsedName, ScanFile, find_files
-from trinat.pipelines.study.pairing import Pair
+from trinat.pipelines.study.files import ScanFile, find_files
 from trinat.pipelines.study.study import Study
 from trinat.segmentation.errors import EvaluationError
 from trinat.segmentation.io.files import absolute
@@ -16,31 +16,17 @@ from trinat.segmentation.io.files import absolute
 _CORRECT = "correct one with `trinat view`, or give --labels"
 
 
-@dataclass(frozen=True)
-class Corrected:
-    """A scan in the results, with its corrected label map.
+@dataclass(frozen=True, kw_only=True)
+class Corrected(ScanWithTruth):
+    """A scan in the results, with its corrected label map or mask of lesions.
 
-    `scan` is the scan in the results, `image` the path of its image and `labels` that of the
-    corrected label map, or mask of lesions. `structures` are the names of the structures that a
-    rater has changed in the viewer; None for an imported label map, in which every voxel counts.
+    `scan` is the scan in the results, whose case is the `name` here. `structures` are the names of
+    the structures that a rater has changed in the viewer; None for an imported label map, in which
+    every voxel counts.
     """
 
     scan: ScanFile
-    image: Path
-    labels: Path
     structures: frozenset[str] | None
-
-    @property
-    def pair(self) -> Pair:
-        """The corrected label map and its image, as the pair of truth and prediction.
-
-        The image takes the place of the prediction, because `segment_all` segments it anew.
-        """
-        name = ParsedName(self.scan.case, self.scan.case)
-        participant = self.scan.participant
-        truth = ScanFile(self.labels, name, participant)
-        image = ScanFile(self.image, name, participant)
-        return Pair(truth, image, how="its name in the results")
 
 
 def find_corrected(study: Study) -> tuple[list[Corrected], list[str]]:
@@ -88,7 +74,15 @@ def find_corrected(study: Study) -> tuple[list[Corrected], list[str]]:
             continue
         if segmented:
             case_of[segmented] = scan.case
-        found.append(Corrected(scan, image, labels, structures))
+        corrected = Corrected(
+            scan.participant,
+            scan.case,
+            image,
+            labels,
+            scan=scan,
+            structures=structures,
+        )
+        found.append(corrected)
     failures.extend(_without_result(study, used))
     if not found and not failures:
         raise EvaluationError("has no corrections", where=study.folder, remedy=_CORRECT)

@@ -41,7 +41,6 @@ from trinat.pipelines.models.scans_with_truth import (
     require_scans,
     without_odds,
 )
-from trinat.pipelines.study.pairing import Pair
 from trinat.pipelines.study.study import Study
 from trinat.pipelines.train.provenance import read_provenance, write_provenance
 from trinat.segmentation.errors import ConfigError, EvaluationError
@@ -80,9 +79,9 @@ class Learnt:
 class _Material:
     """Data to learn from: the corrected scans, segmented with the model that is to be improved.
 
-    `corrected`, `pairs` and `scans` have an entry for each usable scan: its correction, the files
-    of scan and corrected label map, and its `DoubtfulVoxels`, the voxels whose class can change if
-    the probabilities of structures are multiplied by factors. `model` is the model to improve.
+    `corrected` and `scans` have an entry for each usable scan: its files, and its `DoubtfulVoxels`,
+    the voxels whose class can change if the probabilities of structures are multiplied by factors.
+    `model` is the model to improve.
     `reader` has read the label maps. `counted` are the classes (indices) that enter mean Dice
     scores. `failed` is the number of scans that could not be used.
     """
@@ -90,15 +89,14 @@ class _Material:
     corrected: Sequence[Corrected]
     model: Model
     reader: Reader
-    pairs: Sequence[Pair]
     scans: Sequence[DoubtfulVoxels]
     counted: Sequence[int]
     failed: int
 
     @property
     def participants(self) -> list[str]:
-        """Participant of each scan in `pairs`."""
-        return [pair.truth.participant for pair in self.pairs]
+        """Participant of each scan."""
+        return [each.participant for each in self.corrected]
 
 
 def learn(
@@ -181,21 +179,14 @@ def _prepare_material(study: Study, settings: LearnSettings) -> _Material:
                     remedy="correct scans with larger errors",
                 )
             _log.info("%s", agreement)
-    pairs, scans, failed = segment_all(
-        model,
-        [each.pair for each in corrected],
-        reader,
-        device=settings.device,
+    corrected, scans, failed = segment_all(
+        model, corrected, reader, device=settings.device
     )
     failures += failed
     for reason in failures:
         _log.info("not used: %s", reason)
     require_scans(scans, failures, settings.results, SEE)
-    used = {pair.truth.path for pair in pairs}
-    corrected = [each for each in corrected if each.labels in used]
-    return _Material(
-        corrected, model, reader, pairs, scans, counted, failed=len(failures)
-    )
+    return _Material(corrected, model, reader, scans, counted, failed=len(failures))
 
 
 def _fit_factors(material: _Material, settings: LearnSettings, why: str) -> Learnt:
@@ -207,7 +198,9 @@ def _fit_factors(material: _Material, settings: LearnSettings, why: str) -> Lear
     the user, on why the networks are not trained. Returns this and further messages with the exit
     status.
     """
-    found = find_odds(material.model, material.pairs, material.scans, material.counted)
+    found = find_odds(
+        material.model, material.corrected, material.scans, material.counted
+    )
     refuse_if_no_better(found, FITTED, settings.out)
     _save_factors(material, found, settings)
     factors = f"fitted to all: {describe_odds(found.fusions[FITTED])}"
@@ -249,25 +242,25 @@ def _choose_training(
     """
     left_out = []
     rest = []
-    for pair, scan in zip(material.pairs, material.scans, strict=True):
-        if pair.truth.name in trained.held_out:
-            left_out.append((pair, scan))
+    for each, scan in zip(material.corrected, material.scans, strict=True):
+        if each.name in trained.held_out:
+            left_out.append((each, scan))
         else:
             rest.append(scan)
-    pairs = [pair for pair, _ in left_out]
+    corrected = [each for each, _ in left_out]
     scores = Scores(
-        participants=tuple(pair.truth.participant for pair in pairs),
-        scans=tuple(pair.truth.name for pair in pairs),
+        participants=tuple(each.participant for each in corrected),
+        scans=tuple(each.name for each in corrected),
         dice={
             **_dice_of_factors(material, [scan for _, scan in left_out], rest),
-            **_dice_of_trained(material, trained, pairs, settings),
+            **_dice_of_trained(material, trained, corrected, settings),
         },
     )
     chosen = scores.chosen
     refuse_if_no_better(scores, chosen, settings.out)
     if chosen == _FACTORS:
         found = find_odds(
-            material.model, material.pairs, material.scans, material.counted
+            material.model, material.corrected, material.scans, material.counted
         )
         _save_factors(material, found, settings)
     else:
@@ -307,7 +300,7 @@ def _dice_of_factors(
 def _dice_of_trained(
     material: _Material,
     trained: Trained,
-    left_out: Sequence[Pair],
+    left_out: Sequence[Corrected],
     settings: LearnSettings,
 ) -> dict[str, list[float]]:
     """Return the mean Dice of each held-out scan with each model that was trained.
@@ -332,12 +325,12 @@ def _dice_of_trained(
         )
         own = logarithms_of(candidate.info.fusion.class_odds, scheme)
         dice_of = {}
-        for pair, scan in zip(used, found, strict=True):
-            dice_of[pair.truth.name] = scan.mean_dice(own, fixed)
+        for each, scan in zip(used, found, strict=True):
+            dice_of[each.name] = scan.mean_dice(own, fixed)
         # `segment_all` leaves out scans whose segmentation agrees so little with the corrected
         # label map that this may belong to another participant. Here it is known to belong to the
         # scan, so the model is bad: the Dice is 0.
-        scores[name] = [dice_of.get(pair.truth.name, 0.0) for pair in left_out]
+        scores[name] = [dice_of.get(each.name, 0.0) for each in left_out]
     return scores
 
 

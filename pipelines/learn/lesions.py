@@ -21,7 +21,7 @@ from safetensors.torch import save
 from trinat.pipelines.common.exits import batch_exit
 from trinat.pipelines.common.models import check_out, description_of, save_copy
 from trinat.pipelines.common.text import count
-from trinat.pipelines.learn.corrected import find_corrected
+from trinat.pipelines.learn.corrected import Corrected, find_corrected
 from trinat.pipelines.learn.learning import (
     SEE,
     Learnt,
@@ -32,7 +32,6 @@ from trinat.pipelines.learn.settings import FOR_STRUCTURES, LearnSettings
 from trinat.pipelines.models.held_out import BEFORE, Scores, folds_of
 from trinat.pipelines.models.scans_with_truth import require_scans, work_on_each
 from trinat.pipelines.study.images import read_image
-from trinat.pipelines.study.pairing import Pair
 from trinat.pipelines.study.study import Study
 from trinat.segmentation.errors import ConfigError, EvaluationError
 from trinat.segmentation.inference.lesion_network import (
@@ -117,11 +116,10 @@ def learn_lesions(settings: LearnSettings) -> Learnt:
     start = load_lesion_network(find_lesions_file(model.folder))
     predictor = Predictor(model, device=settings.device)
 
-    def read(pair: Pair) -> _Patient:
-        return _read(predictor, pair, start, settings)
+    def read(scan: Corrected) -> _Patient:
+        return _read(predictor, scan, start, settings)
 
-    pairs = [each.pair for each in corrected]
-    _, patients, failed = work_on_each(pairs, read)
+    _, patients, failed = work_on_each(corrected, read)
     failures += failed
     for reason in failures:
         _log.info("not used: %s", reason)
@@ -186,15 +184,18 @@ def _require_two(participants: Collection[str], settings: LearnSettings) -> None
 
 
 def _read(
-    predictor: Predictor, pair: Pair, start: LesionNetwork, settings: LearnSettings
+    predictor: Predictor,
+    corrected: Corrected,
+    start: LesionNetwork,
+    settings: LearnSettings,
 ) -> _Patient:
     """Read a scan and its mask of lesions, and find its structures as `trinat predict` does.
 
     EvaluationError is raised if the scan has too little white matter or cortex.
     """
-    path = pair.prediction.path
-    scan = read_image(path, pair.truth.path, trust_affine=settings.trust_affine)
-    mask = Volume.read(pair.truth.path, labels=True, trust_affine=settings.trust_affine)
+    trust = settings.trust_affine
+    scan = read_image(corrected.image, corrected.labels, trust_affine=trust)
+    mask = Volume.read(corrected.labels, labels=True, trust_affine=trust)
     mask, _ = on_grid_of(mask, scan)
     prepared = predictor.prepare(scan)
     image = predictor.image_of(prepared)
@@ -209,12 +210,13 @@ def _read(
         thick_mm,
     )
     if features is None:
-        raise EvaluationError("too little white matter or cortex found", where=path)
+        what = "too little white matter or cortex found"
+        raise EvaluationError(what, where=corrected.image)
     on_scan = replace(mask, data=(mask.data > 0).astype(np.uint8))
     lesions = conform(on_scan, labels=True, plan=plan).volume.data > 0
     return _Patient(
-        participant=pair.truth.participant,
-        name=pair.truth.name,
+        participant=corrected.participant,
+        name=corrected.name,
         features=replace(features, values=features.values.astype(np.float16)),
         lesions=lesions,
         sample=sample_voxels(features, lesions, np.random.default_rng(0)),

@@ -23,12 +23,10 @@ from trinat.pipelines.models.fit_weights import describe_weights, fit_view_weigh
 from trinat.pipelines.models.held_out import BEFORE, WORTHWHILE
 from trinat.pipelines.models.scans_with_truth import (
     Reader,
+    ScanWithTruth,
     pair_scans,
-    require_scans,
-    without_partner,
 )
 from trinat.pipelines.models.settings import FitSettings, Step
-from trinat.pipelines.study.pairing import Pair
 from trinat.segmentation.errors import ConfigError, TrinatError
 from trinat.segmentation.labels.folding import load_folding
 from trinat.segmentation.models.checkpoint import (
@@ -80,20 +78,22 @@ def fit(settings: FitSettings) -> Fitted:
     reader = Reader(numbering, settings.trust_affine)
     model = start
     lines = []
-    pairs: list[Pair] = []
+    scans: list[ScanWithTruth] = []
     failures: list[str] = []
     metrics: dict[str, JsonValue] = {}
     for step, (fit_step, describe, entry) in _FITTED_TO_SCANS.items():
         if step in skipped:
             lines.append(f"{step}: skipped, {skipped[step]}")
             continue
-        if not pairs:
-            pairs, failures = _find_pairs(settings)
-        found, pairs, failed = fit_step(model, pairs, reader, device=settings.device)
+        if not scans:
+            assert settings.scans is not None
+            assert settings.truth is not None
+            scans, failures = pair_scans(settings.scans, settings.truth)
+        found, scans, failed = fit_step(model, scans, reader, device=settings.device)
         failures += failed
         for reason in failed:
             _log.info("not used: %s", reason)
-        lines += [f"{step}: fitted to {count(len(pairs), 'scan')}", *found.table()]
+        lines += [f"{step}: fitted to {count(len(scans), 'scan')}", *found.table()]
         if found.chosen == BEFORE:
             lines.append(f"{step}: unchanged, as the mean gains less than {WORTHWHILE}")
             continue
@@ -121,7 +121,7 @@ def fit(settings: FitSettings) -> Fitted:
     changed = model.info != start.info
     if changed:
         _write(settings, model)
-    exit_status = batch_exit(done=len(pairs), failed=len(failures))
+    exit_status = batch_exit(done=len(scans), failed=len(failures))
     return Fitted(tuple(lines), changed, exit_status)
 
 
@@ -183,24 +183,6 @@ def _reason_to_keep_limits(settings: FitSettings, start: Model, model: Model) ->
         return ""
     # Odds do not change the agreement between views, which the limits apply to.
     return "those of the model hold, as the weights are the same"
-
-
-def _find_pairs(settings: FitSettings) -> tuple[list[Pair], list[str]]:
-    """Pair each scan with its true label map by name.
-
-    Returns the pairs, and a message for each true label map without a scan. Raises EvaluationError
-    if there are no pairs.
-    """
-    assert settings.scans is not None
-    assert settings.truth is not None
-    pairing = pair_scans(settings.scans, settings.truth)
-    failures = without_partner(pairing, pairing.truths_alone, "scan")
-    skipped = without_partner(pairing, pairing.predictions_alone, "truth")
-    for reason in [*skipped, *failures]:
-        _log.info("not used: %s", reason)
-    remedy = "name scans and truths alike"
-    require_scans(pairing.pairs, failures, settings.scans, remedy)
-    return list(pairing.pairs), failures
 
 
 def _with_info(model: Model, **changes: object) -> Model:

@@ -17,12 +17,13 @@ from trinat.pipelines.models.held_out import FittedFusion, fit_held_out
 from trinat.pipelines.models.scans_with_truth import (
     NUMBERS,
     Reader,
+    ScanT,
+    ScanWithTruth,
     refuse_another_head,
     require_scans,
     without_odds,
     work_on_each,
 )
-from trinat.pipelines.study.pairing import Pair
 from trinat.segmentation.errors import ConfigError
 from trinat.segmentation.grid import Box
 from trinat.segmentation.inference.predictor import Predictor
@@ -39,30 +40,29 @@ FITTED = "fitted"
 
 
 def fit_structure_odds(
-    model: Model, pairs: Sequence[Pair], reader: Reader, *, device: str
-) -> tuple[FittedFusion, list[Pair], list[str]]:
+    model: Model, scans: Sequence[ScanWithTruth], reader: Reader, *, device: str
+) -> tuple[FittedFusion, list[ScanWithTruth], list[str]]:
     """Fit the odds of structures to scans with true label maps, scored on held-out participants.
 
-    The odds of a structure are a factor that multiplies its probability in each voxel. The
-    "prediction" of each of the `pairs` is the scan itself; `reader` reads both files.
+    The odds of a structure are a factor that multiplies its probability in each voxel. `reader`
+    reads the scans and their label maps.
 
-    Returns the model's own odds and the fitted odds with the Dice of each scan, the pairs that
-    could be used, and a message for each other pair. EvaluationError is raised if no pair could be
+    Returns the model's own odds and the fitted odds with the Dice of each scan, the scans that
+    could be used, and a message for each other scan. EvaluationError is raised if no scan could be
     used.
     """
-    used, scans, failures = segment_all(model, pairs, reader, device=device)
-    require_scans(scans, failures, remedy=NUMBERS)
-    return find_odds(model, used, scans), used, failures
+    used, voxels, failures = segment_all(model, scans, reader, device=device)
+    require_scans(used, failures, remedy=NUMBERS)
+    return find_odds(model, used, voxels), used, failures
 
 
 def segment_all(
-    model: Model, pairs: Sequence[Pair], reader: Reader, *, device: str
-) -> tuple[list[Pair], list[DoubtfulVoxels], list[str]]:
+    model: Model, scans: Sequence[ScanT], reader: Reader, *, device: str
+) -> tuple[list[ScanT], list[DoubtfulVoxels], list[str]]:
     """Segment scans; return the voxels of each whose class depends on the odds of structures.
 
-    The "prediction" of each of the `pairs` is the scan itself, `truth` its true label map. Returns
-    the pairs that could be used, the probabilities and true classes of the voxels of each, and a
-    message for each other pair. ConfigError is raised if no view of the model tells left from
+    Returns the scans that could be used, the probabilities and true classes of the voxels of each,
+    and a message for each other scan. ConfigError is raised if no view of the model tells left from
     right.
     """
     # The model's own odds are tried like any others, so the scans are segmented without them.
@@ -72,22 +72,21 @@ def segment_all(
     if all(model.is_merged(view) for view in segmenter.views):
         raise ConfigError("its views do not tell left from right", where=model.folder)
 
-    def segment(pair: Pair) -> DoubtfulVoxels:
-        return _doubtful_voxels(segmenter, pair, reader)
+    def segment(scan: ScanT) -> DoubtfulVoxels:
+        return _doubtful_voxels(segmenter, scan, reader)
 
-    return work_on_each(pairs, segment)
+    return work_on_each(scans, segment)
 
 
 def _doubtful_voxels(
-    segmenter: Predictor, pair: Pair, reader: Reader
+    segmenter: Predictor, scan: ScanWithTruth, reader: Reader
 ) -> DoubtfulVoxels:
-    """Segment the scan of a pair; return the voxels whose class depends on the odds of structures.
+    """Segment a scan; return the voxels whose class depends on the odds of structures.
 
-    The result has the probabilities and the true class of each such voxel. The "prediction" of the
-    `pair` is the scan itself; `reader` reads the scan and its true label map. EvaluationError is
-    raised if they seem to be of different heads.
+    The result has the probabilities and the true class of each such voxel. `reader` reads the scan
+    and its true label map. EvaluationError is raised if they seem to be of different heads.
     """
-    prepared, classes = reader.read(segmenter, pair)
+    prepared, classes = reader.read(segmenter, scan)
 
     def work() -> tuple[Tensor, Box]:
         image = segmenter.image_of(prepared)
@@ -105,35 +104,35 @@ def _doubtful_voxels(
         probabilities, true_in_box, without_odds(model), beyond=everywhere - in_box
     )
     joint = doubtful.joint(np.zeros(count))
-    refuse_another_head([joint], model, pair.truth.path)
+    refuse_another_head([joint], model, scan.labels)
     return doubtful
 
 
 def find_odds(
     model: Model,
-    pairs: Sequence[Pair],
-    scans: Sequence[DoubtfulVoxels],
+    scans: Sequence[ScanWithTruth],
+    voxels: Sequence[DoubtfulVoxels],
     counted: Sequence[int] | None = None,
 ) -> FittedFusion:
     """Fit odds of structures to all scans; score each scan with odds fitted to other participants.
 
-    The odds of a structure are a factor that multiplies its probability in each voxel. `scans` has,
-    for each of `pairs`, the voxels whose class depends on the odds. `counted` are the classes
+    The odds of a structure are a factor that multiplies its probability in each voxel. For each of
+    `scans`, `voxels` has the voxels whose class depends on the odds. `counted` are the classes
     (indices) that get odds and enter the mean Dice; None for all. Returns the model's own odds and
     the fitted odds, each with the mean Dice of each scan.
     """
     scheme = model.scheme
     own = model.info.fusion
-    fixed = classes_without_odds(model, scans, counted)
+    fixed = classes_without_odds(model, voxels, counted)
 
     def fit(some: Sequence[DoubtfulVoxels]) -> Mapping[str, Fusion]:
         odds = fit_odds(some, scheme, fixed, own.class_odds)
         return {FITTED: own.model_copy(update={"class_odds": odds})}
 
-    def score(scan: DoubtfulVoxels, fusion: Fusion) -> float:
-        return scan.mean_dice(logarithms_of(fusion.class_odds, scheme), fixed)
+    def score(of_scan: DoubtfulVoxels, fusion: Fusion) -> float:
+        return of_scan.mean_dice(logarithms_of(fusion.class_odds, scheme), fixed)
 
-    return fit_held_out(pairs, scans, own, fit, score)
+    return fit_held_out(scans, voxels, own, fit, score)
 
 
 def classes_without_odds(

@@ -18,13 +18,13 @@ from trinat.pipelines.models.held_out import FittedFusion, fit_held_out
 from trinat.pipelines.models.scans_with_truth import (
     NUMBERS,
     Reader,
+    ScanWithTruth,
     mean_dice,
     not_compared,
     refuse_another_head,
     require_scans,
     work_on_each,
 )
-from trinat.pipelines.study.pairing import Pair
 from trinat.segmentation.grid import around_both, occupied_box
 from trinat.segmentation.inference.fusion import most_probable, weights_for_voxels
 from trinat.segmentation.inference.fusion_fit import (
@@ -44,14 +44,14 @@ _Scores = NDArray[np.float64]
 
 
 def fit_view_weights(
-    model: Model, pairs: Sequence[Pair], reader: Reader, *, device: str
-) -> tuple[FittedFusion, list[Pair], list[str]]:
+    model: Model, scans: Sequence[ScanWithTruth], reader: Reader, *, device: str
+) -> tuple[FittedFusion, list[ScanWithTruth], list[str]]:
     """Fit the weights of the views to scans with true label maps, scored on held-out participants.
 
-    The best weights are searched for each kind of mean over the views. The "prediction" of each of
-    the `pairs` is the scan itself; `reader` reads both files. Returns the model's own weights and
-    the fitted weights with the Dice of each scan, the pairs that could be used, and a message for
-    each other pair. EvaluationError is raised if no pair could be used.
+    The best weights are searched for each kind of mean over the views. `reader` reads the scans and
+    their label maps. Returns the model's own weights and the fitted weights with the Dice of each
+    scan, the scans that could be used, and a message for each other scan. EvaluationError is raised
+    if no scan could be used.
     """
     segmenter = Predictor(model, device=device)
     own = model.info.fusion
@@ -61,8 +61,8 @@ def fit_view_weights(
             changed = {"mean": mean, "weights": weights}
             candidates.append(own.model_copy(update=changed))
 
-    def score_all(pair: Pair) -> _Scores:
-        ambiguous, plan = _ambiguous_voxels(segmenter, pair, reader)
+    def score_all(scan: ScanWithTruth) -> _Scores:
+        ambiguous, plan = _ambiguous_voxels(segmenter, scan, reader)
         scores = [_score(segmenter, ambiguous, plan, each) for each in candidates]
         return np.array(scores)
 
@@ -77,9 +77,9 @@ def fit_view_weights(
     def score(scan: _Scores, fusion: Fusion) -> float:
         return float(scan[candidates.index(fusion)])
 
-    used, scans, failures = work_on_each(pairs, score_all)
-    require_scans(scans, failures, remedy=NUMBERS)
-    return fit_held_out(used, scans, own, fit, score), used, failures
+    used, scores, failures = work_on_each(scans, score_all)
+    require_scans(used, failures, remedy=NUMBERS)
+    return fit_held_out(used, scores, own, fit, score), used, failures
 
 
 def describe_weights(fusion: Fusion) -> str:
@@ -112,21 +112,21 @@ def _score(
 
 
 def _ambiguous_voxels(
-    segmenter: Predictor, pair: Pair, reader: Reader
+    segmenter: Predictor, scan: ScanWithTruth, reader: Reader
 ) -> tuple[AmbiguousVoxels, ConformPlan]:
     """Segment a scan by each view; return the voxels whose class depends on the views' weights.
 
     These have the probabilities by each view and the true class of each such voxel. Also returns
-    the plan of the scan. The "prediction" of the `pair` is the scan itself; `reader` reads the scan
-    and its true label map. EvaluationError is raised if they seem to be of different heads.
+    the plan of the scan. `reader` reads the scan and its true label map. EvaluationError is raised
+    if they seem to be of different heads.
     """
     model = segmenter.model
-    prepared, classes = reader.read(segmenter, pair)
+    prepared, classes = reader.read(segmenter, scan)
     image = segmenter.image_of(prepared).cpu()
     box = around_both(segmenter.find_brain(image).box, occupied_box(classes > 0))
     probabilities = _probabilities_of_views(segmenter, image[box])
     true_in_box = np.ascontiguousarray(classes[box])
-    _refuse_another_head(model, probabilities, true_in_box, pair.truth.path)
+    _refuse_another_head(model, probabilities, true_in_box, scan.labels)
     ambiguous = find_ambiguous(true_in_box, probabilities, model.scheme)
     return ambiguous, prepared.plan
 

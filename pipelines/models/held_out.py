@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from pydantic import JsonValue
 
-from trinat.pipelines.study.pairing import Pair
+from trinat.pipelines.models.scans_with_truth import ScanWithTruth
 from trinat.segmentation.metrics.statistics import mean_interval
 from trinat.segmentation.models.model_info import Fusion
 
@@ -19,7 +19,7 @@ WORTHWHILE = 0.001
 BEFORE = "as it was"
 _MOST_FOLDS = 5
 
-Scan = TypeVar("Scan")
+Data = TypeVar("Data")
 
 
 @dataclass(frozen=True)
@@ -112,48 +112,48 @@ class FittedFusion(Scores):
 
 
 def fit_held_out(
-    pairs: Sequence[Pair],
-    scans: Sequence[Scan],
+    scans: Sequence[ScanWithTruth],
+    data: Sequence[Data],
     own: Fusion,
-    fit: Callable[[Sequence[Scan]], Mapping[str, Fusion]],
-    score: Callable[[Scan, Fusion], float],
+    fit: Callable[[Sequence[Data]], Mapping[str, Fusion]],
+    score: Callable[[Data, Fusion], float],
 ) -> FittedFusion:
     """Fit candidate settings to all scans; score each scan with fits to other participants.
 
     Parameters
     ----------
-    pairs
-        Scans and their label maps, with the participant of each.
     scans
-        Data of each pair's scan, passed to `fit` and `score`.
+        Scans and their label maps, with the participant of each.
+    data
+        Data of each scan, passed to `fit` and `score`.
     own
         The model's own settings for combining its views.
     fit
-        Function that fits all candidates to some scans, and returns them by name.
+        Function that fits all candidates to the data of some scans, and returns them by name.
     score
         Function that returns the mean Dice over structures of a scan with a candidate.
     """
-    participants = [pair.truth.participant for pair in pairs]
+    participants = [scan.participant for scan in scans]
     fold_of_participant = folds_of(participants)
     fold_of = [fold_of_participant[participant] for participant in participants]
-    fitted_to_all = fit(scans)
+    fitted_to_all = fit(data)
     fitted_without = {}
     for fold in set(fold_of):
         others = [
-            scan
-            for scan, of_scan in zip(scans, fold_of, strict=True)
-            if of_scan != fold
+            of_scan
+            for of_scan, own_fold in zip(data, fold_of, strict=True)
+            if own_fold != fold
         ]
         # A single participant has no others.
         fitted_without[fold] = fit(others) if others else fitted_to_all
     dice: dict[str, list[float]] = {name: [] for name in (BEFORE, *fitted_to_all)}
-    for scan, fold in zip(scans, fold_of, strict=True):
-        dice[BEFORE].append(score(scan, own))
+    for of_scan, fold in zip(data, fold_of, strict=True):
+        dice[BEFORE].append(score(of_scan, own))
         for name, fusion in fitted_without[fold].items():
-            dice[name].append(score(scan, fusion))
+            dice[name].append(score(of_scan, fusion))
     return FittedFusion(
         participants=tuple(participants),
-        scans=tuple(name_of(pair) for pair in pairs),
+        scans=tuple(scan.title for scan in scans),
         dice=dice,
         fusions={BEFORE: own, **fitted_to_all},
         held_out=len(fitted_without) > 1,
@@ -165,8 +165,3 @@ def folds_of(participants: Collection[str]) -> dict[str, int]:
     different = sorted(set(participants))
     folds = min(len(different), _MOST_FOLDS)
     return {participant: number % folds for number, participant in enumerate(different)}
-
-
-def name_of(pair: Pair) -> str:
-    """Return the name of a pair's scan in tables: participant and session."""
-    return f"{pair.truth.participant} {pair.truth.session}".strip()

@@ -1,8 +1,4 @@
-"""Scans with true (manual) label maps for `trinat fit` and `trinat learn`: pairing and reading.
-
-The matching of predictions to true label maps is used for scans, too: in a `Pair`, `prediction` is
-then the scan, and `truth` its true label map.
-"""
+"""Scans with true (manual) label maps for `trinat fit` and `trinat learn`: pairing and reading."""
 
 from __future__ import annotations
 
@@ -15,10 +11,9 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from trinat.pipelines.models.held_out import name_of
 from trinat.pipelines.study.files import ScanFile, find_files
 from trinat.pipelines.study.images import read_image
-from trinat.pipelines.study.pairing import Pair, Pairing, pair_files
+from trinat.pipelines.study.pairing import pair_files
 from trinat.pipelines.study.study import Study
 from trinat.segmentation.errors import EvaluationError, TrinatError
 from trinat.segmentation.inference.predictor import Predictor
@@ -39,9 +34,32 @@ _SAME_HEAD_DICE = 0.5
 # Most frequent remedy if truths cannot be used.
 NUMBERS = "if the truths do not have FreeSurfer's numbers, add --numbering"
 
-Result = TypeVar("Result")
-
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ScanWithTruth:
+    """Paths of a scan (`image`) and of its true label map (`labels`), with the names of the scan.
+
+    `name` names the scan in messages, and `participant` and `session` in tables. `unfit` is the
+    reason not to use the label map; "" if it can be used.
+    """
+
+    participant: str
+    name: str
+    image: Path
+    labels: Path
+    session: str = ""
+    unfit: str = ""
+
+    @property
+    def title(self) -> str:
+        """Participant and session, as in tables."""
+        return f"{self.participant} {self.session}".strip()
+
+
+ScanT = TypeVar("ScanT", bound=ScanWithTruth)
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -57,91 +75,93 @@ class Reader:
     trust_affine: TrustAffine | None
 
     def read(
-        self, segmenter: Predictor, pair: Pair
+        self, segmenter: Predictor, scan: ScanWithTruth
     ) -> tuple[Conformed, NDArray[np.uint8]]:
         """Read a scan and its true label map; return both on the grid of the networks.
 
-        The "prediction" of the `pair` is the scan itself. The label map is returned as indices of
-        the model's classes, (X, Y, Z). `segmenter` has the model, and prepares the scan for its
-        networks. EvaluationError is raised if the label map has no structure that the model
-        predicts.
+        The label map is returned as indices of the model's classes, (X, Y, Z). `segmenter` has the
+        model, and prepares the scan for its networks. EvaluationError is raised if the label map
+        has no structure that the model predicts.
         """
         model = segmenter.model
-        scan = read_image(
-            pair.prediction.path, pair.truth.path, trust_affine=self.trust_affine
-        )
-        truth = Volume.read(
-            pair.truth.path, labels=True, trust_affine=self.trust_affine
-        )
-        prepared = segmenter.prepare(scan)
-        truth_on_scan, _ = on_grid_of(truth, scan)
+        image = read_image(scan.image, scan.labels, trust_affine=self.trust_affine)
+        truth = Volume.read(scan.labels, labels=True, trust_affine=self.trust_affine)
+        prepared = segmenter.prepare(image)
+        truth_on_scan, _ = on_grid_of(truth, image)
         numbers = conform(truth_on_scan, labels=True, plan=prepared.plan).volume
         classes = model.scheme.from_freesurfer(
             numbers.data,
             spacing_mm=numbers.spacing_mm,
             fold=self.numbering,
-            where=pair.truth.path,
+            where=scan.labels,
         )
         if np.isin(classes, [0, *not_compared(model)]).all():
             raise EvaluationError(
-                f"has nothing of {model.scheme.name}", where=pair.truth.path
+                f"has nothing of {model.scheme.name}", where=scan.labels
             )
         return prepared, classes
 
 
-def pair_scans(scans: Path, truth: Path) -> Pairing:
-    """Pair each scan with its true label map, by file name; log pairs to be checked.
+def pair_scans(scans: Path, truth: Path) -> tuple[list[ScanWithTruth], list[str]]:
+    """Pair each scan with its true label map, by file name.
 
-    `scans` and `truth` are folders or files. In each pair of the result, `truth` is the label map
-    and `prediction` is the scan: `Pair` is made for predictions, but nothing is segmented yet.
+    `scans` and `truth` are folders or files. Returns the pairs, and a message for each true label
+    map without a scan. Pairs to be checked and files without a partner are logged. Raises
+    EvaluationError if there are no pairs.
     """
     study = Study(truth)
     truths = study.checked(study.label_maps())
     pairing = pair_files(truths, find_files(scans, suffix="T1w"))
     for guess in pairing.guesses:
         _log.info("check it: %s", guess)
-    return pairing
 
-
-def without_partner(
-    pairing: Pairing, files: Sequence[ScanFile], missing: str
-) -> list[str]:
-    """Return a message for each file, which says why it was paired with no other file.
-
-    `files` are scans or label maps without a partner in `pairing`. `missing` is a word for the
-    partner, such as "scan".
-    """
-    lines = []
-    for file in files:
+    def why_alone(file: ScanFile, missing: str) -> str:
         why = pairing.doubts.get(file.path, f"no {missing}")
-        lines.append(f"{file.name}: {why}")
-    return lines
+        return f"{file.name}: {why}"
+
+    skipped = [why_alone(file, "truth") for file in pairing.predictions_alone]
+    failures = [why_alone(file, "scan") for file in pairing.truths_alone]
+    for reason in [*skipped, *failures]:
+        _log.info("not used: %s", reason)
+    paired = [
+        ScanWithTruth(
+            pair.truth.participant,
+            pair.truth.name,
+            pair.prediction.path,
+            pair.truth.path,
+            pair.truth.session,
+            pair.truth.unfit,
+        )
+        for pair in pairing.pairs
+    ]
+    require_scans(paired, failures, scans, "name scans and truths alike")
+    return paired, failures
 
 
 def work_on_each(
-    pairs: Sequence[Pair],
-    work: Callable[[Pair], Result],
-) -> tuple[list[Pair], list[Result], list[str]]:
-    """Call `work` with each pair of scan and label map, and log the progress.
+    scans: Sequence[ScanT],
+    work: Callable[[ScanT], Result],
+) -> tuple[list[ScanT], list[Result], list[str]]:
+    """Call `work` with each scan, and log the progress.
 
-    Returns the pairs for which it succeeded, their results, and a message for each of the other
-    pairs.
+    Returns the scans for which it succeeded, their results, and a message for each of the other
+    scans.
     """
     used = []
     results = []
     failures = []
-    for number, pair in enumerate(pairs, start=1):
-        if pair.truth.unfit:
-            failures.append(f"{pair.truth.name}: {pair.truth.unfit}")
+    for number, scan in enumerate(scans, start=1):
+        if scan.unfit:
+            failures.append(f"{scan.name}: {scan.unfit}")
             continue
         try:
-            result = work(pair)
+            result = work(scan)
         except (TrinatError, OSError) as error:
-            failures.append(f"{pair.truth.name}: {error}")
+            failures.append(f"{scan.name}: {error}")
             continue
-        used.append(pair)
+        used.append(scan)
         results.append(result)
-        _log.info("%s: segmented, %d of %d", name_of(pair), number, len(pairs))
+        _log.info("%s: segmented, %d of %d", scan.title, number, len(scans))
     return used, results, failures
 
 

@@ -8,15 +8,13 @@ from pathlib import Path
 import pytest
 
 from trinat.pipelines.models.held_out import BEFORE, Scores, fit_held_out
-from trinat.pipelines.study.files import ParsedName, ScanFile
-from trinat.pipelines.study.pairing import Pair
+from trinat.pipelines.models.scans_with_truth import ScanWithTruth
 from trinat.segmentation.models.model_info import Fusion
 
 
-def pair(participant: str) -> Pair:
-    name = ParsedName(participant, participant)
-    file = ScanFile(Path(f"{participant}.nii"), name, participant)
-    return Pair(file, file, how="name")
+def scan_of(participant: str) -> ScanWithTruth:
+    path = Path(f"{participant}.nii")
+    return ScanWithTruth(participant, participant, path, path)
 
 
 def fit(scans: Sequence[float]) -> Mapping[str, Fusion]:
@@ -29,8 +27,8 @@ def score(scan: float, fusion: Fusion) -> float:
 
 
 def test_each_participant_is_scored_with_a_fit_to_the_others() -> None:
-    pairs = [pair(participant) for participant in "aab"]
-    found = fit_held_out(pairs, [1.0, 2.0, 5.0], Fusion(), fit, score)
+    scans = [scan_of(participant) for participant in "aab"]
+    found = fit_held_out(scans, [1.0, 2.0, 5.0], Fusion(), fit, score)
     assert found.held_out
     assert found.dice[BEFORE] == [2, 3, 6]
     # Both scans of the first participant use 5, the scan of the second uses 2.
@@ -45,7 +43,7 @@ def test_each_participant_is_scored_with_a_fit_to_the_others() -> None:
 
 
 def test_a_single_participant_is_scored_with_a_fit_to_itself() -> None:
-    found = fit_held_out([pair("a"), pair("a")], [1.0, 2.0], Fusion(), fit, score)
+    found = fit_held_out([scan_of("a"), scan_of("a")], [1.0, 2.0], Fusion(), fit, score)
     assert not found.held_out
     assert found.dice["largest"] == [3, 4]
 

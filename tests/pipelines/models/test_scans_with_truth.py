@@ -13,7 +13,6 @@ from helpers.studies import correct_voxel, write_study
 from trinat.pipelines.models.scans_with_truth import (
     pair_scans,
     refuse_another_head,
-    without_partner,
     work_on_each,
 )
 from trinat.pipelines.study.corrections import sidecar_path
@@ -27,7 +26,8 @@ def test_a_pair_of_which_one_side_says_less_is_named(
 ) -> None:
     scans = touch(tmp_path / "scans", "sub-01_ses-2_T1w.nii")
     truths = touch(tmp_path / "truths", "sub-01_dseg.nii")
-    assert len(pair_scans(scans, truths).pairs) == 1
+    paired, failures = pair_scans(scans, truths)
+    assert (len(paired), failures) == (1, [])
     (line,) = logged.messages
     assert line.startswith("check it: sub-01_dseg.nii is compared with sub-01_ses-2")
 
@@ -37,9 +37,9 @@ def test_a_truth_whose_saving_was_interrupted_is_not_used(tmp_path: Path) -> Non
     result = results / "scan0_dseg.nii.gz"
     correct_voxel(result, (15, 8, 6), 49, "Right-Thalamus")
     sidecar_path(result).unlink()
-    pairing = pair_scans(tmp_path / "scans", results)
-    used, _, failures = work_on_each(pairing.pairs, lambda _: None)
-    assert [pair.truth.name for pair in used] == ["scan1"]
+    paired, _ = pair_scans(tmp_path / "scans", results)
+    used, _, failures = work_on_each(paired, lambda _: None)
+    assert [scan.name for scan in used] == ["scan1"]
     (failure,) = failures
     assert failure.startswith("scan0: ")
 
@@ -49,16 +49,14 @@ def test_pairs_by_name_need_no_check_and_others_say_why_they_have_none(
 ) -> None:
     scans = touch(tmp_path / "scans", "sub-01_ses-1.nii", "sub-01_ses-2.nii", "b.nii")
     truths = touch(tmp_path / "truths", "sub-01.nii", "sub-01_ses-1.nii", "c.nii")
-    pairing = pair_scans(scans, truths)
-    assert [pair.truth.name for pair in pairing.pairs] == ["sub-01_ses-1"]
-    assert logged.messages == []
-    doubtful, other = without_partner(pairing, pairing.truths_alone, "scan")
+    paired, (doubtful, other) = pair_scans(scans, truths)
+    assert [scan.name for scan in paired] == ["sub-01_ses-1"]
+    assert all(line.startswith("not used: ") for line in logged.messages)
     if doubtful.startswith("c"):
         doubtful, other = other, doubtful
     assert doubtful.startswith("sub-01: not unique")
     assert other == "c: no scan"
-    unused = without_partner(pairing, pairing.predictions_alone, "truth")
-    assert "b: no truth" in unused
+    assert "not used: b: no truth" in logged.messages
 
 
 def test_a_truth_of_another_head_is_refused_and_exchanged_sides_are_named() -> None:
