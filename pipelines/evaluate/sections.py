@@ -7,9 +7,10 @@ other values were measured before the correction.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
+from operator import itemgetter
 
 from trinat.pipelines.evaluate.settings import CohortSettings
 from trinat.pipelines.report.cohort import (
@@ -86,7 +87,7 @@ def sections_of(
 
 def cohort_of_output(
     name: str,
-    scans: Iterable[MeasuredScan],
+    scans: Sequence[MeasuredScan],
     excluded: Collection[str],
     norms: Norms | None = None,
     covariates: Collection[str] | None = None,
@@ -99,21 +100,20 @@ def cohort_of_output(
     scan has a value.
     """
     found = []
-    numbers: dict[str, int] = {}
     for scan in scans:
-        if name == _PARCELS:
-            with_measures = _with_parcels(scan, excluded)
-        else:
-            with_measures = _with_further(name, scan, excluded)
+        with_measures = _with_measures(name, scan, excluded)
         if with_measures is not None:
             found.append(with_measures)
-        for parcel_name, parcel in scan.file.entry.result.parcels.items():
-            numbers[parcel_name] = parcel.freesurfer
     columns = dict.fromkeys(chain.from_iterable(scan.volumes_mm3 for scan in found))
     if not columns:
         return None
     if name == _PARCELS:
-        by_number = dict(sorted(numbers.items(), key=lambda item: item[1]))
+        numbers = {
+            parcel: measured.freesurfer
+            for scan in scans
+            for parcel, measured in scan.file.entry.result.parcels.items()
+        }
+        by_number = dict(sorted(numbers.items(), key=itemgetter(1)))
         return cohort_of(found, _scheme_of(by_number), covariates=covariates)
     places = {column: place for place, column in enumerate(columns, start=1)}
     return cohort_of(
@@ -126,59 +126,44 @@ def cohort_of_output(
     )
 
 
-def _with_further(
+def _with_measures(
     name: str, scan: MeasuredScan, excluded: Collection[str]
 ) -> Scan | None:
     """Return a copy of a scan with the measures of one output in place of its volumes.
 
-    None if the scan does not have this output. If the quality grade of the output is in `excluded`,
-    its measures are left out, and `structures_left_out` has the reason. Measures of structures that
-    are left out of the volumes are left out, too.
+    None if the scan does not have this output. Parcels whose quality grade is in `excluded` are
+    left out, and so are all measures of another output with such a grade; `structures_left_out` has
+    the reasons. Measures of structures that are left out of the volumes are left out, too.
     """
+    # Lesions stay valid if the structures were corrected by hand; other measures do not.
+    if scan.file.is_by_hand and name != "lesions":
+        return None
     result = scan.file.entry.result
     further = result.further().get(name)
-    # Lesions stay valid if the structures were corrected by hand; other measures do not.
-    if further is None or (scan.file.is_by_hand and name != "lesions"):
+    reasons = ""
+    if further is not None:
+        grades = {name: further.grade}
+        reasons = f": {'; '.join(further.reasons)}"
+        values = result.counted_columns(name, excluded, scan.structures_left_out)
+    elif name == _PARCELS and result.parcels:
+        parcels = result.parcels
+        grades = {parcel: measured.grade or "" for parcel, measured in parcels.items()}
+        values = {
+            parcel: measured.mm3
+            for parcel, measured in parcels.items()
+            if grades[parcel] not in excluded
+        }
+    else:
         return None
-    why = {}
-    if further.grade in excluded:
-        reasons = "; ".join(further.reasons)
-        why[name] = f"rejected by {QUALITY_CONTROL[further.grade]}: {reasons}"
     return replace(
         scan,
-        volumes_mm3=result.counted_columns(name, excluded, scan.structures_left_out),
+        volumes_mm3=values,
         uncertainty=None,
-        structures_left_out=why,
-        structure_grades={name: further.grade},
-    )
-
-
-def _with_parcels(scan: MeasuredScan, excluded: Collection[str]) -> Scan | None:
-    """Return a copy of a scan with the volumes of its parcels in place of those of structures.
-
-    None if the scan has no parcels. A parcel whose quality grade is in `excluded` is left out, and
-    `structures_left_out` has the reason.
-    """
-    result = scan.file.entry.result
-    if not result.parcels or scan.file.is_by_hand:
-        return None
-    left_out = result.structures_left_out(excluded)
-    volumes_mm3 = {
-        name: parcel.mm3
-        for name, parcel in result.parcels.items()
-        if name not in left_out
-    }
-    why = {
-        name: f"rejected by {QUALITY_CONTROL[left_out[name]]}"
-        for name in result.parcels
-        if name in left_out
-    }
-    grades = {name: parcel.grade or "" for name, parcel in result.parcels.items()}
-    return replace(
-        scan,
-        volumes_mm3=volumes_mm3,
-        uncertainty=None,
-        structures_left_out=why,
+        structures_left_out={
+            graded: f"rejected by {QUALITY_CONTROL[grade]}{reasons}"
+            for graded, grade in grades.items()
+            if grade in excluded
+        },
         structure_grades=grades,
     )
 
