@@ -216,14 +216,12 @@ class CaseWorker:
             # Use a unique name: a worker that was given up for dead may still be writing.
             staging = self.settings.staging / secrets.token_hex(8)
             with stage("write"):
-                model = self._predictor.model.name
                 files = CaseFiles(
                     staging,
                     scan.case,
                     found,
                     volumes,
                     self.settings,
-                    model,
                     sources=scan.together or (scan.case,),
                     digest=scan.digest,
                     result=result,

@@ -208,10 +208,10 @@ def _rounded(value: float | None) -> float | None:
 class CaseFiles:
     """Writer of the output files of one scan, below the folder `staging`.
 
-    `found` is the segmentation of the scan, `volumes` are the measures of the whole brain, such as
-    the intracranial volume, and `model` is the name of the model. `sources` are the cases whose
-    scans the segmentation was computed from: several, if the scans of a participant were segmented
-    together. `digest` is the SHA-256 of the scan, and `result` has its numbers for the ledger.
+    `found` is the segmentation of the scan, and `volumes` are the measures of the whole brain, such
+    as the intracranial volume. `sources` are the cases whose scans the segmentation was computed
+    from: several, if the scans of a participant were segmented together. `digest` is the SHA-256 of
+    the scan, and `result` has its numbers for the ledger.
     """
 
     staging: Path
@@ -219,7 +219,6 @@ class CaseFiles:
     found: Prediction
     volumes: BrainVolumes
     settings: RunSettings
-    model: str
     sources: Sequence[Case]
     digest: str
     result: ScanResult
@@ -250,7 +249,7 @@ class CaseFiles:
         if self.settings.bids:
             origin["SpatialReference"] = _bids_uri(self.case)
             origin["Sources"] = [_bids_uri(case) for case in self.sources]
-        origin["Model"] = self.model
+        origin["Model"] = self.result.model
         origin["ModelSHA256"] = self.settings.model_sha256
         further = self.settings.further_models
         if "parcels" in further:
@@ -452,7 +451,7 @@ class CaseFiles:
             self.case.path,
             self.case.series,
             digest=self.digest,
-            model=self.model,
+            model=self.result.model,
             left_out=self.found.not_predicted,
         )
 
@@ -461,7 +460,7 @@ class CaseFiles:
         facts = {
             "trinat": version("trinat"),
             "date": datetime.now(UTC).date().isoformat(),
-            "model": f"{self.model} (SHA-256 {self.settings.model_sha256})",
+            "model": f"{self.result.model} (SHA-256 {self.settings.model_sha256})",
             "scan": f"{self.case.stem} (SHA-256 {self.digest})",
         }
         # The folders too: scans of several participants may have one name.

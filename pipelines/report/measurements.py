@@ -58,12 +58,10 @@ def write_table(path: Path, frame: pd.DataFrame) -> None:
     safe = frame.copy()
     for column in safe.columns:
         if not pd.api.types.is_numeric_dtype(safe[column].dtype):
-            cells = []
-            for value in safe[column]:
-                if isinstance(value, str):
-                    value = spreadsheet_safe(value)
-                cells.append(value)
-            safe[column] = cells
+            safe[column] = [
+                spreadsheet_safe(value) if isinstance(value, str) else value
+                for value in safe[column]
+            ]
     with atomic_text(path) as file:
         safe.to_csv(file, index=False, lineterminator="\n")
 
