@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from scipy import interpolate, optimize
+from scipy import interpolate, ndimage, optimize
 
 from trinat.pipelines.common.exits import Exit, batch_exit
 from trinat.pipelines.common.text import count
@@ -517,12 +517,6 @@ def _spline(knots: Values, ages: Values) -> Values:
 
 def _longest_run(flags: NDArray[np.bool_]) -> slice:
     """Return the range of the longest run of true flags; an empty slice if there is none."""
-    best = slice(0, 0)
-    start = 0
-    for place, flag in enumerate(np.append(flags, False)):
-        if flag:
-            continue
-        if place - start > best.stop - best.start:
-            best = slice(start, place)
-        start = place + 1
-    return best
+    numbered, _ = ndimage.label(flags)
+    runs = [run for (run,) in ndimage.find_objects(numbered)]
+    return max(runs, key=lambda run: run.stop - run.start, default=slice(0, 0))
