@@ -20,8 +20,10 @@ from trinat.segmentation.grid import Shape, to_shape
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.rendering.pictures import (
+    Picture,
     box_around,
     data_uri,
+    draw_rows,
     encoded,
     label_colors,
     overlay,
@@ -268,41 +270,20 @@ def _draw_still(
     colors = label_colors(scheme)
     error_colors = np.array([(0, 0, 0), *ERROR_COLORS], np.float32)
     error_colors /= np.float32(255)
-    rows = [
-        _planes_side_by_side(shades, true, colors, start),
-        _planes_side_by_side(shades, predicted, colors, start),
-        _planes_side_by_side(shades, errors, error_colors, start),
-    ]
-    drawn = np.concatenate(rows)
-    return np.repeat(np.repeat(drawn, 2, 0), 2, 1)
-
-
-def _planes_side_by_side(
-    shades: NDArray[np.uint8],
-    classes: NDArray[Any],
-    colors: NDArray[np.float32],
-    place: tuple[int, int, int],
-) -> NDArray[np.uint8]:
-    """Draw three planes of a scan with coloured classes side by side; return RGB, (H, W, 3).
-
-    `shades` are the grey values and `classes` the class indices, both (X, Y, Z). `colors` (K, 3)
-    has the colour of each class from 0 to 1. The sagittal, coronal and axial plane pass through the
-    voxel `place`, and are padded to equal height.
-    """
-    planes = []
+    drawn = {
+        "truth": (true, colors),
+        "prediction": (predicted, colors),
+        "errors": (errors, error_colors),
+    }
     views = (View.SAGITTAL, View.CORONAL, View.AXIAL)
-    for view, position in zip(views, place, strict=True):
-        gray = to_slices(shades, view)[position] / np.float32(255)
-        plane = overlay(gray, to_slices(classes, view)[position], colors)
-        top_first = plane[::-1]
-        planes.append((top_first * 255).astype(np.uint8))
-    height = max(len(plane) for plane in planes)
-    padded = []
-    for drawn in planes:
-        below = (0, height - len(drawn))
-        left_and_right = (2, 2)
-        padded.append(np.pad(drawn, (below, left_and_right, (0, 0))))
-    return np.concatenate(padded, axis=1)
+    rows: dict[str, list[Picture]] = {}
+    for name, (classes, of_classes) in drawn.items():
+        rows[name] = []
+        for view, position in zip(views, start, strict=True):
+            gray = to_slices(shades, view)[position] / np.float32(255)
+            plane = overlay(gray, to_slices(classes, view)[position], of_classes)
+            rows[name].append(plane.repeat(2, 0).repeat(2, 1))
+    return draw_rows(rows, title="")
 
 
 def _tile_slices(volume: NDArray[Any], columns: int) -> NDArray[np.uint8]:
