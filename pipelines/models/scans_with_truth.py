@@ -11,7 +11,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from trinat.pipelines.study.files import ScanFile, find_files
+from trinat.pipelines.study.files import ScanFile, find_images
 from trinat.pipelines.study.images import read_image
 from trinat.pipelines.study.pairing import pair_files
 from trinat.pipelines.study.study import Study
@@ -111,7 +111,8 @@ def pair_scans(scans: Path, truth: Path) -> tuple[list[ScanWithTruth], list[str]
     """
     study = Study(truth)
     truths = study.checked(study.label_maps())
-    pairing = pair_files(truths, find_files(scans, suffix="T1w"))
+    images = find_images(scans, [file.path for file in truths])
+    pairing = pair_files(truths, images)
     for guess in pairing.guesses:
         _log.info("check it: %s", guess)
 
