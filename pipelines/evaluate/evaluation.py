@@ -7,6 +7,7 @@ measured. summary.json, structures.csv, the figures and report.html are computed
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -24,20 +25,16 @@ from trinat.pipelines.jobs.lock import claimed, keep_only, refuse_foreign
 from trinat.pipelines.jobs.process import cpu_count
 from trinat.pipelines.jobs.progress import BatchProgress, no_progress
 from trinat.pipelines.report.evaluation import printed
-from trinat.pipelines.report.lesions import (
-    class_row,
-    pooled,
-    scan_row,
-    tables_of_lesions,
-)
 from trinat.pipelines.report.measurements import metrics_frame, write_table
 from trinat.pipelines.report.page import Table, provenance
+from trinat.pipelines.report.tables import lesion_columns, tables_of_lesions
 from trinat.pipelines.study.entry import taught_by_models
 from trinat.pipelines.study.files import corrected_among
 from trinat.pipelines.study.pairing import Pairing
 from trinat.pipelines.study.ratings import agreement_table, use_of_ratings
 from trinat.segmentation.errors import EvaluationError
 from trinat.segmentation.io.files import sha256_of, write_json, write_whole
+from trinat.segmentation.labels.lesions import LesionCounts
 
 if TYPE_CHECKING:
     from trinat.pipelines.report.summary import Evaluation
@@ -178,7 +175,8 @@ def _write_lesions(out: Path, measured: Sequence[Done]) -> list[Table]:
     """
     scans = []
     classes = []
-    of_all = []
+    # Counts of all scans together by model, kind of class and class.
+    pooled: dict[tuple[str, str, str], LesionCounts] = defaultdict(LesionCounts)
     for result in measured:
         scan = scan_of(result.task)
         values = {
@@ -186,16 +184,28 @@ def _write_lesions(out: Path, measured: Sequence[Done]) -> list[Table]:
             for row in result.measurements
             if row.fs_id is not None
         }
+        # Voxels of lesions that are too small to be counted belong to these volumes, too.
+        volumes = {
+            "true_mm3": values["truth_volume"],
+            "predicted_mm3": values["volume"],
+            "difference_mm3": values["volume"] - values["truth_volume"],
+            "difference_percent": values["volume_difference"],
+        }
         for (by, name), counts in result.lesions.items():
-            of_all.append(((scan["model"], by, name), counts))
+            pooled[scan["model"], by, name] += counts
+            columns = lesion_columns(counts)
             if by == "all":
-                scans.append(scan_row(scan, counts, values))
+                scans.append({**scan, "dice": values["dice"], **columns, **volumes})
             else:
-                classes.append(class_row(scan, by, name, counts))
+                classes.append({**scan, "by": by, "class": name, **columns})
     table = pd.DataFrame(scans)
     write_table(out / "lesions.csv", table)
     write_table(out / "lesion_classes.csv", pd.DataFrame(classes))
-    return tables_of_lesions(table, pooled(of_all))
+    of_classes = [
+        {"model": model, "by": by, "class": name, **lesion_columns(counts)}
+        for (model, by, name), counts in pooled.items()
+    ]
+    return tables_of_lesions(table, pd.DataFrame(of_classes))
 
 
 def _pairs_table(done: Iterable[Done], pairings: Mapping[str, Pairing]) -> pd.DataFrame:

@@ -24,10 +24,11 @@ from trinat.pipelines.report.page import (
     table,
 )
 from trinat.pipelines.report.summary import Evaluation
+from trinat.segmentation.labels.lesions import LesionCounts
 from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.metrics.definitions import DIGITS, HEADLINE, METRICS, Metric
 
-_MOST_SCANS = 200  # in the tables by scan; metrics.csv has all
+_MOST_SCANS = 200  # in the tables by scan; metrics.csv and lesions.csv have all
 _MOST_CONFUSIONS = 25
 # A cell has the strongest background for a perfect value, and none for this distance or more.
 _FAR_MM = 10.0
@@ -349,6 +350,75 @@ def pairs(pairs: pd.DataFrame) -> Table:
     rows = shown.to_dict("records")
     caption = "Every file of both sides"
     return record_table("pair-table", caption, columns, rows, note=note)
+
+
+def lesion_columns(counts: LesionCounts) -> dict[str, float]:
+    """Return the counts of lesions by column of lesions.csv and lesion_classes.csv."""
+    return {
+        "true_lesions": counts.true,
+        "found_lesions": counts.found,
+        "predicted_lesions": counts.predicted,
+        "false_lesions": counts.predicted - counts.right,
+        "true_mm3": counts.true_mm3,
+        "predicted_mm3": counts.predicted_mm3,
+        "recall": counts.recall,
+        "precision": counts.precision,
+        "f1": counts.f1,
+    }
+
+
+def tables_of_lesions(scans: pd.DataFrame, classes: pd.DataFrame) -> list[Table]:
+    """Return the tables of the page: lesions by size and region over all scans, and by scan.
+
+    `scans` is the table of lesions.csv, and `classes` has a row for each model and class of size or
+    region.
+    """
+    shares: NamedColumns = {
+        "f1": Column("Lesion F1", 2),
+        "recall": Column("Lesion recall", 2, "Found of true"),
+        "precision": Column("Lesion precision", 2, "Right of predicted"),
+    }
+    counts: NamedColumns = {
+        "true_lesions": Column("True", 0),
+        "found_lesions": Column("Found", 0, "True lesions that were found"),
+        "predicted_lesions": Column("Predicted", 0),
+        "false_lesions": Column("False", 0, "Predicted lesions without a true lesion"),
+        "true_mm3": Column("True volume (mm³)", 0),
+        "predicted_mm3": Column("Predicted volume (mm³)", 0),
+    }
+    by_class = record_table(
+        "lesion-class-table",
+        "Lesions of all scans together, by size and region",
+        {
+            "by": "By",
+            "class": "Class",
+            "model": Column("Model", pick=True),
+            **shares,
+            **counts,
+        },
+        classes.to_dict("records"),
+        note="A lesion counts in the class of its own size and region.",
+    )
+    note = ""
+    if len(scans) > _MOST_SCANS:
+        note = f"The {_MOST_SCANS} worst of {len(scans)}; lesions.csv has all."
+    worst = scans.sort_values("f1", na_position="last").head(_MOST_SCANS)
+    by_scan = record_table(
+        "lesion-scan-table",
+        "Lesions of every scan, the worst first",
+        {
+            "subject": "Subject",
+            "session": "Session",
+            "model": Column("Model", pick=True),
+            "dice": Column("Dice", 2),
+            **shares,
+            **counts,
+            "difference_percent": Column("Volume difference (%)", 1, sign=True),
+        },
+        worst.to_dict("records"),
+        note=note,
+    )
+    return [by_class, by_scan]
 
 
 def definitions() -> Table:

@@ -89,12 +89,12 @@ class LesionCounts:
     true lesions, and the other way round.
     """
 
-    true: int
-    found: int
-    predicted: int
-    right: int
-    true_mm3: float
-    predicted_mm3: float
+    true: int = 0
+    found: int = 0
+    predicted: int = 0
+    right: int = 0
+    true_mm3: float = 0.0
+    predicted_mm3: float = 0.0
 
     @property
     def recall(self) -> float:
