@@ -23,13 +23,13 @@ from trinat.pipelines.predict.case_files import (
 )
 from trinat.pipelines.predict.case_in_progress import (
     CaseInProgress,
-    ParticipantInProgress,
+    ScanInProgress,
     failed_entries,
     failed_entry,
     read,
 )
 from trinat.pipelines.predict.settings import RunSettings
-from trinat.pipelines.study.cases import Case, Work
+from trinat.pipelines.study.cases import Case, Participant, Work
 from trinat.pipelines.study.entry import Entry
 from trinat.pipelines.study.record import TimePoint
 from trinat.segmentation.errors import is_disk_full, reason_of
@@ -87,56 +87,58 @@ class CaseWorker:
         failed entries if a step fails. It may be called in any thread.
         """
         try:
-            scan = read(case, self.settings)
-            scan = self.prepare(scan)
-            scan = self.infer(scan)
+            begun = read(case, self.settings)
+            begun = self.prepare(begun)
+            begun = self.infer(begun)
         except Exception as error:
             failed = self._failed(case, error)
             return lambda: failed
-        return partial(self.write, scan)
+        return partial(self.write, begun)
 
     def _failed(self, case: Work, error: Exception) -> list[Entry]:
         return failed_entries(case, self.settings, reason_of(error, where=False))
 
-    def prepare(
-        self, scan: CaseInProgress | ParticipantInProgress
-    ) -> CaseInProgress | ParticipantInProgress:
+    def prepare(self, begun: CaseInProgress) -> CaseInProgress:
         """Resample a scan to the grid of the networks, usually of 1 mm in RAS orientation.
 
-        The result is in `scan.conformed`. Each scan of a participant only gets an image to align it
-        with the others, `to_align`. Its volume stays as it was read, because it is resampled only
-        once, to the common space. If this fails for a scan, the scan is replaced by a failed entry,
-        and the others continue.
+        The result is in `ScanInProgress.conformed`. Each scan of a participant only gets an image
+        to align it with the others, `to_align`. Its volume stays as it was read, because it is
+        resampled only once, to the common space. If this fails for a scan, the scan is replaced by
+        a failed entry, and the others continue.
         """
-        if isinstance(scan, ParticipantInProgress):
-            kept = []
-            for one in scan.scans:
-                assert one.volume is not None
-                try:
-                    with timed(one.clock), stage("conform"):
-                        one.to_align = image_to_align(one.volume)
-                except Exception as error:
-                    scan.failed.append(failed_entry(one.case, self.settings, error))
-                else:
-                    kept.append(one)
-            scan.scans = kept
-            return scan
-        assert scan.volume is not None
-        with timed(scan.clock), stage("conform"):
-            scan.conformed = self._predictor.prepare(scan.volume)
-        scan.volume = None
-        return scan
+        if not isinstance(begun.case, Participant):
+            self._prepare_scan(begun.scans[0])
+            return begun
+        kept = []
+        for scan in begun.scans:
+            try:
+                with timed(scan.clock), stage("conform"):
+                    scan.to_align = image_to_align(_volume(scan))
+            except Exception as error:
+                begun.failed.append(failed_entry(scan.case, self.settings, error))
+            else:
+                kept.append(scan)
+        begun.scans = kept
+        return begun
 
-    def infer(
-        self, scan: CaseInProgress | ParticipantInProgress
-    ) -> CaseInProgress | ParticipantInProgress:
+    def _prepare_scan(self, scan: ScanInProgress) -> None:
+        with timed(scan.clock), stage("conform"):
+            scan.conformed = self._predictor.prepare(_volume(scan))
+        scan.volume = None
+
+    def infer(self, begun: CaseInProgress) -> CaseInProgress:
         """Segment a resampled scan, or all scans of a participant in their common space.
 
-        The segmentation is in `scan.found`, or in `scan.together` for a participant. The resampled
-        image is released here, since it is as large as the scan.
+        The segmentation is in `ScanInProgress.found`, or in `together` for a participant.
         """
-        if isinstance(scan, ParticipantInProgress):
-            return self._infer_participant(scan)
+        if isinstance(begun.case, Participant):
+            self._infer_participant(begun)
+        else:
+            self._infer_scan(begun.scans[0])
+        return begun
+
+    def _infer_scan(self, scan: ScanInProgress) -> None:
+        """Segment a resampled scan; release the resampled image, which is as large as the scan."""
         assert scan.conformed is not None
         output = self.settings.output
         # Seed by content, so that dropout does not depend on the order of scans.
@@ -149,34 +151,27 @@ class CaseWorker:
                 seed=seed,
             )
         scan.conformed = None
-        return scan
 
-    def write(self, scan: CaseInProgress | ParticipantInProgress) -> list[Entry]:
-        """Write the outputs of a segmented scan, or of all scans of a participant.
+    def write(self, begun: CaseInProgress) -> list[Entry]:
+        """Write the outputs of all segmented scans of a case.
 
         Returns the rows for the ledger, an entry for each scan. If writing fails, the entry has
         failed; its `no_room` is True if the disk is full.
         """
-        if isinstance(scan, ParticipantInProgress):
-            entries = list(scan.failed)
-            for number, one in enumerate(scan.scans):
-                try:
-                    _take_result(scan, number)
-                except Exception as error:
-                    entries += self._failed(one.case, error)
-                    continue
-                entries += self.write(one)
-                # Release the prediction: it takes as much memory as all that the scans share.
-                one.found = None
-            _match_lesions(scan.scans)
-            return entries
-        try:
-            return [self._write(scan)]
-        except Exception as error:
-            (failed,) = self._failed(scan.case, error)
-            return [replace(failed, no_room=is_disk_full(error))]
+        entries = list(begun.failed)
+        for number, scan in enumerate(begun.scans):
+            try:
+                _take_result(begun, number)
+                entries.append(self._write(scan))
+            except Exception as error:
+                (failed,) = self._failed(scan.case, error)
+                entries.append(replace(failed, no_room=is_disk_full(error)))
+            # Release the prediction: it takes as much memory as all that the scans share.
+            scan.found = None
+        _match_lesions(begun.scans)
+        return entries
 
-    def _write(self, scan: CaseInProgress) -> Entry:
+    def _write(self, scan: ScanInProgress) -> Entry:
         """Map the segmentation to the scan's own grid, grade it and write its files.
 
         The files are in a new folder below the run's staging folder, from where the run moves them
@@ -250,9 +245,7 @@ class CaseWorker:
             spent={} if self._process_clock is None else self._process_clock.take(),
         )
 
-    def _infer_participant(
-        self, participant: ParticipantInProgress
-    ) -> ParticipantInProgress:
+    def _infer_participant(self, participant: CaseInProgress) -> None:
         """Segment together the scans of a participant that show the same head.
 
         Scans that show another head become failed entries, and so do all scans if this fails.
@@ -275,7 +268,8 @@ class CaseWorker:
         try:
             if len(participant.scans) == 1:
                 # A single remaining scan is segmented like any other scan.
-                self.infer(self.prepare(participant.scans[0]))
+                self._prepare_scan(participant.scans[0])
+                self._infer_scan(participant.scans[0])
             elif participant.scans:
                 assert head is not None
                 participant.stretches_percent = head.stretches_percent
@@ -296,21 +290,20 @@ class CaseWorker:
         for scan in participant.scans:
             scan.volume = None
             scan.to_align = None
-        return participant
 
 
-def _volume(scan: CaseInProgress) -> Volume:
+def _volume(scan: ScanInProgress) -> Volume:
     assert scan.volume is not None
     return scan.volume
 
 
-def _to_align(scan: CaseInProgress) -> Volume:
+def _to_align(scan: ScanInProgress) -> Volume:
     assert scan.to_align is not None
     return scan.to_align
 
 
 def _find_mismatches(
-    scans: Sequence[CaseInProgress], heads: Sequence[Head], head: Head | None
+    scans: Sequence[ScanInProgress], heads: Sequence[Head], head: Head | None
 ) -> list[tuple[Case, str]]:
     """Return the scans that do not show the participant's head, each with the reason to refuse it.
 
@@ -338,7 +331,7 @@ def _find_mismatches(
     return refused
 
 
-def _match_lesions(scans: Sequence[CaseInProgress]) -> None:
+def _match_lesions(scans: Sequence[ScanInProgress]) -> None:
     """Set which lesions of a participant's scans lie at one place, if lesions were requested."""
     maps = []
     counts = []
@@ -356,31 +349,32 @@ def _match_lesions(scans: Sequence[CaseInProgress]) -> None:
         point.lesion_sites = sites
 
 
-def _take_result(participant: ParticipantInProgress, number: int) -> None:
+def _take_result(begun: CaseInProgress, number: int) -> None:
     """Take a scan's part of the joint segmentation of its participant.
 
     `number` is the index of the scan. Its `found`, `together` and `longitudinal` (the data for the
     tables of changes) are set. A scan that was segmented by itself has its result already.
     """
-    if participant.together is None:
+    participant = begun.case
+    if begun.together is None or not isinstance(participant, Participant):
         return
-    scan = participant.scans[number]
+    scan = begun.scans[number]
     with timed(scan.clock):
-        point = participant.together.time_point(number)
+        point = begun.together.time_point(number)
     scan.found = point.prediction
-    together = [other.case for other in participant.scans]
+    together = [other.case for other in begun.scans]
     scan.together = tuple(natsorted(together, key=attrgetter("id")))
-    cases = [case.id for case in participant.case.scans]
-    years = dict(zip(cases, participant.case.years, strict=True))
-    digests = {other.case.id: other.digest for other in participant.scans}
+    cases = [case.id for case in participant.scans]
+    years = dict(zip(cases, participant.years, strict=True))
+    digests = {other.case.id: other.digest for other in begun.scans}
     volumes = {name: round(mm3, 3) for name, mm3 in point.volumes_mm3.items()}
     scan.longitudinal = TimePoint(
-        participant=participant.case.name,
-        group=participant.case.group,
+        participant=participant.name,
+        group=participant.group,
         year=years[scan.case.id],
         scans=dict(sorted(digests.items())),
         volumes_mm3=volumes,
     )
-    stretch = participant.stretches_percent[number]
+    stretch = begun.stretches_percent[number]
     if stretch:
         scan.longitudinal.stretch_percent = round(stretch, 2)

@@ -1,4 +1,4 @@
-"""State of a scan between file and outputs, and its first step: reading.
+"""State of a case between file and outputs, and its first step: reading.
 
 Imports no torch: the first scan is read while torch is being imported.
 """
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class CaseInProgress:
+class ScanInProgress:
     """State of a scan while it is segmented, from its file to its outputs.
 
     Each step adds what the next step needs and drops what it does not need. `volume` is the scan as
@@ -56,30 +56,31 @@ class CaseInProgress:
 
 
 @dataclass
-class ParticipantInProgress:
-    """State of a participant's scans while they are segmented together.
+class CaseInProgress:
+    """State of a case while it is segmented: of its scan, or of all scans of a participant.
 
-    `failed` has the ledger entries of the scans that failed. `together` is the joint segmentation:
-    None before the networks have run, and if fewer than two scans are left.
+    `failed` has the ledger entries of a participant's scans that failed while the others go on.
+    `together` is the joint segmentation of a participant's scans: None for a single scan, before
+    the networks have run, and if fewer than two scans are left.
     """
 
-    case: Participant
-    scans: list[CaseInProgress]
+    case: Work
+    scans: list[ScanInProgress]
     failed: list[Entry] = field(default_factory=list)
     together: Together | None = None
     # Difference in the size of the head between each scan and most of the scans, in per cent.
     stretches_percent: tuple[float, ...] = ()
 
 
-def read(case: Work, settings: RunSettings) -> CaseInProgress | ParticipantInProgress:
+def read(case: Work, settings: RunSettings) -> CaseInProgress:
     """Read the scan of a case, or all scans of a participant, to be segmented.
 
     If `case` is a scan, an error is raised if it cannot be read. Scans of a participant that cannot
     be read become failed ledger entries, and the other scans continue.
     """
     if not isinstance(case, Participant):
-        return _read_scan(case, settings)
-    reading = ParticipantInProgress(case, [])
+        return CaseInProgress(case, [_read_scan(case, settings)])
+    reading = CaseInProgress(case, [])
     for scan in case.scans:
         try:
             reading.scans.append(_read_scan(scan, settings))
@@ -104,13 +105,13 @@ def failed_entry(scan: Case, settings: RunSettings, error: Exception) -> Entry:
     return Entry.failed(scan, settings, reason)
 
 
-def _read_scan(case: Case, settings: RunSettings) -> CaseInProgress:
+def _read_scan(case: Case, settings: RunSettings) -> ScanInProgress:
     """Read the scan of a case; raise if its file is damaged.
 
     Reading is timed on the clock of the scan. A scan of a slice store must have the SHA-256 that
     the store has noted; InputError is raised if not.
     """
-    scan = CaseInProgress(case)
+    scan = ScanInProgress(case)
     # Cases of a service name no series of their DICOM files.
     is_dicom = not case.path.name.lower().endswith(SCAN_SUFFIXES)
     with timed(scan.clock), stage("read"):

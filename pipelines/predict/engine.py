@@ -19,7 +19,6 @@ from trinat.pipelines.jobs.pool import POLL_S, READY, WAITING, Done, Pool, ignor
 from trinat.pipelines.jobs.process import prepare_process
 from trinat.pipelines.predict.case_in_progress import (
     CaseInProgress,
-    ParticipantInProgress,
     failed_entries,
     read,
 )
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
 # Cases that a worker process has at once: one being read, one in the networks, one being written.
 _IN_HAND = 3
 _T = TypeVar("_T")
-_InProgress = CaseInProgress | ParticipantInProgress
 
 
 class Engine(Protocol):
@@ -181,8 +179,8 @@ class _Steps:
         self._stopping = threading.Event()
         # None marks the end of each queue.
         self._given: queue.Queue[Work | None] = queue.Queue()
-        self._read: queue.Queue[_InProgress | None] = queue.Queue(1)
-        self._segmented: queue.Queue[_InProgress | None] = queue.Queue(1)
+        self._read: queue.Queue[CaseInProgress | None] = queue.Queue(1)
+        self._segmented: queue.Queue[CaseInProgress | None] = queue.Queue(1)
 
     def run(self) -> None:
         """Load the model and segment incoming cases, with the networks in this thread.
