@@ -25,26 +25,6 @@ from trinat.segmentation.models.zoo import MODEL_FILE, shipped_models
 
 # Joint segmentation: the hash of the model, and pairs of each scan's case and SHA-256.
 _Segmentation = tuple[str, frozenset[Any]]
-# In the tables of thickness, callosum and lesions, units are part of the name of a measure.
-_COLUMNS = {
-    "": (
-        "participant",
-        "group",
-        "structure",
-        "scans",
-        "years",
-        "first_mm3",
-        "last_mm3",
-    ),
-    **dict.fromkeys(
-        FURTHER,
-        ("participant", "group", "measure", "scans", "years", "first", "last"),
-    ),
-}
-_OF_CHANGE = (
-    *("change_percent", "percent_per_year", "low", "high"),
-    *("noise", "beyond_noise"),
-)
 
 
 def write_changes(
@@ -67,16 +47,17 @@ def write_changes(
     left_out = []
     for scans in participants.values():
         left_out += _left_out(scans, excluded)
-    courses = {}
-    for output, columns in _COLUMNS.items():
+    courses = {"": courses_in(participants, excluded)}
+    # Volumes have a table even if no participant has two usable scans.
+    columns = ("structure", "scans", "years", "first_mm3", "last_mm3")
+    _write_courses(folder / changes, courses[""], columns, digits=1)
+    for output in FURTHER:
         of_output = courses_in(participants, excluded, output)
-        # Volumes have a table even if no participant has two usable scans.
-        if of_output or not output:
+        if of_output:
             courses[output] = of_output
-            table = changes_table(output) if output else changes
-            digits = 3 if output else 1
-            rows = [_table_row(course, digits) for course in of_output]
-            write_tsv(folder / table, (*columns, *_OF_CHANGE), rows)
+            # Units are part of the name of a measure.
+            columns = ("measure", "scans", "years", "first", "last")
+            _write_courses(folder / changes_table(output), of_output, columns, digits=3)
     usable = {
         participant: _sort_by_time(_usable(scans, excluded))
         for participant, scans in participants.items()
@@ -308,28 +289,40 @@ def _retest_of(entry: Entry) -> Mapping[str, float]:
     return retest_of(name)
 
 
-def _table_row(course: Course, digits: int) -> list[Any]:
-    """Format the values of a measure over time as a row of a table of changes.
+def _write_courses(
+    path: Path, courses: Sequence[Course], named: Sequence[str], digits: int
+) -> None:
+    """Write a table of changes, a row for each measure of each participant.
 
-    `digits` is the number of decimals of the first and the last value.
+    `named` are the titles of the columns from the name of the measure to its last value. `digits`
+    is the number of decimals of the first and the last value.
     """
-    change = course.change
     words = {True: "yes", False: "no", None: None}
-    return [
-        course.participant,
-        course.group or None,
-        course.structure,
-        change.scans,
-        _rounded(change.years, 3),
-        round(course.values[0], digits),
-        round(course.values[-1], digits),
-        round(change.percent, 3),
-        _rounded(change.percent_per_year, 3),
-        _rounded(change.low, 3),
-        _rounded(change.high, 3),
-        _rounded(change.noise, 3),
-        words[change.is_beyond_noise],
-    ]
+    rows = []
+    for course in courses:
+        change = course.change
+        row = [
+            course.participant,
+            course.group or None,
+            course.structure,
+            change.scans,
+            _rounded(change.years, 3),
+            round(course.values[0], digits),
+            round(course.values[-1], digits),
+            round(change.percent, 3),
+            _rounded(change.percent_per_year, 3),
+            _rounded(change.low, 3),
+            _rounded(change.high, 3),
+            _rounded(change.noise, 3),
+            words[change.is_beyond_noise],
+        ]
+        rows.append(row)
+    columns = (
+        *("participant", "group", *named),
+        *("change_percent", "percent_per_year", "low", "high"),
+        *("noise", "beyond_noise"),
+    )
+    write_tsv(path, columns, rows)
 
 
 def _rounded(value: float | None, digits: int) -> float | None:
