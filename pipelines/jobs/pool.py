@@ -469,6 +469,7 @@ def run_isolated(
     answers: dict[int, Answer] = {}
     errors: list[Exception] = []
     if processes <= 1:
+        prepare_process()
         for number, item in enumerate(items):
             answers[number] = work(item)
             finished(answers[number], len(answers), len(items))

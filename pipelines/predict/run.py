@@ -19,7 +19,6 @@ from natsort import natsorted
 
 from trinat.pipelines.jobs.lock import refuse_held, run_lock
 from trinat.pipelines.jobs.process import stop_on_signal
-from trinat.pipelines.predict.changes import write_changes
 from trinat.pipelines.predict.engine import Engine, local_engine
 from trinat.pipelines.predict.recorder import Outcome, Recorder
 from trinat.pipelines.predict.settings import (
@@ -482,7 +481,11 @@ def _renew_tables(
             out / SLICES,
         )
     write_tables(folder, entries, out)
-    write_changes(folder, entries, excluded, out)
+    if any(entry.result.longitudinal for entry in entries):
+        # Imports pandas, which takes a quarter of a second.
+        from trinat.pipelines.predict.changes import write_changes
+
+        write_changes(folder, entries, excluded, out)
     for name in (*TABLES, *CHANGES):
         if not (folder / name).exists():
             ledger.remove(name)

@@ -319,14 +319,14 @@ def _distances_mm(
     `points` are voxel indices (M, 3) outside of the mask.
     """
     # Imported here, because class names and numbers, which are all that training needs, work
-    # without SciPy.
-    from scipy import ndimage
+    # without SciPy and nibabel.
     from scipy.spatial import cKDTree
 
-    boxes = ndimage.find_objects(mask.view(np.uint8))
-    if not boxes:
+    from trinat.segmentation.grid import is_empty, occupied_box
+
+    box = occupied_box(mask)
+    if is_empty(box):
         return np.full(len(points), np.inf)
-    (box,) = boxes
     inside = mask[box]
 
     # The nearest voxel is always on the surface of the mask: a voxel that shares a face with the

@@ -136,6 +136,8 @@ def _percentile(distances_mm: Values, areas_mm2: Values, percent: float) -> floa
 
     This is the smallest distance that is not exceeded on at least `percent` of the area.
     """
+    if percent == 100:
+        return float(distances_mm.max())
     order = np.argsort(distances_mm)
     shares = np.cumsum(areas_mm2[order])
     rank = int(np.searchsorted(shares / shares[-1], percent / 100))
