@@ -16,6 +16,7 @@ from trinat.segmentation.data.sources.base import Exclusion, Listing, Subject
 from trinat.segmentation.data.store import Pseudo
 from trinat.segmentation.errors import ConfigError, InterruptedRunError
 from trinat.segmentation.io.files import sha256_of
+from trinat.segmentation.labels import Csf
 from trinat.segmentation.labels.folding import GENERATION_SURROUNDINGS
 from trinat.segmentation.models.checkpoint import load_model
 from trinat.segmentation.models.zoo import MODEL_FILE, licence_notice
@@ -28,13 +29,13 @@ def label_with_model(
     name: str,
     out: Path,
     cut: Cut,
-) -> tuple[Listing, Pseudo]:
+) -> tuple[Listing, Pseudo, Csf]:
     """Replace the label maps of subjects by those of a model.
 
     `name` is the name or folder of the model. Label maps are written to `out`, as by trinat
     predict. `cut` has the settings of the store: label scheme, views and size of the grid. Returns
-    the subjects with their new label maps, and name and hash of the model for the store. A subject
-    without an image or a result is excluded, with the reason.
+    the subjects with their new label maps, name and hash of the model for the store, and which
+    fluid the model calls CSF. A subject without an image or a result is excluded, with the reason.
     """
     model = load_model(name)
     if notice := licence_notice(model.folder):
@@ -68,7 +69,8 @@ def label_with_model(
         )
         for subject, labels in made
     )
-    return Listing(labelled, (*failed, *listing.exclusions)), pseudo
+    labelled_listing = Listing(labelled, (*failed, *listing.exclusions))
+    return labelled_listing, pseudo, model.info.csf
 
 
 def add_csf_of_model(

@@ -125,7 +125,7 @@ def prepare_store(
         pseudo = None
         csf: Csf = "region"
         if config.label_with is not None:
-            listing, pseudo = label_with_model(
+            listing, pseudo, csf = label_with_model(
                 listing, config.label_with, out / "labels", cut
             )
         elif listing.advice:

@@ -16,7 +16,11 @@ from helpers.small_model import save_parcels
 from trinat.segmentation.grid import Grid, grown, occupied_box, to_shape
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
-from trinat.segmentation.models.checkpoint import load_model, save_model
+from trinat.segmentation.models.checkpoint import (
+    load_model,
+    save_model,
+    update_info,
+)
 from trinat.segmentation.models.model_info import (
     Description,
     Fusion,
@@ -87,6 +91,13 @@ def random_model() -> Path:
             for view in View
         }
     save_model(folder, Description(name="random"), networks)
+    return folder
+
+
+def model_of_all_fluid(folder: Path) -> Path:
+    """Write a model with random weights whose CSF is all fluid inside the skull."""
+    shutil.copytree(random_model(), folder)
+    update_info(folder, csf="intracranial")
     return folder
 
 

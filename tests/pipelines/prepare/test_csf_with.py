@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 from helpers.miniatures import head_image, head_labels, write_nifti
-from helpers.overfitted import random_model
+from helpers.overfitted import model_of_all_fluid, random_model
 from helpers.prepared import GRID, build, head_in, prepare, volume_of
 from helpers.refusals import refusal
 
@@ -19,18 +18,11 @@ from trinat.segmentation.data.slices import SubjectFile
 from trinat.segmentation.data.sources.base import Subject
 from trinat.segmentation.errors import ConfigError
 from trinat.segmentation.labels.scheme import load_scheme
-from trinat.segmentation.models.checkpoint import update_info
 from trinat.segmentation.space.views import View
 
 SCHEME = load_scheme("quicknat33")
 CSF = SCHEME.names.index("CSF")
 CUT = Cut(SCHEME, (View.CORONAL,), GRID)
-
-
-def model_of_all_fluid(folder: Path) -> Path:
-    shutil.copytree(random_model(), folder)
-    update_info(folder, csf="intracranial")
-    return folder
 
 
 def test_csf_fills_background_alone(tmp_path: Path) -> None:

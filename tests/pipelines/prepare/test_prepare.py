@@ -24,7 +24,7 @@ from helpers.miniatures import (
     without_orientation,
     write_nifti,
 )
-from helpers.overfitted import random_model
+from helpers.overfitted import model_of_all_fluid
 from helpers.prepared import (
     GRID,
     build,
@@ -386,10 +386,11 @@ def test_labels_that_a_model_made_are_its_own_and_a_scan_without_them_has_failed
         "ixi",
         tmp_path / "in",
         tmp_path / "out",
-        label_with=str(random_model()),
+        label_with=str(model_of_all_fluid(tmp_path / "fluid")),
         views=("axial",),
     )
     assert (summary.made, summary.failed) == (1, 1)
+    assert store.info.csf == "intracranial"
     ledger = {row.subject: (row.status, row.reason) for row in summary.rows}
     assert ledger["IXI012-Guys-0829"][0] == "failed"
     assert "truncated" in ledger["IXI012-Guys-0829"][1]
