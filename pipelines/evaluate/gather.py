@@ -206,9 +206,6 @@ def plan_tasks(inputs: Inputs) -> list[Task]:
     settings = inputs.settings
     rejected = rejections(inputs.ratings)
     rated = rejected_structures(inputs.ratings)
-    # Unless the options or a ledger say otherwise, CSF of the truth is the small region of
-    # FreeSurfer, not all fluid inside the skull.
-    truth_csf = settings.csf or Study(inputs.truth).csf or "region"
     csf_pred = one_each(settings.csf_pred, settings.models, "--csf-pred")
     tasks = []
     for model, pairing in inputs.pairings.items():
@@ -227,6 +224,10 @@ def plan_tasks(inputs: Inputs) -> list[Task]:
         # Raises ConfigError for a structure that the scheme lacks, before anything is measured.
         made.left_out(inputs.scheme)
         for pair in pairing.pairs:
+            # Unless the options, a ledger or the store say otherwise, CSF of the truth is the small
+            # region of FreeSurfer, not all fluid inside the skull.
+            truth = pair.truth
+            truth_csf = settings.csf or truth.entry.result.csf or truth.stored.csf
             task = Task(
                 model=model,
                 pair=pair,

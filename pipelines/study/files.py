@@ -52,6 +52,7 @@ from trinat.segmentation.errors import ConfigError, EvaluationError, some
 from trinat.segmentation.io.cells import composed
 from trinat.segmentation.io.files import absolute
 from trinat.segmentation.io.streams import SCAN_SUFFIXES, is_archive, remedy_for_format
+from trinat.segmentation.labels import Csf
 from trinat.segmentation.labels.folding import FoldingTable
 from trinat.segmentation.labels.scheme import MapKind
 
@@ -79,6 +80,7 @@ class StoreRecord:
     # Mapping from the dataset's own label numbers to FreeSurfer numbers.
     numbers: Mapping[int, int] = field(default_factory=dict)
     fold: FoldingTable | None = None  # applied after this mapping
+    csf: Csf = "region"  # which fluid the label map calls CSF
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,11 @@ def stored_files(store: Store, subjects: Iterable[str], kind: str) -> list[ScanF
             )
         numbers = dict(entry.extra)
         numbers.update(dict.fromkeys(entry.ignore, 0))
-        record = StoreRecord(original.axes, original.sha256, numbers, store.info.fold)
+        # CSF that `trinat prepare --csf-with` has added is in the slices only, not in this map.
+        csf = store.info.csf if entry.pseudo is not None else "region"
+        record = StoreRecord(
+            original.axes, original.sha256, numbers, store.info.fold, csf
+        )
         # Identify the map as its prediction `ID_dseg.nii.gz` would be, so that the two are paired.
         # If that name has no identity, use the participant in the store.
         parsed = parse_name(Path(f"{name}_dseg.nii.gz"))

@@ -12,12 +12,14 @@ import pytest
 from helpers.overfitted import random_model
 from helpers.prepared import build, prepare
 from helpers.refusals import refusal
+from helpers.studies import add_result
 
 from trinat.pipelines.common.exits import Exit
 from trinat.pipelines.evaluate.evaluation import (
     EvaluationSettings,
     evaluate_predictions,
 )
+from trinat.pipelines.evaluate.gather import gather, plan_tasks
 from trinat.pipelines.predict.case import CaseWorker
 from trinat.pipelines.predict.case_in_progress import read
 from trinat.pipelines.predict.settings import RunSettings
@@ -127,6 +129,29 @@ def test_numbers_that_the_store_was_told_of_are_folded_alike(tmp_path: Path) -> 
     _, store = prepare("pairs", tmp_path / "in", tmp_path / "store", **told)
     (truth,) = stored_files(store, store.subjects, "labels")
     assert truth.stored.numbers == {17: 18, 53: 0}
+
+
+@pytest.mark.parametrize(
+    ("is_pseudo", "expected"), [(False, "region"), (True, "intracranial")]
+)
+def test_csf_is_that_of_the_label_map_not_of_the_slices(
+    tmp_path: Path, is_pseudo: bool, expected: str
+) -> None:
+    """CSF of --csf-with is in the slices only; pseudo-labels have that of their model."""
+    store = store_of("pairs", tmp_path)
+    path = store.root / "store.json"
+    content = json.loads(path.read_text()) | {"csf": "intracranial"}
+    if is_pseudo:
+        content["subjects"]["a"]["pseudo"] = {"model": "fast", "sha256": "0"}
+    path.write_text(json.dumps(content))
+    # The ledger of the model whose CSF was added.
+    (store.root / "labels").mkdir()
+    add_result(store.root / "labels", "a", csf="intracranial")
+    shutil.copytree(tmp_path / "in/labels", tmp_path / "found")
+    models = {"m": tmp_path / "found"}
+    settings = EvaluationSettings(store.root, models, tmp_path / "out", part="test")
+    (task,) = plan_tasks(gather(settings))
+    assert task.truth_csf == expected
 
 
 def test_a_label_map_that_was_changed_is_not_measured(tmp_path: Path) -> None:
