@@ -83,14 +83,13 @@ def stored_files(store: Store, subjects: Iterable[str], kind: str) -> list[ScanF
             original.axes, original.sha256, numbers, store.info.fold, csf
         )
         # Identify the map as its prediction `ID_dseg.nii.gz` would be, so that the two are paired.
-        # If that name has no identity, use the participant in the store.
+        # The participant is the one in the store, which the user may have corrected.
         parsed = parse_name(Path(f"{name}_dseg.nii.gz"))
+        participant = participant_of[name]
+        session = name.removeprefix(participant).strip("_-")
         if not parsed.entities:
-            session = name.removeprefix(participant_of[name]).strip("_-")
-            parsed = replace(parsed, subject=participant_of[name], session=session)
-        file = ScanFile(
-            original.path, parsed, parsed.subject, parsed.scan, stored=record
-        )
+            parsed = replace(parsed, subject=participant, session=session)
+        file = ScanFile(original.path, parsed, participant, session, stored=record)
         files.append(file)
     return files
 

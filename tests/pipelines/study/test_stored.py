@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.miniatures import head_image, head_labels, write_nifti
 from helpers.overfitted import random_model
 from helpers.prepared import build, prepare
 from helpers.refusals import refusal
@@ -152,6 +153,36 @@ def test_csf_is_that_of_the_label_map_not_of_the_slices(
     settings = EvaluationSettings(store.root, models, tmp_path / "out", part="test")
     (task,) = plan_tasks(gather(settings))
     assert task.truth_csf == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "participant", "session"),
+    [
+        ("sub-03_ses-B", "sub-03", "ses-B"),
+        ("sub-03_ses-B", "sub-02", "sub-03_ses-B"),
+        ("03_V2", "03", "V2"),
+        ("03_V2", "02", "03_V2"),
+        ("03_V2", "03_V2", ""),
+    ],
+)
+def test_the_participant_of_a_label_map_is_that_in_the_store(
+    tmp_path: Path, name: str, participant: str, session: str
+) -> None:
+    for kind, volume in (
+        ("images", head_image(head_labels())),
+        ("labels", head_labels()),
+    ):
+        write_nifti(tmp_path / f"in/{kind}/{name}.nii.gz", volume, "RAS")
+    _, store = prepare("pairs", tmp_path / "in", tmp_path / "store")
+    table = store.root / "participants.tsv"
+    head, row = table.read_text().splitlines()
+    cells = row.split("\t")
+    cells[1] = participant
+    table.write_text("\n".join([head, "\t".join(cells)]))
+    (truth,) = stored_files(Store(store.root), [name], "labels")
+    assert (truth.participant, truth.session) == (participant, session)
+    # The name of the scan still finds its prediction.
+    assert truth.name.removesuffix("_dseg") == name
 
 
 def test_a_label_map_that_was_changed_is_not_measured(tmp_path: Path) -> None:
