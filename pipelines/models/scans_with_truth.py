@@ -23,7 +23,7 @@ from trinat.segmentation.labels.folding import FoldingTable
 from trinat.segmentation.labels.label import CSF_GROUP
 from trinat.segmentation.metrics.common_grid import on_grid_of
 from trinat.segmentation.metrics.counted import Made
-from trinat.segmentation.metrics.overlap import dice
+from trinat.segmentation.metrics.overlap import mean_dice
 from trinat.segmentation.models.checkpoint import Model
 from trinat.segmentation.space.conform import Conformed, conform
 
@@ -217,19 +217,6 @@ def refuse_another_head(
         remedy="check that it is of this participant, lies on the scan and has the right numbers; "
         "a model that is this far off has to be trained on such labels first (trinat train)",
     )
-
-
-def mean_dice(joint: NDArray[np.int64], without: Sequence[int]) -> float:
-    """Return the mean Dice of the classes in the true label map, except the classes `without`.
-
-    `joint` (K, K) counts voxels by true class (rows) and predicted class. The mean is 0 if no class
-    is left.
-    """
-    is_there = joint.sum(1) > 0
-    is_there[list(without)] = False
-    if not is_there.any():
-        return 0.0
-    return float(dice(joint)[is_there].mean())
 
 
 def without_odds(model: Model) -> list[int]:

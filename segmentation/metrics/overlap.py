@@ -68,6 +68,18 @@ def dice(joint: Counts) -> Values:
     return _ratio(2 * joint.diagonal(), true + predicted)
 
 
+def mean_dice(joint: Counts, without: Collection[int]) -> float:
+    """Return the mean Dice of the classes that the truth has, except the class indices `without`.
+
+    It is 0 if no class is left.
+    """
+    is_there = joint.sum(1) > 0
+    is_there[list(without)] = False
+    if not is_there.any():
+        return 0.0
+    return float(dice(joint)[is_there].mean())
+
+
 def iou(joint: Counts) -> Values:
     """Return the IoU of each class, |T and P| / |T or P|, from (K, K) to (K,)."""
     true = joint.sum(1)

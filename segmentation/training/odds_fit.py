@@ -20,7 +20,7 @@ from torch import Tensor
 
 from trinat.segmentation.inference.fusion import Odds
 from trinat.segmentation.labels.scheme import LabelScheme
-from trinat.segmentation.metrics.overlap import dice, joint_histogram
+from trinat.segmentation.metrics.overlap import joint_histogram, mean_dice
 
 # Number of slices that are searched for doubtful voxels at a time.
 _SLAB = 8
@@ -140,14 +140,12 @@ class DoubtfulVoxels:
     def mean_dice(
         self, logarithms_of_odds: NDArray[np.float64], fixed: Sequence[int]
     ) -> float:
-        """Return the mean Dice over all classes except the `fixed` ones.
+        """Return the mean Dice over the classes in the truth of this scan, except the `fixed` ones.
 
-        A structure that is neither in the truth nor predicted is left out. `logarithms_of_odds`
-        (K,) are the logarithms of the factors on the probabilities of the classes.
+        `logarithms_of_odds` (K,) are the logarithms of the factors on the probabilities of the
+        classes.
         """
-        values = dice(self.joint(logarithms_of_odds))
-        values[list(fixed)] = np.nan
-        return float(np.nanmean(values))
+        return mean_dice(self.joint(logarithms_of_odds), fixed)
 
 
 def fit_odds(
