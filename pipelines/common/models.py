@@ -103,6 +103,7 @@ def save_copy(
         template=model.template,
         parcels=beside.parcels,
         lesions=beside.lesions if lesions is None else lesions,
+        provenance=model.provenance,
         precision=model.info.precision,
         overwrite=overwrite,
     )

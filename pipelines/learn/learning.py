@@ -42,7 +42,6 @@ from trinat.pipelines.models.scans_with_truth import (
     without_odds,
 )
 from trinat.pipelines.study.study import Study
-from trinat.pipelines.train.provenance import read_provenance, write_provenance
 from trinat.segmentation.errors import ConfigError, EvaluationError
 from trinat.segmentation.io.files import sha256_of
 from trinat.segmentation.labels.folding import load_folding
@@ -376,8 +375,6 @@ def _save_trained(
         overwrite=settings.overwrite,
         **changed,
     )
-    jobs = read_provenance(trained.run / "model")
-    write_provenance(trained.run, jobs, settings.out)
 
 
 def refuse_if_no_better(scores: Scores, candidate: str, out: Path) -> None:

@@ -53,7 +53,7 @@ _RATIOS = (4.0, 1.0, 0.0)
 
 @dataclass(frozen=True)
 class Trained:
-    """Result of a training: the folder of the run, the new models and the scans that were held out.
+    """Result of a training: the new models and the scans that were held out.
 
     `models` maps the name of a new model to its folder. "averaged" has the mean of the weights
     before and after training (missing if only the last layer was trained), and "trained" the
@@ -61,7 +61,6 @@ class Trained:
     scans.
     """
 
-    run: Path
     models: Mapping[str, Path]
     held_out: frozenset[str]
 
@@ -138,7 +137,6 @@ def train_on(
         models = {"averaged": run / "averaged", **models}
         _save_mean(load_model(done.model), model, run / "averaged")
     return Trained(
-        run=run,
         models=models,
         held_out=frozenset(subjects[name].scan.case for name in split.validation),
     )

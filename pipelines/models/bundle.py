@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import json
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from trinat.pipelines.common.config import check
 from trinat.pipelines.common.models import check_out, find_source
+from trinat.pipelines.train.provenance import read_provenance
 from trinat.segmentation.errors import ConfigError, ModelError
 from trinat.segmentation.inference.prior import build_template, default_prior
 from trinat.segmentation.labels import Csf
@@ -109,6 +112,7 @@ def bundle(
         template=template,
         parcels=first.parcels,
         lesions=first.lesions,
+        provenance=_join_provenance(sources),
         precision=precision,
         overwrite=overwrite,
     )
@@ -291,6 +295,15 @@ def _join_training(origins: Mapping[View, Origin], licence: str) -> Training:
         pseudo_labels="; ".join(sorted(pseudo_labels)),
         slices_seen=slices_seen,
     )
+
+
+def _join_provenance(sources: Sequence[Model]) -> bytes | None:
+    """Return one provenance.json with the training jobs of all models; None if none has any."""
+    jobs: dict[str, list[Any]] = defaultdict(list)
+    for source in sources:
+        for job, calls in read_provenance(source.folder).items():
+            jobs[job].extend(calls)
+    return json.dumps(jobs, indent=1).encode() if jobs else None
 
 
 def _describe_by_view(texts: Mapping[View, str]) -> str:

@@ -27,10 +27,9 @@ from trinat.segmentation.data.store import Store, StoredSubject
 from trinat.segmentation.io.files import read_text, sha256_of, write_whole
 from trinat.segmentation.models.checkpoint import read_info
 from trinat.segmentation.models.hardware import describe_gpu
-from trinat.segmentation.models.zoo import MODEL_FILE, find_model
+from trinat.segmentation.models.zoo import MODEL_FILE, PROVENANCE_FILE, find_model
 from trinat.segmentation.training.config import StageConfig, StoreConfig
 
-PROVENANCE = "provenance.json"
 # Length of a subject's digest: enough to tell the subjects of all stores apart.
 _DIGITS = 12
 _CODE = Path(__file__).resolve().parents[2]
@@ -46,7 +45,7 @@ def recorded(
     the job, `stage` the stage of the recipe, and `model` the model that the job starts from, if
     there is one. In the entry of a training that was killed, `ended` is null.
     """
-    path = folder / PROVENANCE
+    path = folder / PROVENANCE_FILE
     entries: list[dict[str, Any]] = []
     if path.is_file():
         entries = json.loads(read_text(path))
@@ -98,11 +97,11 @@ def write_provenance(out: Path, jobs: Iterable[str], model: Path) -> None:
     """
     entries = {}
     for job in jobs:
-        path = out / job / PROVENANCE
+        path = out / job / PROVENANCE_FILE
         if path.is_file():
             entries[job] = json.loads(read_text(path))
     if entries:
-        write_whole(model / PROVENANCE, json.dumps(entries, indent=1))
+        write_whole(model / PROVENANCE_FILE, json.dumps(entries, indent=1))
 
 
 def read_provenance(model: Path) -> dict[str, list[dict[str, Any]]]:
@@ -110,7 +109,7 @@ def read_provenance(model: Path) -> dict[str, list[dict[str, Any]]]:
 
     Returns {} if the folder `model` has no such file.
     """
-    path = model / PROVENANCE
+    path = model / PROVENANCE_FILE
     if not path.is_file():
         return {}
     jobs: dict[str, list[dict[str, Any]]] = json.loads(read_text(path))

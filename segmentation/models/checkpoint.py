@@ -43,6 +43,7 @@ from trinat.segmentation.models.zoo import (
     LESIONS_FILE,
     MODEL_FILE,
     PARCELS_FOLDER,
+    PROVENANCE_FILE,
     find_model,
     parcels_folder_of,
     read_model_file,
@@ -95,6 +96,12 @@ class Model:
     def lesions(self) -> bytes | None:
         """File of the network for lesions of white matter, or None."""
         path = self.folder / LESIONS_FILE
+        return read_bytes(path) if path.is_file() else None
+
+    @property
+    def provenance(self) -> bytes | None:
+        """File that tells how the weights were trained, and on which subjects, or None."""
+        path = self.folder / PROVENANCE_FILE
         return read_bytes(path) if path.is_file() else None
 
     @property
@@ -158,16 +165,17 @@ def save_model(
     template: Template | None = None,
     parcels: Path | None = None,
     lesions: bytes | None = None,
+    provenance: bytes | None = None,
     precision: Precision = "float32",
     overwrite: bool = False,
 ) -> ModelInfo:
     """Write a model folder atomically and return the contents of its model.yaml.
 
     `label_table` is the TSV of a user's own scheme. `parcels` is the folder of a model that divides
-    the cortex; its files are copied unchanged. `lesions` is the file of a lesion network. With
-    `precision` float16 the weights of convolutions are stored in half precision, and computed with
-    in float32 again. `overwrite` replaces the whole folder; without it a folder that contains
-    anything is refused.
+    the cortex; its files are copied unchanged. `lesions` is the file of a lesion network, and
+    `provenance` the file on the training of the weights. With `precision` float16 the weights of
+    convolutions are stored in half precision, and computed with in float32 again. `overwrite`
+    replaces the whole folder; without it a folder that contains anything is refused.
     """
     final = Path(folder)
     contents = {}
@@ -201,6 +209,8 @@ def save_model(
                 contents[f"{PARCELS_FOLDER}/{path.name}"] = read_bytes(path)
     if lesions is not None:
         contents[LESIONS_FILE] = lesions
+    if provenance is not None:
+        contents[PROVENANCE_FILE] = provenance
     with new_folder(final, replacing=overwrite) as new:
         for name, data in contents.items():
             path = new / name

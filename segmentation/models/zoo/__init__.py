@@ -23,6 +23,8 @@ MODEL_FILE = "model.yaml"
 PARCELS_FOLDER = "parcels"
 # File in a model's folder with the network that segments lesions of white matter.
 LESIONS_FILE = "lesions.safetensors"
+# File in a model's folder on how its weights were trained, and on which subjects.
+PROVENANCE_FILE = "provenance.json"
 # Remedy for a damaged file of a model.
 COPY_AGAIN = "copy or download the model again"
 _MAX_BYTES = 1 << 20  # maximum size of a model.yaml

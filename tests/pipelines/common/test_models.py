@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 from helpers.overfitted import random_model
+from helpers.small_model import save_small
 
 from trinat.pipelines.cli import main
-from trinat.pipelines.common.models import print_licences
+from trinat.pipelines.common.models import print_licences, save_copy
 from trinat.segmentation.models.checkpoint import load_model, save_model
 from trinat.segmentation.models.model_info import Description, Training
 
@@ -52,3 +53,14 @@ def test_commands_that_use_models_tell_it_too(
     with pytest.raises(SystemExit):
         main()
     assert "are licensed under CC BY-NC 3.0\n" in capsys.readouterr().err
+
+
+def test_a_copy_keeps_the_provenance_of_its_weights(tmp_path: Path) -> None:
+    source = save_small(tmp_path / "source")
+    (source / "provenance.json").write_text("{}")
+    model = load_model(source)
+    save_copy(model, tmp_path / "copy")
+    # In the folder of the model itself, too.
+    save_copy(model, source, overwrite=True)
+    for folder in (source, tmp_path / "copy"):
+        assert (folder / "provenance.json").read_text() == "{}"

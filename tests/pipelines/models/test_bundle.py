@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from typer.testing import CliRunner
 
 from trinat.pipelines.cli import app
 from trinat.pipelines.models.bundle import bundle
+from trinat.pipelines.train.provenance import read_provenance
 from trinat.segmentation.errors import ConfigError, ModelError
 from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.models.checkpoint import load_model, save_model
@@ -65,6 +67,21 @@ def three(tmp_path: Path) -> list[Path]:
         model(tmp_path / "a", A, filters=8),
         model(tmp_path / "s", S),
     ]
+
+
+def test_a_bundle_knows_all_jobs_that_trained_its_views(
+    three: list[Path], tmp_path: Path
+) -> None:
+    """Sources of one recipe have jobs of the same names."""
+    bundle(three, tmp_path / "silent")
+    assert load_model(tmp_path / "silent").provenance is None
+    for folder, digest_of_subject in ((three[1], "a"), (three[2], "s")):
+        call = {"trained_on": [digest_of_subject]}
+        jobs = {"train/axial": [call]}
+        (folder / "provenance.json").write_text(json.dumps(jobs))
+    bundle(three, tmp_path / "out")
+    (calls,) = read_provenance(tmp_path / "out").values()
+    assert [call["trained_on"] for call in calls] == [["a"], ["s"]]
 
 
 def test_three_views_become_one_model_that_segments(

@@ -19,10 +19,10 @@ from typer.testing import CliRunner
 
 from trinat.pipelines.cli import app
 from trinat.pipelines.jobs.lock import run_lock
-from trinat.pipelines.train.provenance import PROVENANCE
 from trinat.pipelines.train.run import train
 from trinat.segmentation.errors import ConfigError, LockedError, TrainingError
 from trinat.segmentation.models.checkpoint import load_model
+from trinat.segmentation.models.zoo import PROVENANCE_FILE
 from trinat.segmentation.space.views import View
 
 pytestmark = pytest.mark.usefixtures("one_thread", "without_pages")
@@ -67,7 +67,7 @@ def files_of_models(runs: Path) -> dict[str, bytes]:
     """Return all files of the models of all folds except their provenance, which has dates."""
     found = {}
     for path in sorted(runs.glob("fold-*/model/*")):
-        if path.name != PROVENANCE:
+        if path.name != PROVENANCE_FILE:
             found[str(path.relative_to(runs))] = path.read_bytes()
     return found
 
