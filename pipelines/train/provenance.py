@@ -76,7 +76,7 @@ def recorded(
     if stage.data.store is not None and stage.data.trains_on_store:
         store = Store(stage.data.store.path)
         for name in store.part("train", stage.data.store.split):
-            trained_on.add(_digest(store.info.subjects[name]))
+            trained_on.update(_digests(store.info.subjects[name]))
     entry["trained_on"] = sorted(trained_on)
     entries.append(entry)
     write_whole(path, json.dumps(entries, indent=1))
@@ -120,11 +120,12 @@ def subjects_trained_on(model: Path, store: Store) -> list[str]:
     """Return the subjects of a store that a model was trained on, by its provenance.json.
 
     `model` is the folder of the model. The list includes subjects that the weights were trained on
-    from which the training started. It is empty for a model without provenance.json.
+    from which the training started, and scans that were labelled otherwise for the training. It is
+    empty for a model without provenance.json.
     """
     digests = _trained_on(model)
     subjects = store.info.subjects.items()
-    return [name for name, subject in subjects if _digest(subject) in digests]
+    return [name for name, subject in subjects if _digests(subject) & digests]
 
 
 def _trained_on(model: Path) -> set[str]:
@@ -136,9 +137,15 @@ def _trained_on(model: Path) -> set[str]:
     return digests
 
 
-def _digest(subject: StoredSubject) -> str:
-    """Return the beginning of the hash of a subject's slice file."""
-    return subject.file.sha256[:_DIGITS]
+def _digests(subject: StoredSubject) -> set[str]:
+    """Return the beginnings of the hashes of a subject's slice file and of its scan.
+
+    The slice file has the labels, too, so the same scan with other labels has another slice file.
+    """
+    digests = {subject.file.sha256[:_DIGITS]}
+    if subject.scan is not None:
+        digests.add(subject.scan[:_DIGITS])
+    return digests
 
 
 def origins(model: Path) -> list[str]:

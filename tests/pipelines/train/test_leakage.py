@@ -97,6 +97,26 @@ def test_models_of_other_stores_segment_any_part(store: Store, tmp_path: Path) -
     refuse_trained_participants(store, "test", "fast")
 
 
+def test_a_scan_that_was_trained_on_with_other_labels_is_known(tmp_path: Path) -> None:
+    """Labels of the second store are those of a smaller head; its scan is the same."""
+    stores = []
+    for name, shape in (("pseudo", (16, 16, 17)), ("manual", (16, 16, 16))):
+        root = small_store(tmp_path / name, {name: shape})
+        info = json.loads((root / "store.json").read_text())
+        image = {"path": str(tmp_path / "scan.nii"), "sha256": "0123456789abcdef"}
+        info["subjects"][name]["image"] = image
+        (root / "store.json").write_text(json.dumps(info))
+        stores.append(Store(root))
+    pseudo, manual = stores
+    split = Split(store=pseudo.fingerprint, seed=0, train=("pseudo",))
+    split.write(pseudo.root / "split.json")
+    model = trained_on(pseudo, pseudo.root / "split.json", tmp_path / "run")
+    split = Split(store=manual.fingerprint, seed=0, train=(), test=("manual",))
+    split.write(manual.root / "split.json")
+    with refusal(DatasetError, model):
+        refuse_trained_participants(manual, "test", str(model))
+
+
 def of_two_stages(store: Store, folder: Path, first: Path, second: Path) -> Recipe:
     """Return a recipe of two stages that use one store with different splits."""
     stages = []
