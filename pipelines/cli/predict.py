@@ -75,7 +75,7 @@ def predict(
     if scans.store is not None:
         from trinat.pipelines.predict.stored_scans import stored_requests
         from trinat.pipelines.train.leakage import (
-            refuse_other_folds,
+            refuse_leaky_folds,
             refuse_trained_participants,
         )
         from trinat.segmentation.data.store import Store
@@ -83,7 +83,7 @@ def predict(
         store = Store(scans.store)
         requests = stored_requests(request, store, scans.part, folds=scans.folds)
         if scans.folds:
-            refuse_other_folds(store, Path(str(request.model)))
+            refuse_leaky_folds(store, Path(str(request.model)))
         else:
             refuse_trained_participants(store, scans.part, str(request.model))
     outcome = run_with_progress(requests, quiet=quiet, as_json=json_)

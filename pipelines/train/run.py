@@ -42,7 +42,10 @@ from trinat.pipelines.train.foresight import (
     refuse_too_large,
 )
 from trinat.pipelines.train.job import JobRun, Watcher, train_job
-from trinat.pipelines.train.leakage import refuse_divided_stages
+from trinat.pipelines.train.leakage import (
+    refuse_divided_stages,
+    warn_of_seen_participants,
+)
 from trinat.pipelines.train.provenance import write_provenance
 from trinat.pipelines.train.result import (
     CONFIG,
@@ -361,6 +364,7 @@ def _claimed(
     """
     refuse_missing_inputs(job.stage for job in jobs if not job.is_done(out))
     refuse_divided_stages(recipe)
+    warn_of_seen_participants(recipe)
     folders = [*(stage.name for stage in recipe.stages), "model"]
     is_new = False
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from typer.testing import CliRunner
 from trinat.pipelines.cli import app
 from trinat.pipelines.study.cases import Case, Found
 from trinat.pipelines.train.leakage import (
-    refuse_other_folds,
+    refuse_leaky_folds,
     refuse_trained_participants,
 )
 from trinat.pipelines.train.result import read_data
@@ -77,14 +78,24 @@ def test_a_part_of_another_split_is_refused_if_the_model_has_seen_it(
 
 
 def test_a_part_is_refused_if_the_weights_that_a_training_started_from_have_seen_it(
-    store: Store, tmp_path: Path
+    store: Store, tmp_path: Path, logged: pytest.LogCaptureFixture
 ) -> None:
     first = write_split(store, "split.json", train="a", test="d")
     start = trained_on(store, first, tmp_path / "first")
-    second = write_split(store, "split.json", train="d", test="a")
-    model = trained_on(store, second, tmp_path / "second", start=str(start))
-    with refusal(DatasetError, model):
-        refuse_trained_participants(store, "test", str(model))
+    second = write_split(store, "split-0.json", train="d", test="a")
+    assert not any(record.levelname == "WARNING" for record in logged.records)
+    trained_on(store, second, tmp_path / "cv/fold-0", start=str(start))
+    (warning,) = (
+        record.message for record in logged.records if record.levelname == "WARNING"
+    )
+    assert warning.startswith(
+        f"{start} was trained on participants for validation or test"
+    )
+    with refusal(DatasetError, tmp_path / "cv/fold-0/model"):
+        refuse_leaky_folds(store, tmp_path / "cv")
+    shutil.copy(second, store.root / "split.json")
+    with refusal(DatasetError, tmp_path / "cv/fold-0/model"):
+        refuse_trained_participants(store, "test", str(tmp_path / "cv/fold-0/model"))
 
 
 def test_models_of_other_stores_segment_any_part(store: Store, tmp_path: Path) -> None:
@@ -173,10 +184,10 @@ def test_folds_that_were_split_again_are_refused(store: Store, tmp_path: Path) -
     ]
     for number, split in enumerate(splits):
         trained_on(store, split, tmp_path / f"cv/fold-{number}")
-    refuse_other_folds(store, tmp_path / "cv")
+    refuse_leaky_folds(store, tmp_path / "cv")
     write_split(store, "split-1.json", train="d", test="bc")
     with refusal(DatasetError, tmp_path / "cv/fold-1"):
-        refuse_other_folds(store, tmp_path / "cv")
+        refuse_leaky_folds(store, tmp_path / "cv")
 
 
 @pytest.mark.parametrize("of_folds", [True, False])
