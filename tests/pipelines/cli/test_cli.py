@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from textwrap import dedent
+from typing import NamedTuple
 
 import pytest
+import typer
 from typer.main import get_command
 from typer.testing import CliRunner
 
@@ -18,8 +21,37 @@ from trinat.pipelines.common.exits import Exit, batch_exit, exit_code
 from trinat.segmentation import errors
 
 
-def trinat(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return python("from trinat.pipelines.cli import main; main()", *arguments)
+class Ended(NamedTuple):
+    returncode: object
+    stdout: str
+    stderr: str
+
+
+Trinat = Callable[..., Ended]
+
+
+@pytest.fixture
+def trinat(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> Trinat:
+    """Return a function that runs a command line in the process of the test."""
+
+    def call(*arguments: str, app: typer.Typer = app) -> Ended:
+        monkeypatch.setattr(sys, "argv", ["trinat", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            run(app)
+        return Ended(ended.value.code, *capsys.readouterr())
+
+    return call
+
+
+def raising(error: Exception) -> typer.Typer:
+    """Return an app whose only command raises an error."""
+    app = typer.Typer()
+
+    @app.command()
+    def only() -> None:
+        raise error
+
+    return app
 
 
 def command(
@@ -46,7 +78,7 @@ def python(
     )
 
 
-def test_an_unknown_command_is_one_line_and_a_usage_error() -> None:
+def test_an_unknown_command_is_one_line_and_a_usage_error(trinat: Trinat) -> None:
     done = trinat("segmnt")
     assert done.returncode == Exit.USAGE
     assert done.stderr.startswith("trinat: No such command 'segmnt': see ")
@@ -89,7 +121,9 @@ def test_predict_takes_inputs_or_a_store(words: list[str], what: str) -> None:
     assert refused.value.what.startswith(what)
 
 
-def test_a_choice_that_there_is_not_is_named_without_the_words_of_a_library() -> None:
+def test_a_choice_that_there_is_not_is_named_without_the_words_of_a_library(
+    trinat: Trinat,
+) -> None:
     done = trinat("labels", "--format", "pdf")
     assert done.returncode == Exit.USAGE
     assert done.stderr.startswith(
@@ -97,7 +131,7 @@ def test_a_choice_that_there_is_not_is_named_without_the_words_of_a_library() ->
     )
 
 
-def test_no_arguments_show_the_help_and_fail() -> None:
+def test_no_arguments_show_the_help_and_fail(trinat: Trinat) -> None:
     done = trinat()
     assert done.returncode == Exit.USAGE
     assert "Usage" in done.stdout
@@ -122,7 +156,7 @@ def test_helps_fit_a_terminal_of_80_columns_and_lose_no_word(
 
 
 def test_the_list_of_commands_has_groups_and_whole_sentences(
-    monkeypatch: pytest.MonkeyPatch,
+    trinat: Trinat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     printed = trinat("--help").stdout
@@ -136,7 +170,7 @@ def test_the_list_of_commands_has_groups_and_whole_sentences(
     assert "..." not in printed.split("[ARGS]...")[1]
 
 
-def test_short_names_of_options_are_the_same_everywhere() -> None:
+def test_short_names_of_options_are_the_same_everywhere(trinat: Trinat) -> None:
     commands = dict(get_command(app).commands)  # type: ignore[attr-defined]
     several = [*commands.pop("data").commands.values(), *commands.values()]
     assert len(several) == 27
@@ -196,32 +230,33 @@ def test_an_error_survives_pickling_whole() -> None:
     ("error", "line"),
     [
         (
-            "OSError(13, 'Permission denied', 'a\\nb')",
+            OSError(13, "Permission denied", "a\nb"),
             "a\\nb: Permission denied: check path and",
         ),
         (
-            "OSError(28, 'No space left on device', 'a')",
+            OSError(28, "No space left on device", "a"),
             "a: No space left on device: free some",
         ),
-        ("MemoryError()", "out of memory: close other programs"),
+        (MemoryError(), "out of memory: close other programs"),
         (
-            "ModuleNotFoundError('No module named x')",
+            ModuleNotFoundError("No module named x"),
             "No module named x: trinat doctor shows",
         ),
-        ("ValueError('three\\nlines\\nlong')", "ValueError: three: a fault of trinat"),
+        (ValueError("three\nlines\nlong"), "ValueError: three: a fault of trinat"),
     ],
 )
-def test_whatever_ends_a_command_is_one_line(error: str, line: str) -> None:
-    done = command(f"raise {error}")
+def test_whatever_ends_a_command_is_one_line(
+    trinat: Trinat, error: Exception, line: str
+) -> None:
+    done = trinat(app=raising(error))
     assert done.stderr.startswith(f"trinat: {line}")
     assert done.stderr.count("\n") == 1
     assert done.returncode == Exit.ALL_FAILED
 
 
-def test_debug_shows_the_traceback_wherever_it_stands() -> None:
-    done = command("raise ValueError('odd')", "--debug")
-    assert done.stderr.startswith("Traceback")
-    assert done.stderr.endswith("ValueError: odd\n")
+def test_debug_shows_the_traceback_wherever_it_stands(trinat: Trinat) -> None:
+    with pytest.raises(ValueError, match="odd"):
+        trinat("--debug", app=raising(ValueError("odd")))
     assert trinat("phantom", "--debug", "--help").returncode == Exit.OK
     assert trinat("--debug", "phantom", "--help").returncode == Exit.OK
 
@@ -263,10 +298,14 @@ def test_a_shell_is_told_what_completes_a_word() -> None:
     ],
 )
 def test_a_cluster_sets_device_and_threads(
-    variable: str, value: str, said: str
+    trinat: Trinat,
+    monkeypatch: pytest.MonkeyPatch,
+    variable: str,
+    value: str,
+    said: str,
 ) -> None:
-    code = "from trinat.pipelines.cli import main; main()"
-    done = python(code, "predict", "no.nii.gz", "--out", "out", **{variable: value})
+    monkeypatch.setenv(variable, value)
+    done = trinat("predict", "no.nii.gz", "--out", "out")
     assert done.returncode == Exit.USAGE
     assert done.stderr.startswith(said)
 
