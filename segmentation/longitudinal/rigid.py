@@ -116,7 +116,8 @@ def is_mirrored(first: Volume, second: Volume, matrix: Matrix) -> bool:
     first = _without_noise(first)
     second = _without_noise(second)
     pair = (_pyramid_level(first, _ROUGHLY_MM), _pyramid_level(second, _ROUGHLY_MM))
-    halfway = _resample_halfway(pair, matrix, _halfway_grid(pair, matrix, _ROUGHLY_MM))
+    root = _square_root(matrix)
+    halfway = _resample_halfway(pair, root, _halfway_grid(pair, root, _ROUGHLY_MM))
     exchanged = Volume(np.ascontiguousarray(second.data[::-1]), second.affine)
     mirrored = align(first, exchanged, finest_mm=_ROUGHLY_MM)
     return mirrored.likeness > _likeness(*halfway) + _MORE_ALIKE
@@ -258,11 +259,12 @@ def _refine(
     `pair` has both images, resampled to voxels of `spacing_mm`. `matrix` is the alignment to start
     from. There are at most `most_steps` steps.
     """
-    grid = _halfway_grid(pair, matrix, spacing_mm)
+    root = _square_root(matrix)
+    grid = _halfway_grid(pair, root, spacing_mm)
     places = _voxel_positions(grid)
     centre = places.mean(axis=0)
     for _ in range(most_steps):
-        images = _resample_halfway(pair, matrix, grid)
+        images = _resample_halfway(pair, root, grid)
         is_head = np.maximum(*images).ravel() > _HEAD
         if not is_head.any():
             break
@@ -274,11 +276,11 @@ def _refine(
         half_turn = linalg.expm(logarithm)
         half = _relative_to_centre(half_turn, centre)
         # Halfway = root · first, and second = root · halfway: both roots get half of the step.
-        root = _square_root(matrix)
         matrix = root @ half @ half @ root
+        root = _square_root(matrix)
         if _mean_shift_mm(places[is_head], half @ half) < _STILL_MM:
             break
-    first, second = _resample_halfway(pair, matrix, grid)
+    first, second = _resample_halfway(pair, root, grid)
     return Alignment(matrix, _likeness(first, second))
 
 
@@ -299,14 +301,11 @@ def _square_root(rigid: Matrix) -> Matrix:
     return np.asarray(linalg.expm(_logarithm(rigid) / 2), np.float64)
 
 
-def _halfway_grid(
-    pair: tuple[Volume, Volume], matrix: Matrix, spacing_mm: float
-) -> Grid:
+def _halfway_grid(pair: tuple[Volume, Volume], root: Matrix, spacing_mm: float) -> Grid:
     """Return a grid that covers the common part of both images in their halfway space.
 
-    `matrix` is the alignment of the images.
+    `root` is the square root of the images' alignment.
     """
-    root = _square_root(matrix)
     lows, highs = extents_mm(pair, (root, np.linalg.inv(root)))
     # Common part of both images.
     low = lows.max(axis=0)
@@ -319,10 +318,12 @@ def _halfway_grid(
 
 
 def _resample_halfway(
-    pair: tuple[Volume, Volume], matrix: Matrix, grid: Grid
+    pair: tuple[Volume, Volume], root: Matrix, grid: Grid
 ) -> tuple[Image, Image]:
-    """Resample both images to a grid in their halfway space; `matrix` is their alignment."""
-    root = _square_root(matrix)
+    """Resample both images to a grid in their halfway space.
+
+    `root` is the square root of their alignment.
+    """
     poses = (root, np.linalg.inv(root))
     images = []
     for image, pose in zip(pair, poses, strict=True):
