@@ -6,7 +6,9 @@ import gc
 import os
 from collections import Counter
 from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.warm import Warm
@@ -64,9 +66,22 @@ def without_pages() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def without_figures() -> Iterator[None]:
-    """Leave figures empty in pages of the test process, since drawing takes most of the time."""
+    """Leave figures empty in pages of the test process, since drawing takes most of the time.
+
+    All panels of a figure are one.
+    """
+    from trinat.pipelines.report.drawing import canvas
+
+    @contextmanager
+    def one_panel(
+        width: float, height: float, rows: int, columns: int
+    ) -> Iterator[Any]:
+        with canvas(width, height) as (figure, axis):
+            yield figure, rows * columns * [axis]
+
     drawing = "trinat.pipelines.report.drawing"
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(f"{drawing}.canvas", one_panel)
         patch.setattr(f"{drawing}._lay_out", lambda *_: None)
         patch.setattr(f"{drawing}.Drawing.svg", EMPTY_SVG)
         patch.setattr(f"{drawing}.Drawing.png", b"")

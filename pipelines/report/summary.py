@@ -17,7 +17,6 @@ import pandas as pd
 from natsort import index_natsorted
 
 from trinat.pipelines.report.measurements import (
-    by_participant,
     by_scan,
     groups_of,
     is_group,
@@ -86,13 +85,14 @@ def _statistics(
     values), mean, median, sd, and the 95 % interval of the mean (low, high), which is clipped to
     the possible range of the metric.
     """
-    participants = by_participant(frame, model, metric)
+    scans = by_scan(frame, model, metric)
+    participants = scans.groupby(level="subject").mean()
     definition = METRICS[metric]
     low, high = mean_interval(
         participants.to_numpy(float), definition.least, definition.most
     )
     # Number of undefined values over structures and scans. A group has the sum of its structures.
-    of_each = by_scan(frame, model, metric).isna().sum().to_dict()
+    of_each = scans.isna().sum().to_dict()
     undefined = []
     for name in participants.columns:
         parts = [part for part in members.get(name, ()) if part in of_each]

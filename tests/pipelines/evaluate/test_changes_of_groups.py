@@ -85,16 +85,23 @@ def write_study(maps: Path) -> Path:
     return maps
 
 
-def test_participants_of_a_joint_segmentation_are_those_of_the_report(
-    study: Path,
-) -> None:
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the report on such scans."""
+    study = write_study(tmp_path_factory.mktemp("report") / "maps")
     report_cohort(CohortSettings(study, study / "out", jobs=1))
-    volumes = pd.read_csv(study / "out/volumes.csv")
+    return study / "out"
+
+
+def test_participants_of_a_joint_segmentation_are_those_of_the_report(
+    report: Path,
+) -> None:
+    volumes = pd.read_csv(report / "volumes.csv")
     scans_of = volumes.groupby("subject")["session"].nunique()
     assert scans_of.to_dict() == {f"P{n}": 2 for n in range(PARTICIPANTS)}
-    effects = pd.read_csv(study / "out/change_effects.csv")
+    effects = pd.read_csv(report / "change_effects.csv")
     assert set(effects["participants"]) == {PARTICIPANTS}
-    page = (study / "out/report.html").read_text()
+    page = (report / "report.html").read_text()
     assert (
         f"{PARTICIPANTS} participants (a: 4, b: 4) with two or more dated scans" in page
     )
@@ -185,10 +192,11 @@ def test_a_covariate_that_changes_lack_is_still_taken_for_volumes(study: Path) -
 
 def test_what_a_rater_rejects_has_no_part_in_changes(study: Path) -> None:
     digest = sha256_of(study / "scan0_dseg.nii.gz")
-    rejected = Rating(
-        "scan0", "Left-Hippocampus", "reject", "", "anna", "2026-01-01", digest
-    )
-    save_rating(study / "ratings.tsv", rejected, lock=study / "lock")
+    for structure in ("Left-Hippocampus", "Left-Cerebral-Cortex"):
+        rejected = Rating(
+            "scan0", structure, "reject", "", "anna", "2026-01-01", digest
+        )
+        save_rating(study / "ratings.tsv", rejected, lock=study / "lock")
     settings = CohortSettings(
         study, study / "out", ratings=study / "ratings.tsv", jobs=1
     )
@@ -198,17 +206,6 @@ def test_what_a_rater_rejects_has_no_part_in_changes(study: Path) -> None:
         "Left-Hippocampus": PARTICIPANTS - 1,
         "Brain-Stem": PARTICIPANTS,
     }
-
-
-def test_thickness_of_a_rejected_cortex_is_left_out(study: Path) -> None:
-    digest = sha256_of(study / "scan0_dseg.nii.gz")
-    rejected = Rating(
-        "scan0", "Left-Cerebral-Cortex", "reject", "", "anna", "2026-01-01", digest
-    )
-    save_rating(study / "ratings.tsv", rejected, lock=study / "lock")
-    report_cohort(
-        CohortSettings(study, study / "out", ratings=study / "ratings.tsv", jobs=1)
-    )
     rows = pd.read_csv(study / "out/thickness.csv").query("metric == 'thickness'")
     assert rows.dropna(subset="value").groupby("structure").size().to_dict() == {
         "lh_MeanThickness_thickness": 2 * PARTICIPANTS - 1,
@@ -221,14 +218,13 @@ def test_thickness_of_a_rejected_cortex_is_left_out(study: Path) -> None:
     }
 
 
-def test_changes_of_thickness_are_compared_between_groups(study: Path) -> None:
-    report_cohort(CohortSettings(study, study / "out", jobs=1))
-    effects = pd.read_csv(study / "out/thickness_change_effects.csv")
+def test_changes_of_thickness_are_compared_between_groups(report: Path) -> None:
+    effects = pd.read_csv(report / "thickness_change_effects.csv")
     effect = effects.set_index("structure").loc["lh_insula_thickness"]
     assert effect["first_group"] == "a"
     # From 3.00 to 3.00 or 3.02 mm, and from 3.00 to 2.80 or 2.82 mm.
     assert effect["difference"] == pytest.approx(0.3322 + 6.5411, abs=1e-3)
-    page = (study / "out/report.html").read_text()
+    page = (report / "report.html").read_text()
     assert 'id="thickness-change-means-table"' in page
 
 
