@@ -163,6 +163,8 @@ def _kill_when(root: Path, out: Path, reached: Callable[[], bool]) -> bool:
     return alive
 
 
+@pytest.mark.slow
+@pytest.mark.important
 def test_a_run_that_was_killed_ends_with_the_same_bytes(tmp_path: Path) -> None:
     root, out = tmp_path / "in", tmp_path / "out"
     for number in range(6):
@@ -240,6 +242,8 @@ def test_until_it_is_complete_a_store_does_not_open(tmp_path: Path) -> None:
         Store(tmp_path / "out")
 
 
+@pytest.mark.slow
+@pytest.mark.important
 def test_workers_do_not_outlive_a_run_that_was_killed(tmp_path: Path) -> None:
     for number in range(8):
         freesurfer_subject(tmp_path / "in", f"s{number}")
