@@ -237,6 +237,9 @@ def test_a_run_is_resumed_only_with_the_same_time_and_recipe(
         correct(results, name, CORTEX, WHITE_MATTER)
     found, _ = find_corrected(Study(results))
     model = load_model(overfitted_model())
+    small = model.info.preprocessing.model_copy(update={"shape": (64, 64, 64)})
+    info = model.info.model_copy(update={"preprocessing": small})
+    model = replace(model, info=info)
     recipe = tmp_path / "own.yaml"
     shipped = Path(training.__file__).parents[2] / "configs/train/learn.yaml"
 

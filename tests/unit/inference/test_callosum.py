@@ -233,7 +233,7 @@ def test_an_oblique_anisotropic_scan_gets_labels_in_its_own_space() -> None:
     assert front.mean(axis=0)[1] > MIDDLE[1] + 20
 
 
-@pytest.mark.parametrize("spacing_mm", [1.2, 2.0, 3.5])
+@pytest.mark.parametrize("spacing_mm", [1.2, 3.5])
 def test_the_volume_does_not_depend_on_where_slices_lie(spacing_mm: float) -> None:
     phantom = Phantom.tilted()
     volumes = []

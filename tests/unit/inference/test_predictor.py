@@ -218,7 +218,7 @@ def test_batches_do_not_change_the_result() -> None:
             views=["coronal", "axial"],
             batch=size,
         )
-        image = segmenter.on_device(segmenter.prepare(miniature(seed=1)[0]))
+        image = segmenter.on_device(segmenter.prepare(small_scan()))
         found, _ = segmenter.fuse(image, BrainRegion.whole(image.shape))
         fused.append(found)
     one, other = fused
@@ -238,10 +238,9 @@ def test_uncertainty_draws_the_same_samples_for_the_same_seed(segmenter) -> None
     assert (one.entropy != other.entropy).any()
 
 
-def test_without_samples_nothing_is_random(
-    segmenter: Predictor, found: Prediction
-) -> None:
-    scan, _ = miniature(seed=1)
+def test_without_samples_nothing_is_random(segmenter: Predictor) -> None:
+    scan = small_scan()
+    found = segmenter.segment(scan)
     segmenter.segment(scan, samples=1)
     assert torch.equal(segmenter.segment(scan).fused, found.fused)
 

@@ -71,7 +71,7 @@ def assert_holds(
         assert side.stop >= min(tight.stop + voxels, length)
 
 
-@pytest.mark.parametrize("spacing", [1.6, 2.0, 5.0])
+@pytest.mark.parametrize("spacing", [1.6, 5.0])
 def test_the_box_does_not_depend_on_the_voxels_size(spacing: float) -> None:
     n = round(250 / spacing)
     scan, brain = scan_and_brain(shape=(n, n, n), spacing_mm=spacing)
