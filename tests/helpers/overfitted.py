@@ -83,7 +83,7 @@ def random_model() -> Path:
                 SMALL.model_copy(
                     update={
                         "filters": 4,
-                        "depth": 2,
+                        "depth": 1,
                         "classes": 19 if view is View.SAGITTAL else 33,
                     }
                 )

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from textwrap import dedent
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import typer
@@ -34,7 +34,7 @@ Trinat = Callable[..., Ended]
 def trinat(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> Trinat:
     """Return a function that runs a command line in the process of the test."""
 
-    def call(*arguments: str, app: typer.Typer = app) -> Ended:
+    def call(*arguments: str, app: Any = app) -> Ended:
         monkeypatch.setattr(sys, "argv", ["trinat", *arguments])
         with pytest.raises(SystemExit) as ended:
             run(app)
@@ -95,17 +95,9 @@ def test_an_unknown_command_is_one_line_and_a_usage_error(trinat: Trinat) -> Non
         ["predict", "a.nii", "--out", "out", "--model", ""],
     ],
 )
-def test_an_empty_argument_is_refused(
-    monkeypatch: pytest.MonkeyPatch, words: list[str]
-) -> None:
-    def stand_in(words: list[str], **_: object) -> int:
-        return Exit.OK
-
+def test_an_empty_argument_is_refused(trinat: Trinat, words: list[str]) -> None:
     # Without the commands themselves.
-    monkeypatch.setattr(sys, "argv", ["trinat", *words])
-    with pytest.raises(SystemExit) as ended:
-        run(stand_in)  # type: ignore[arg-type]
-    assert ended.value.code == Exit.USAGE
+    assert trinat(*words, app=lambda *_, **__: Exit.OK).returncode == Exit.USAGE
 
 
 @pytest.mark.parametrize(

@@ -35,22 +35,6 @@ from trinat.segmentation.io.files import sha256_of
 from trinat.segmentation.models import zoo
 
 
-def test_freesurfer_numbers_by_default_and_indices_on_request(tmp_path: Path) -> None:
-    scans = write_heads(tmp_path / "in", "a.nii.gz")
-    model = str(overfitted_model())
-    run_serially(scans, tmp_path / "aseg", model=model)
-    run_serially(
-        scans, tmp_path / "index", model=model, output=replace(QUICK, format="index")
-    )
-    numbers = np.asarray(nib.load(tmp_path / "aseg/a_dseg.nii.gz").dataobj)
-    indices = np.asarray(nib.load(tmp_path / "index/a_dseg.nii.gz").dataobj)
-    truth = miniature()[1].data
-    both = (numbers == 41) & (truth == 41)
-    assert 2 * both.sum() / ((numbers == 41).sum() + (truth == 41).sum()) > 0.9
-    # Right white matter is class 19 of the scheme.
-    assert ((indices == 19) == (numbers == 41)).all()
-
-
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write a scan to `in` and its results with mask, statistics and probabilities to `out`."""
@@ -59,6 +43,20 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = replace(QUICK, brain_mask=True, stats=True, probabilities=True)
     run_serially(scans, folder / "out", output=output, model=str(overfitted_model()))
     return folder
+
+
+def test_freesurfer_numbers_by_default_and_indices_on_request(
+    made: Path, tmp_path: Path
+) -> None:
+    output = replace(QUICK, format="index")
+    run_serially(made / "in", tmp_path, output=output, model=str(overfitted_model()))
+    numbers = np.asarray(nib.load(made / "out/a_dseg.nii.gz").dataobj)
+    indices = np.asarray(nib.load(tmp_path / "a_dseg.nii.gz").dataobj)
+    truth = miniature()[1].data
+    both = (numbers == 41) & (truth == 41)
+    assert 2 * both.sum() / ((numbers == 41).sum() + (truth == 41).sum()) > 0.9
+    # Right white matter is class 19 of the scheme.
+    assert ((indices == 19) == (numbers == 41)).all()
 
 
 def test_volumes_are_voxels_times_their_size_and_shares_of_the_brain(
@@ -79,7 +77,7 @@ def test_mgz_stays_mgz_on_request_and_stats_are_freesurfers(tmp_path: Path) -> N
     scan = nib.load(scans / "a.mgz")
     labels = nib.load(tmp_path / "out/a_dseg.mgz")
     assert isinstance(labels, nib.MGHImage)
-    assert labels.shape == scan.shape == (20, 24, 22)
+    assert labels.shape == scan.shape == (16, 18, 17)
     np.testing.assert_allclose(labels.affine, scan.affine, atol=1e-5)
     assert not (tmp_path / "out/a_dseg.nii.gz").exists()
     counts = Counter(np.asarray(labels.dataobj).ravel().tolist())
@@ -320,12 +318,12 @@ def test_sagittal_slices_alone_give_a_table_of_structures_without_sides(
     assert rows[1]["name"] == "Cerebral-White-Matter"
 
 
-def test_parcels_are_a_label_map_of_their_own_and_a_table(tmp_path: Path) -> None:
-    scans = write_heads(tmp_path / "in", "a.nii.gz")
+def test_parcels_are_a_label_map_of_their_own_and_a_table(
+    made: Path, tmp_path: Path
+) -> None:
     model = with_parcels(tmp_path / "model")
-    run_serially(scans, tmp_path / "plain", model=str(model))
     output = replace(QUICK, parcels=True, stats=True)
-    run_serially(scans, tmp_path / "out", output=output, model=str(model))
+    run_serially(made / "in", tmp_path / "out", output=output, model=str(model))
     entry = read_entries([tmp_path / "out/run.jsonl"])["a"]
     assert set(entry.outputs) == {
         *("a_dseg.nii.gz", "a_parcels.nii.gz"),
@@ -333,7 +331,7 @@ def test_parcels_are_a_label_map_of_their_own_and_a_table(tmp_path: Path) -> Non
     }
     # The map of structures is the same to the byte.
     structures = tmp_path / "out/a_dseg.nii.gz"
-    assert structures.read_bytes() == (tmp_path / "plain/a_dseg.nii.gz").read_bytes()
+    assert structures.read_bytes() == (made / "out/a_dseg.nii.gz").read_bytes()
     labels = np.asarray(nib.load(structures).dataobj)
     parcels = np.asarray(nib.load(tmp_path / "out/a_parcels.nii.gz").dataobj)
     assert parcels.dtype == np.int16
@@ -413,14 +411,14 @@ def test_thickness_without_parcels_is_refused(tmp_path: Path) -> None:
         )
 
 
-def test_the_callosum_is_a_map_of_its_own_and_a_table(tmp_path: Path) -> None:
-    scans = write_heads(tmp_path / "in", "a.nii.gz")
-    model = str(overfitted_model())
-    run_serially(scans, tmp_path / "plain", model=model)
+def test_the_callosum_is_a_map_of_its_own_and_a_table(
+    made: Path, tmp_path: Path
+) -> None:
     output = replace(QUICK, callosum=True, stats=True)
-    run_serially(scans, tmp_path / "out", output=output, model=model)
+    model = str(overfitted_model())
+    run_serially(made / "in", tmp_path / "out", output=output, model=model)
     structures = tmp_path / "out/a_dseg.nii.gz"
-    assert structures.read_bytes() == (tmp_path / "plain/a_dseg.nii.gz").read_bytes()
+    assert structures.read_bytes() == (made / "out/a_dseg.nii.gz").read_bytes()
     labels = np.asarray(nib.load(structures).dataobj)
     callosum = np.asarray(nib.load(tmp_path / "out/a_callosum.nii.gz").dataobj)
     is_callosum = callosum > 0
@@ -441,12 +439,13 @@ def test_the_callosum_is_a_map_of_its_own_and_a_table(tmp_path: Path) -> None:
     assert of_stats[255] == float(row["CC_Anterior_mm3"])
 
 
-def test_lesions_are_a_map_a_list_and_columns_of_tables(tmp_path: Path) -> None:
+def test_lesions_are_a_map_a_list_and_columns_of_tables(
+    made: Path, tmp_path: Path
+) -> None:
     scans = write_heads(tmp_path / "in", "a.nii.gz")
     model = tmp_path / "model"
     shutil.copytree(overfitted_model(), model)
-    run_serially(scans, tmp_path / "plain", model=str(model))
-    structures = nib.load(tmp_path / "plain/a_dseg.nii.gz")
+    structures = nib.load(made / "out/a_dseg.nii.gz")
     # A dark ball of 123 voxels in the middle of the white matter.
     white = np.isin(np.asarray(structures.dataobj), (2, 41))
     from_border = ndimage.distance_transform_edt(white)

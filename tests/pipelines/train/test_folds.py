@@ -110,7 +110,7 @@ def test_jobs_in_any_order_two_at_a_time_each_killed_once_make_the_models_of_one
 
 def test_a_view_is_trained_beside_another_of_its_run(tmp_path: Path) -> None:
     """The other process holds its job, and now and then the folder of the run."""
-    recipe, run = tiny_recipe(tmp_path), tmp_path / "run"
+    recipe, run = tiny_recipe(tmp_path, schedule={"steps": 1}), tmp_path / "run"
     train(recipe, run, SILENT, views=[View.CORONAL])
     with run_lock(run / "train/coronal/.lock"):
         train(recipe, run, SILENT, views=[View.SAGITTAL], resume=True)

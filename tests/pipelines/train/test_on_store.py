@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers.refusals import refusal
+from helpers.serial import small_scan
 from helpers.small_store import all_train, small_store, stored_subject
 from helpers.tiny_training import SILENT, tiny_recipe, weights
 
@@ -21,7 +22,6 @@ from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
 from trinat.segmentation.models.checkpoint import read_info
 from trinat.segmentation.space.views import View
-from trinat.segmentation.synthetic.phantom import phantom
 
 
 def test_a_recipe_takes_what_a_store_has_and_says_who_made_its_labels(
@@ -57,7 +57,7 @@ def test_structures_that_no_label_has_are_not_predicted(tmp_path: Path) -> None:
     recipe = tiny_recipe(tmp_path, views=["axial"], schedule={"steps": 1})
     model = train(adapt_to_store(recipe, store), tmp_path / "run", SILENT)
     assert read_info(model).not_predicted == ("CSF",)
-    found = Predictor(model, device="cpu").segment(phantom(0)[0])
+    found = Predictor(model, device="cpu").segment(small_scan())
     assert set(found.volumes_mm3) == {"Grey-Matter", "White-Matter"}
 
 

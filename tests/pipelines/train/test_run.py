@@ -222,7 +222,8 @@ def test_a_refused_start_leaves_the_place_free(
     run = tmp_path / "run"
     with pytest.raises(TrinatError, match=message):
         train(tiny_recipe(tmp_path, views=["coronal"], **lack), run, SILENT)
-    train(tiny_recipe(tmp_path, views=["coronal"]), run, SILENT)
+    short = {"views": ["coronal"], "schedule": {"steps": 1}}
+    train(tiny_recipe(tmp_path, **short), run, SILENT)
 
 
 def test_a_run_that_was_killed_before_its_first_state_begins_again(
