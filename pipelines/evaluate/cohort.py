@@ -192,7 +192,10 @@ def report_cohort(
             parcels=not known.scheme.has_parcels,
         ),
     ):
-        courses = _courses(group, longitudinal, settings.excluded, section.name)
+        courses = []
+        # Participants without lesions have no change in percent, and would be in no comparison.
+        if section.name != "lesions":
+            courses = _courses(group, longitudinal, settings.excluded, section.name)
         changes = None
         if courses:
             try:

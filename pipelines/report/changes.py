@@ -331,6 +331,8 @@ def changes_page(
         if name:
             variables = _section_variables(of_output, name)
             if name == "lesions":
+                # Participants without lesions have no change in percent, and are in no mean.
+                variables["groups"] = None
                 variables["changes"] = [*variables["changes"], _lesion_table(lesions)]
             title = FURTHER[name].title
             sections.append({"name": name, "title": title, **variables})

@@ -18,6 +18,8 @@ from trinat.pipelines.study.files import find_files
 from trinat.pipelines.study.ledger import Ledger
 from trinat.pipelines.study.ratings import Rating, save_rating
 from trinat.pipelines.study.record import (
+    LesionResult,
+    LesionsResult,
     ScanResult,
     SheetResult,
     ThicknessResult,
@@ -72,13 +74,26 @@ def write_study(maps: Path) -> Path:
                         ("ctx-lh-insula", "Left-Cerebral-Cortex"), sheet
                     ),
                 )
+                lesion = LesionResult(
+                    lesion=1,
+                    mm3=20.0 + session * n,
+                    region="deep",
+                    x_mm=0,
+                    y_mm=0,
+                    z_mm=0,
+                    probability=0.9,
+                )
+                lesions = LesionsResult(grade="pass", reasons=[], lesions=[lesion])
+                result = ScanResult(
+                    longitudinal=together, thickness=thickness, lesions=lesions
+                )
                 ledger.add(
                     Entry(
                         case,
                         "done",
                         input_sha256=case,
                         outputs={path.name: sha256_of(path)},
-                        result=ScanResult(longitudinal=together, thickness=thickness),
+                        result=result,
                     )
                 )
     (maps / "participants.tsv").write_text("\n".join([*rows, ""]))
@@ -226,6 +241,13 @@ def test_changes_of_thickness_are_compared_between_groups(report: Path) -> None:
     assert effect["difference"] == pytest.approx(0.3322 + 6.5411, abs=1e-3)
     page = (report / "report.html").read_text()
     assert 'id="thickness-change-means-table"' in page
+
+
+def test_changes_of_lesions_are_not_compared(study: Path) -> None:
+    """A participant without lesions has no change in percent, and would be left out."""
+    report_cohort(CohortSettings(study, study / "out", jobs=1))
+    assert (study / "out/lesions_effects.csv").exists()
+    assert not (study / "out/lesions_change_effects.csv").exists()
 
 
 @pytest.mark.parametrize("is_edited", [False, True])

@@ -123,6 +123,16 @@ def test_groups_have_their_means() -> None:
     assert "-1.01" in page.replace("−", "-")
 
 
+def test_lesions_have_no_means_because_participants_without_them_have_no_change() -> (
+    None
+):
+    courses = [course("a", [100, 98]), course("b", [100, 96])]
+    page = changes_page(dict.fromkeys(["", "callosum", "lesions"], courses))
+    assert 'id="callosum-group-table"' in page
+    assert 'id="lesions-change-table"' in page
+    assert 'id="lesions-group-table"' not in page
+
+
 def test_changes_without_known_noise_are_not_counted_beside_those_with() -> None:
     known = course("a", [100, 50])
     unknown = course("b", [100, 50])
