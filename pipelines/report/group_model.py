@@ -332,8 +332,9 @@ def _confounder(
     """Return the term that is most confounded with the difference between two levels of a factor.
 
     `fact` is the factor (group or sex), and `first` and `second` are the levels. The confounder is
-    the term without which the variance inflation of the difference is smallest. `complete` has a
-    row for each participant in the model.
+    the term without which the variance inflation of the difference is smallest. If it is infinite
+    without any single term, the reason is several terms, or families. `complete` has a row for each
+    participant in the model.
     """
     inflation = {}
     for term in terms:
@@ -341,6 +342,8 @@ def _confounder(
             others = [other for other in terms if other != term]
             coding = Coding(complete, others)
             inflation[term] = coding.inflation_of_difference(fact, first, second)
+    if np.isinf(min(inflation.values())):
+        return "several terms or families"
     return min(inflation, key=lambda term: inflation[term])
 
 

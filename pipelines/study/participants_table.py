@@ -246,8 +246,10 @@ class _Reader:
         """
         found = {"participant": self._key_columns()}
         for kind, words in _NAMES.items():
+            # A word such as NA, read as a family, would make strangers relatives.
+            missing = MISSING if kind == "family" else NO_NAME
             named = [
-                _Column(place, title.text)
+                _Column(place, title.text, missing=missing)
                 for word in words
                 for place, title in enumerate(self._titles)
                 if title.name == word

@@ -266,6 +266,14 @@ def test_groups_at_sites_of_their_own_are_not_compared_and_a_notice_says_why() -
     assert any("group and site cannot be separated" in text for text in model.notices)
 
 
+def test_no_single_term_is_named_if_groups_differ_in_several() -> None:
+    facts = {"site": ["north", "south"] * 10, "sex": ["F", "M"] * 10}
+    model = fitted(people(20, group=["a", "b"] * 10, **facts))
+    (notice,) = model.notices
+    assert "cannot be compared" in notice
+    assert "site" not in notice
+
+
 def test_groups_that_share_one_of_three_sites_are_compared_there() -> None:
     sites = ["north"] * 6 + ["south"] * 6 + ["east"] * 12
     groups = ["a"] * 6 + ["b"] * 6 + ["a", "b"] * 6

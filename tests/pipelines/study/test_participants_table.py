@@ -327,6 +327,14 @@ def test_names_are_names_and_nothing_is_nothing(tmp_path: Path) -> None:
     assert people.doubts == ()
 
 
+def test_participants_whose_family_is_not_known_are_no_relatives(
+    tmp_path: Path,
+) -> None:
+    text = "participant_id\tfamily\na\tNA\nb\tnone\nc\tF1\n"
+    people = people_of(tmp_path, text)
+    assert [facts.family for facts in people.facts.values()] == [None, None, "F1"]
+
+
 # Rows
 
 
