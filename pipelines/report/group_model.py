@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import combinations
+from itertools import chain, combinations
 
 import numpy as np
 import pandas as pd
@@ -218,13 +218,17 @@ def _choose_terms(
             left_out.setdefault(reason, []).append(term)
         else:
             terms.append(term)
-    notices = []
-    for reason, names in left_out.items():
-        notice = f"Not in the model: {', '.join(names)} ({reason})."
-        covariates = [name for name in names if name in COVARIATES]
-        if covariates:
-            notice += f" Option to take them: --covariates {','.join(covariates)}."
-        notices.append(notice)
+    notices = [
+        f"Not in the model: {', '.join(names)} ({reason})."
+        for reason, names in left_out.items()
+    ]
+    names_left_out = set(chain.from_iterable(left_out.values()))
+    if not names_left_out.isdisjoint(COVARIATES):
+        # The option replaces the automatic choice: it names covariates that are terms, too.
+        every = [name for name in COVARIATES if name in names_left_out or name in terms]
+        notices.append(
+            f"Option to take all covariates: --covariates {','.join(every)}."
+        )
     return terms, notices
 
 
