@@ -239,7 +239,7 @@ def _too_little_known(
 
     A covariate must be known for most participants who are in a model of the given `terms`. Half of
     each group must be left, or half of all without groups: the model loses the participants of whom
-    any term is not known.
+    any term is not known. Groups of one participant do not count, as they are not compared.
     """
     in_model = participants.dropna(subset=list(terms))
     known = in_model[term].notna()
@@ -252,7 +252,8 @@ def _too_little_known(
         return f"known of {known.sum()} of {len(known)} participants"
     left = in_model[known]["group"].value_counts()
     for group, count_of_group in participants["group"].value_counts().items():
-        if left.get(group, 0) < _LEAST_KNOWN_OF_GROUP * count_of_group:
+        least_left = _LEAST_KNOWN_OF_GROUP * count_of_group
+        if count_of_group > 1 and left.get(group, 0) < least_left:
             beside = f" with {' and '.join(terms[1:])}" if terms[1:] else ""
             return (
                 f"known{beside} of {left.get(group, 0)} of {count_of_group} participants of "

@@ -166,6 +166,26 @@ def test_a_covariate_that_few_have_is_left_out_and_costs_no_participant() -> Non
     assert (model.formula, len(model.participants)) == ("volume ~ group", 10)
 
 
+def test_the_option_for_more_covariates_keeps_those_of_the_model() -> None:
+    facts = varied(40)
+    del facts["site"]
+    # Known of 30 participants.
+    facts["icv"] = [*facts["icv"][:30], *[np.nan] * 10]
+    participants = people(40, **facts)
+    model = fitted(participants)
+    assert model.formula == "volume ~ group + age + sex"
+    (option,) = [text for text in model.notices if "--covariates" in text]
+    named = option.split("--covariates ")[1].rstrip(".").split(",")
+    assert fitted(participants, named).formula == "volume ~ group + age + sex + icv"
+
+
+def test_a_group_of_one_participant_takes_no_covariate_from_the_others() -> None:
+    ages = [float(50 + number) for number in range(40)]
+    model = fitted(people(41, group=[*["a", "b"] * 20, "other"], age=[*ages, np.nan]))
+    assert model.formula == "volume ~ group + age"
+    assert model.effects["participants"].max() == 40
+
+
 def test_scans_without_a_row_in_the_table_change_no_model() -> None:
     facts = {
         "group": ["a", "b"] * 20,
