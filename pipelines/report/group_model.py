@@ -422,10 +422,14 @@ class Coding:
     def mean(self, fact: str, level: str) -> Contrast | None:
         """Return the contrast for the expected value of a level, at the mean of all other terms.
 
-        `fact` is the factor and `level` one of its levels. Returns None if the design does not
-        determine it.
+        `fact` is the factor and `level` one of its levels. Participants in clusters that are fitted
+        exactly, such as the only family of a site, have no part in this mean: nothing is known
+        about the variance there. Returns None if the design does not determine the contrast.
         """
-        coefficients = self.design.matrix.mean(axis=0)
+        rows = self.design.matrix[~self.design.is_in_exact_cluster]
+        if not len(rows):
+            return None
+        coefficients = rows.mean(axis=0)
         for term, other in self._places:
             if term == fact:
                 coefficients[self._places[term, other]] = float(other == level)

@@ -77,8 +77,9 @@ class Design:
     `matrix` (N, P) has a row for each participant and may lack full rank. `weights` (N,) are 1 by
     default. `clusters` (N,) has a number or name that correlated participants share; by default all
     are independent. `leverage` (N,) is that of each participant; `is_fitted_exactly` (N,) marks
-    participants whose leverage is 1 and whose residual is therefore always 0. `residual_freedom` is
-    N minus the rank.
+    participants whose leverage is 1 and whose residual is therefore always 0. `is_in_exact_cluster`
+    (N,) marks the members of clusters with a residual, or a sum of residuals, that is always 0.
+    `residual_freedom` is N minus the rank.
     """
 
     def __init__(
@@ -100,13 +101,16 @@ class Design:
         if clusters is None:
             clusters = np.arange(len(matrix))
         _, self._clusters = np.unique(clusters, return_inverse=True)
+        self.is_in_exact_cluster = np.zeros(len(matrix), bool)
         self._blocks = []
         for members in _members_by_size(self._clusters):
             hat = np.einsum("csp,pct->cst", matrix[members], inverse[:, members])
             # Covariances of the residuals of each cluster, if values are independent and have the
             # same variance.
             values, vectors = np.linalg.eigh(np.eye(members.shape[1]) - hat)
-            self._blocks.append((members, values, vectors))
+            is_exact = values < 1 - _FULL_LEVERAGE
+            self.is_in_exact_cluster[members[is_exact.any(axis=1)]] = True
+            self._blocks.append((members, values, vectors, is_exact))
 
     def contrast(self, coefficients: Values) -> Contrast | None:
         """Return the contrast with factors (P,) of the coefficients; None if it is not determined.
@@ -125,9 +129,8 @@ class Design:
         # its residuals. This makes the robust variance unbiased if values are independent and have
         # the same variance.
         factors = np.zeros(len(shares))
-        for members, values, vectors in self._blocks:
+        for members, values, vectors, is_exact in self._blocks:
             along = np.einsum("cst,cs->ct", vectors, shares[members])
-            is_exact = values < 1 - _FULL_LEVERAGE
             if np.abs(along[is_exact]).max(initial=0) > 1e-9 * np.abs(shares).max():
                 return None
             along /= np.sqrt(np.where(is_exact, np.inf, values))

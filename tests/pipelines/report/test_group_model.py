@@ -11,6 +11,7 @@ import pytest
 from trinat.pipelines.report.changes import Course, change_of, compare_changes
 from trinat.pipelines.report.group_model import GroupModel, fit_groups
 from trinat.pipelines.report.group_page import (
+    change_table,
     effect_tables,
     forest_plots,
     methods_text,
@@ -323,6 +324,25 @@ def test_a_group_of_one_participant_is_named_and_has_no_number() -> None:
     known = model.effects.dropna(subset="p")
     assert set(known["second_group"]) == {"b"}
     assert any("c has one participant" in notice for notice in model.notices)
+
+
+@pytest.mark.parametrize("alone", [1, 2])
+def test_the_only_participant_or_family_of_a_site_has_no_part_in_expected_values(
+    alone: int,
+) -> None:
+    participants = people(
+        12 + alone,
+        group=[*["a", "b"] * 6, *["a"] * alone],
+        site=[*["north"] * 12, *["south"] * alone],
+        family=[*[""] * 12, *["F"] * alone],
+    )
+    model = fitted(participants)
+    assert model.formula == "volume ~ group + site"
+    of_stem = participants[participants["structure"] == "Brain-Stem"]
+    north = of_stem[of_stem["site"] == "north"].groupby("group")["value"].mean()
+    means = model.means.set_index(["structure", "group"])["mean"]
+    assert means["Brain-Stem"].to_dict() == pytest.approx(north.to_dict())
+    assert change_table(model) is not None
 
 
 def test_relatives_are_clustered_and_counted_in_a_notice() -> None:
