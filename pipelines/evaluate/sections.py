@@ -22,7 +22,7 @@ from trinat.pipelines.report.cohort import (
     section_files,
 )
 from trinat.pipelines.study.files import ScanFile
-from trinat.pipelines.study.record import FURTHER, unit_of
+from trinat.pipelines.study.record import CORTEX, FURTHER, unit_of
 from trinat.segmentation.errors import EvaluationError
 from trinat.segmentation.labels import HEMISPHERES, Side
 from trinat.segmentation.labels.label import Label
@@ -131,39 +131,45 @@ def _with_measures(
 ) -> Scan | None:
     """Return a copy of a scan with the measures of one output in place of its volumes.
 
-    None if the scan does not have this output. Parcels whose quality grade is in `excluded` are
-    left out, and so are all measures of another output with such a grade; `structures_left_out` has
-    the reasons. Measures of structures that are left out of the volumes are left out, too.
+    None if the scan does not have this output. All measures are left out if the quality grade of
+    the output is in `excluded`, and a parcel if its own grade is, or if the cortex of its side is
+    left out; `structures_left_out` has the reasons. Measures of structures that are left out of the
+    volumes are left out, too.
     """
     # Lesions stay valid if the structures were corrected by hand; other measures do not.
     if scan.file.is_by_hand and name != "lesions":
         return None
     result = scan.file.entry.result
     further = result.further().get(name)
-    reasons = ""
+    why: dict[str, str] = {}
     if further is not None:
         grades = {name: further.grade}
-        reasons = f": {'; '.join(further.reasons)}"
         values = result.counted_columns(name, excluded, scan.structures_left_out)
+        if further.grade in excluded:
+            reasons = "; ".join(further.reasons)
+            why[name] = f"rejected by {QUALITY_CONTROL[further.grade]}: {reasons}"
     elif name == _PARCELS and result.parcels:
-        parcels = result.parcels
-        grades = {parcel: measured.grade or "" for parcel, measured in parcels.items()}
-        values = {
-            parcel: measured.mm3
-            for parcel, measured in parcels.items()
-            if grades[parcel] not in excluded
+        grades = {}
+        values = {}
+        left_out = {
+            structure: f"rejected by {QUALITY_CONTROL[grade]}"
+            for structure, grade in result.structures_left_out(excluded).items()
         }
+        left_out.update(scan.structures_left_out)
+        for parcel, measured in result.parcels.items():
+            grades[parcel] = measured.grade or ""
+            reason = left_out.get(parcel) or left_out.get(CORTEX[measured.side])
+            if reason:
+                why[parcel] = reason
+            else:
+                values[parcel] = measured.mm3
     else:
         return None
     return replace(
         scan,
         volumes_mm3=values,
         uncertainty=None,
-        structures_left_out={
-            graded: f"rejected by {QUALITY_CONTROL[grade]}{reasons}"
-            for graded, grade in grades.items()
-            if grade in excluded
-        },
+        structures_left_out=why,
         structure_grades=grades,
     )
 

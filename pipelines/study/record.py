@@ -45,6 +45,13 @@ DOUBTFUL = ("reject", "look")
 EXCLUDED_GRADES = ("reject",)
 
 
+# Structure that the parcels of a side divide.
+CORTEX: dict[Side, str] = {
+    "left": "Left-Cerebral-Cortex",
+    "right": "Right-Cerebral-Cortex",
+}
+
+
 class _Record(BaseModel):
     """Base class of the parts of a ledger entry; refuses unknown keys and wrong types.
 
@@ -174,12 +181,12 @@ class ThicknessResult(FurtherResult):
     def columns(self, left_out: Collection[str] = ()) -> dict[str, float | None]:
         """Return the mean thickness in mm of parcels and hemispheres, by column of thickness.tsv.
 
-        Parcels and hemispheres named in `left_out` are omitted.
+        Parcels and hemispheres named in `left_out` are omitted, hemispheres with their parcels.
         """
         return {
             sheet.column(name): sheet.mm
             for name, sheet in self.sheets.items()
-            if name not in left_out
+            if name not in left_out and CORTEX[sheet.side] not in left_out
         }
 
 

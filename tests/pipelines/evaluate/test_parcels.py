@@ -22,12 +22,14 @@ from trinat.pipelines.evaluate.evaluation import (
     evaluate_predictions,
     named_models,
 )
+from trinat.pipelines.study.ratings import Rating, save_rating
 from trinat.pipelines.study.record import (
     CallosumResult,
     FurtherResult,
     SheetResult,
     ThicknessResult,
 )
+from trinat.segmentation.io.files import sha256_of
 
 pytestmark = pytest.mark.usefixtures("without_figures")
 
@@ -276,3 +278,18 @@ def test_a_parcel_that_is_left_out_has_its_own_grade(tmp_path: Path) -> None:
     left_out = pd.read_csv(tmp_path / "report/left_out.csv")
     of_parcel = left_out[left_out.structure == "ctx-lh-insula"]
     assert list(of_parcel.grade) == ["reject"] * 9
+
+
+def test_parcels_of_a_rejected_cortex_are_left_out(tmp_path: Path) -> None:
+    out = write_study(tmp_path / "out", ["a", "b"], with_parcels=["a", "b"])
+    digest = sha256_of(out / "a_dseg.nii.gz")
+    cortex = "Left-Cerebral-Cortex"
+    rejected = Rating("a", cortex, "reject", "", "anna", "2026-01-01", digest)
+    ratings = tmp_path / "ratings.tsv"
+    save_rating(ratings, rejected, lock=tmp_path / "lock")
+    report_cohort(CohortSettings(out, tmp_path / "report", ratings=ratings))
+    parcels = pd.read_csv(tmp_path / "report/parcels.csv").query("metric == 'volume'")
+    known = parcels.dropna(subset="value")
+    assert set(known.subject) == {"b"}
+    left_out = pd.read_csv(tmp_path / "report/left_out.csv")
+    assert set(left_out.structure) == {cortex, *known.structure}
