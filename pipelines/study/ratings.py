@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from trinat.pipelines.common.text import count
 from trinat.pipelines.study.shared_table import replace_row
-from trinat.segmentation.errors import ConfigError, DatasetError
+from trinat.segmentation.errors import ConfigError, DatasetError, some
 from trinat.segmentation.io.files import read_rows
 
 if TYPE_CHECKING:
@@ -131,8 +131,8 @@ def use_of_ratings(
         if rating.rating == "reject"
     }
     scans = sum(structure == "" for _, structure in rejected)
-    measured = len(rejected & set(in_part))
-    structures = len(rejected) - scans - measured
+    measured = rejected & set(in_part)
+    structures = len(rejected) - scans - len(measured)
     text = (
         f"Excluded as rejected by raters: {count(scans, 'scan')} and "
         f"{count(structures, 'structure')}."
@@ -144,9 +144,10 @@ def use_of_ratings(
             f"{count(stale, 'rating')}."
         )
     if measured:
+        names = some(sorted({structure for _, structure in measured}))
         text += (
-            f" Rejected but still measured, as part of a larger structure of this label scheme: "
-            f"{count(measured, 'structure')}."
+            " Rejected but still measured, because this label scheme has them only as part of a "
+            f"larger structure, or not at all: {count(len(measured), 'structure')} ({names})."
         )
     return text
 

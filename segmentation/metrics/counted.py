@@ -130,7 +130,8 @@ def made_by(
     the scheme in which structures are compared. `named` are the structures that the user declares
     as not predicted, and `csf` is the model's definition of CSF, None if unknown.
     """
-    source = _scheme_of({*predicted, *rated}, scheme)
+    # Ratings may name a structure that no scheme has.
+    source = _scheme_of({*predicted, *rated}, scheme) or _scheme_of(predicted, scheme)
     not_predicted: tuple[str, ...] = ()
     if source and predicted:
         not_predicted = tuple(

@@ -150,6 +150,7 @@ def test_a_rejected_part_of_a_structure_is_measured_with_it_and_said_to_be(
     (used,) = [line for line in logged.messages if "by raters" in line]
     counted = ["1 scan", "0 structures", "1 rating", "1 structure"]
     assert re.findall(r"\d+ \w+", used) == counted
+    assert "Left-Thalamus" in used
     groups = cohort.CohortSettings(
         study / "out",
         study / "volumes",
