@@ -103,7 +103,9 @@ def _forest(rows: pd.DataFrame, first: str, second: str, name: str) -> Drawing:
                 for row in of_side.to_dict("records")
             ]
         name_rows(axis, order)
-        figure.supxlabel(as_text(f"{first} − {second}, in standard deviations"))
+        figure.supxlabel(
+            as_text(f"{first} − {second}, in residual standard deviations")
+        )
         add_legend(figure, drawn)
     return Drawing(
         name,
@@ -133,7 +135,9 @@ def effect_tables(model: GroupModel, unit: str, digits: int) -> list[Table]:
             f"Difference{in_unit}", digits, "Where the covariates are equal", sign=True
         ),
         "interval": "95 % interval",
-        "g": Column("Hedges' g", 2, "Difference in standard deviations", sign=True),
+        "g": Column(
+            "Hedges' g", 2, "Difference in residual standard deviations", sign=True
+        ),
         "interval_of_g": "95 % interval of g",
         "p_holm": Column("p (Holm)", 3, "Corrected for the number of structures"),
         "r2": Column("R²", 2, "Share of the variance that the whole model explains"),
@@ -324,8 +328,8 @@ def methods_text(
             )
         sentences += [
             errors,
-            "Standardised differences are Hedges' g with intervals from the noncentral t "
-            "distribution.",
+            "Standardised differences are Hedges' g in residual standard deviations, with "
+            "intervals from the noncentral t distribution.",
             f"P values are two-sided and were corrected for {count(tested, 'structure')} by Holm's "
             "method.",
         ]

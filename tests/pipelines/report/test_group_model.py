@@ -427,6 +427,7 @@ def test_the_methods_text_has_the_formula_the_participants_and_the_versions() ->
         f"statsmodels {version('statsmodels')}",
         "3 structures",
         "2 scans, 13 single values",
+        "residual standard deviations",
     ):
         assert part in text
 
