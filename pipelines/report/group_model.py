@@ -211,10 +211,9 @@ def _choose_terms(
             )
         fewest = _FEWEST_RESIDUAL if term in COVARIATES else 1
         reason = _too_little_known(listed, terms, term)
-        if not is_named and reason:
-            left_out.setdefault(reason, []).append(term)
-        elif not is_named and freedom < fewest:
+        if not reason and freedom < fewest:
             reason = "the participants are too few for more terms"
+        if reason and not is_named:
             left_out.setdefault(reason, []).append(term)
         else:
             terms.append(term)
@@ -222,13 +221,12 @@ def _choose_terms(
         f"Not in the model: {', '.join(names)} ({reason})."
         for reason, names in left_out.items()
     ]
-    names_left_out = set(chain.from_iterable(left_out.values()))
-    if not names_left_out.isdisjoint(COVARIATES):
-        # The option replaces the automatic choice: it names covariates that are terms, too.
-        every = [name for name in COVARIATES if name in names_left_out or name in terms]
-        notices.append(
-            f"Option to take all covariates: --covariates {','.join(every)}."
-        )
+    known = {*terms, *chain.from_iterable(left_out.values())}
+    # The option replaces the automatic choice: it also names the covariates that are terms.
+    every = [name for name in COVARIATES if name in known]
+    if not set(every) <= set(terms):
+        names = ",".join(every)
+        notices.append(f"Option to take all covariates: --covariates {names}.")
     return terms, notices
 
 
