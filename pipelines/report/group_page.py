@@ -103,9 +103,7 @@ def _forest(rows: pd.DataFrame, first: str, second: str, name: str) -> Drawing:
                 for row in of_side.to_dict("records")
             ]
         name_rows(axis, order)
-        figure.supxlabel(
-            as_text(f"{first} − {second}, in residual standard deviations")
-        )
+        figure.supxlabel(as_text(f"{first} − {second}, in residual SD"))
         add_legend(figure, drawn)
     return Drawing(
         name,
@@ -135,9 +133,7 @@ def effect_tables(model: GroupModel, unit: str, digits: int) -> list[Table]:
             f"Difference{in_unit}", digits, "Where the covariates are equal", sign=True
         ),
         "interval": "95 % interval",
-        "g": Column(
-            "Hedges' g", 2, "Difference in residual standard deviations", sign=True
-        ),
+        "g": Column("Hedges' g", 2, "Difference in residual SD", sign=True),
         "interval_of_g": "95 % interval of g",
         "p_holm": Column("p (Holm)", 3, "Corrected for the number of structures"),
         "r2": Column("R²", 2, "Share of the variance that the whole model explains"),
