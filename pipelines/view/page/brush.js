@@ -46,6 +46,12 @@ export class Canvas extends Niivue {
   drawAddUndoBitmap() {
     this.brush.end();
   }
+
+  // NiiVue forgets a stroke when the pointer leaves the picture.
+  mouseLeaveListener() {
+    this.brush.end();
+    super.mouseLeaveListener();
+  }
 }
 
 export class Brush {

@@ -86,6 +86,8 @@ function clearScan() {
 
 // With a place in mm the cross-hair begins there.
 export async function open(number, at = null) {
+  // A stroke whose button is still held becomes part of the draft.
+  page.picture?.nv?.brush.end();
   forgetScan();
   const { turn } = page;
   page.number = number;

@@ -195,6 +195,21 @@ def test_a_finger_paints_as_the_mouse_does(
         page.wait(f"{STATE}.startsWith('0 voxels')")
 
 
+def test_a_stroke_that_ends_outside_the_picture_is_one_of_the_correction(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with served(out, monkeypatch) as address, opened(1280, 900) as page:
+        load(page, address)
+        begin(page)
+        by_mouse = stroke(page)
+        page.press("z")
+        page.wait(f"{STATE}.startsWith('0 voxels')")
+        x, y = middle(page)
+        # The list of scans is left of the picture.
+        page.drag((x - 30, y), (x - 10, y), (x + 10, y), (x + 30, y), (20, y))
+        page.wait(f"{STATE}.startsWith('{by_mouse} voxels changed, draft kept')")
+
+
 def test_a_killed_server_loses_no_stroke(out: Path) -> None:
     line = [sys.executable, "-m", "trinat", "view", str(out), "--no-browser"]
 
