@@ -186,6 +186,12 @@ class Browser:
         """Click the primary mouse button at a position in the window."""
         self.drag((x, y))
 
+    def hold(self, x: float, y: float, until: str) -> None:
+        """Hold the mouse button at a position until a JavaScript condition is true."""
+        self._mouse("mousePressed", x, y)
+        self.wait(until)
+        self._mouse("mouseReleased", x, y)
+
     def drag(self, *points: tuple[float, float]) -> None:
         """Drag the mouse with the button held from the first point to the last, in pixels."""
         (x, y), *others = points

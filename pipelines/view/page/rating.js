@@ -6,6 +6,7 @@ import {
   make,
   page,
   pathOf,
+  press,
   scanChanged,
   tell,
   withLayer,
@@ -19,17 +20,16 @@ export function fillJudge(place, structure, what) {
   const own = ratings.find((each) => each.mine);
   const others = ratings.filter((each) => !each.mine);
   const prefix = structure ? "Shift+" : "";
-  const buttons = page.study.verdicts.map((verdict, n) => {
+  if (!place.firstChild) place.append(verdictButtons());
+  const segments = place.firstChild;
+  page.study.verdicts.forEach((verdict, n) => {
+    const button = segments.children[n];
     const given = own?.rating === verdict;
-    return make("button", {
-      class: "verdict",
-      "data-grade": verdict,
-      "aria-pressed": String(given),
-      disabled: !detail.sha256,
-      title: `Rate the ${what}: ${prefix}${n + 1}`,
-      // A verdict that was given is taken back.
-      onclick: () => rate(structure, given ? "" : verdict),
-    }, verdict);
+    press(button, given);
+    button.disabled = !detail.sha256;
+    button.title = `Rate the ${what}: ${prefix}${n + 1}`;
+    // A verdict that was given is taken back; a stale one is confirmed.
+    button.onclick = () => rate(structure, given && !own.stale ? "" : verdict);
   });
   const remark = make("input", {
     type: "text",
@@ -42,7 +42,8 @@ export function fillJudge(place, structure, what) {
     onchange: () => rate(structure, own.rating, remark.value),
   });
   remark.value = own?.remark || "";
-  place.replaceChildren(make("div", { class: "segments" }, ...buttons), remark);
+  while (segments.nextSibling) segments.nextSibling.remove();
+  place.append(remark);
   if (own?.stale) {
     const stale = "Stale: the result has changed since you rated it.";
     place.append(make("p", { class: "stale" }, stale));
@@ -50,6 +51,14 @@ export function fillJudge(place, structure, what) {
   if (others.length) {
     place.append(make("ul", { class: "others" }, ...others.map(otherRating)));
   }
+}
+
+// The buttons stay in the page: a button that is replaced while it is held loses its click.
+function verdictButtons() {
+  const buttons = page.study.verdicts.map((verdict) =>
+    make("button", { class: "verdict", "data-grade": verdict }, verdict)
+  );
+  return make("div", { class: "segments" }, ...buttons);
 }
 
 function otherRating({ rater, rating, stale, remark }) {
@@ -66,6 +75,11 @@ let lastSaved = Promise.resolve();
 export function rate(structure, rating, remark) {
   const { number, detail } = page;
   if (!detail?.sha256 || page.study.service) return;
+  if (page.picture?.state.flipped) {
+    tell("Not rated: ratings are of the scan's own map. Press F to show it.");
+    return;
+  }
+  tell("");
   page.rated = structure;
   lastSaved = lastSaved.then(() => save(number, detail, structure, rating, remark));
 }

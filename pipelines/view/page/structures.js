@@ -323,14 +323,14 @@ function fillCard() {
     "aria-label": "Close",
     onclick: () => select(0),
   }, "×");
-  const judge = make("div", { class: "judge" });
-  card.replaceChildren(
+  byId("structure-facts").replaceChildren(
     make("div", { class: "head" }, make("h3", {}, shortName(structure.name)), close),
     make("dl", {}, ...facts),
     lesionList(structure),
-    judge,
   );
+  const judge = byId("structure-judge");
   if (isJudged(structure)) fillJudge(judge, structure.name, "structure");
+  else judge.replaceChildren();
 }
 
 // A button for each lesion, the largest first, which moves the cross-hair to it.

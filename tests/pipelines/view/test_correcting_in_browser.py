@@ -23,6 +23,7 @@ from trinat.pipelines.study.corrections import (
     correction_of,
     save_correction,
 )
+from trinat.pipelines.study.ratings import read_ratings
 from trinat.segmentation.io.files import sha256_of
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import load_scheme
@@ -350,6 +351,61 @@ def test_a_corrected_volume_is_held_against_what_was_predicted(
     assert "corrected; 2 of 2 results are smaller" in corrected
     # The volume of the brain is that before the correction.
     assert "Of brain" not in corrected
+
+
+def verdict(page: Browser, name: str) -> tuple[float, float]:
+    """Return the middle of the button that gives the scan a verdict."""
+    x, y = page.evaluate(
+        "(() => { const { left, top, width, height } ="
+        f" document.querySelector('#judge [data-grade={name}]').getBoundingClientRect();"
+        " return [left + width / 2, top + height / 2]; })()"
+    )
+    return x, y
+
+
+def test_a_verdict_after_a_remark_counts_at_the_first_click(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with served(out, monkeypatch) as address, opened(1280, 900) as page:
+        load(page, address)
+        page.press("1", "Digit1")
+        page.wait("document.querySelector('.said')?.dataset.grade === 'pass'")
+        page.press("m")
+        for letter in "edge":
+            page.press(letter)
+        # The remark is saved as soon as the button is pressed.
+        saved = "document.querySelector('.said').title === 'edge'"
+        page.hold(*verdict(page, "reject"), until=saved)
+        page.wait("document.querySelector('.said').dataset.grade === 'reject'")
+    (rating,) = read_ratings(out / "ratings.tsv")
+    assert (rating.rating, rating.remark) == ("reject", "edge")
+
+
+def test_a_rating_is_of_the_scans_own_map_and_a_stale_one_is_confirmed(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stale = "document.querySelector('#judge .stale')"
+    with served(out, monkeypatch) as address, opened(1280, 900) as page:
+        load(page, address)
+        page.press("1", "Digit1")
+        page.wait("document.querySelector('.said')?.dataset.grade === 'pass'")
+        begin(page)
+        stroke(page)
+        page.evaluate("document.getElementById('save').click()")
+        page.wait(f"{STATE}.startsWith('Saved') && {stale} !== null")
+        page.press("f")
+        page.wait("window.trinatPicture.state.flipped")
+        page.press("3", "Digit3")
+        assert "Press F" in page.evaluate(
+            "document.getElementById('message').textContent"
+        )
+        page.press("f")
+        page.wait("!window.trinatPicture.state.flipped")
+        page.click(*verdict(page, "pass"))
+        page.wait(f"{stale} === null")
+    (rating,) = read_ratings(out / "ratings.tsv")
+    assert rating.rating == "pass"
+    assert rating.sha256 == sha256_of(corrected_path(out / "a_dseg.nii.gz"))
 
 
 def test_a_result_of_a_service_is_corrected(tmp_path: Path) -> None:
