@@ -172,7 +172,7 @@ class Correction:
 
         `scan_sha256` is the hash of the scan as it is now; "" if unknown.
         """
-        return _is_same_scan(self.scan_sha256, scan_sha256)
+        return is_same_scan(self.scan_sha256, scan_sha256)
 
     @property
     def is_of_earlier_run(self) -> bool:
@@ -272,12 +272,12 @@ def newest(result: Path, scan_sha256: str) -> Path:
         sidecar = _read_sidecar(sidecar_path(result))
     except IntegrityError:
         return corrected
-    if sidecar is None or _is_same_scan(sidecar.scan_sha256, scan_sha256):
+    if sidecar is None or is_same_scan(sidecar.scan_sha256, scan_sha256):
         return corrected
     return result
 
 
-def _is_same_scan(one: str, other: str) -> bool:
+def is_same_scan(one: str, other: str) -> bool:
     """Return False if two hashes of scans differ; unknown ones, "", may be of the same scan."""
     return not one or not other or one == other
 

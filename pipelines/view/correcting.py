@@ -30,6 +30,7 @@ from trinat.pipelines.study.corrections import (
     Correction,
     Saving,
     correction_of,
+    is_same_scan,
     newest,
     save_correction,
 )
@@ -82,7 +83,8 @@ class _DraftHeader:
     """Header of a draft file, a line of JSON before the changes.
 
     `scan` and `rater` are names, `builds_on` is the SHA-256 of the label map that the changes are
-    relative to, `minutes` the time spent, and `at` the time of saving.
+    relative to, `minutes` the time spent, and `at` the time of saving. `scan_sha256` is the hash of
+    the scan; "" if unknown.
     """
 
     scan: str
@@ -90,6 +92,7 @@ class _DraftHeader:
     builds_on: str
     minutes: FiniteFloat
     at: str
+    scan_sha256: str = ""
 
 
 _DRAFT_HEADER = TypeAdapter(_DraftHeader)
@@ -196,6 +199,7 @@ class Corrections:
             painted.builds_on,
             painted.minutes,
             _now("milliseconds"),
+            scan.entry.input_sha256,
         )
         path = self._draft_path(scan, painted.tab, painted.layer)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -331,7 +335,8 @@ class Corrections:
     def _read_draft(self, path: Path, scan: ScanFile) -> tuple[_DraftHeader, bytes]:
         """Return header and changes of a draft file.
 
-        Raises InputError if it is unreadable, or belongs to another scan or rater.
+        Raises InputError if it is unreadable, or belongs to another scan or rater, or to what the
+        scan was before.
         """
         head, _, changes = read_bytes(path).partition(b"\n")
         try:
@@ -345,6 +350,9 @@ class Corrections:
             raise InputError(
                 "is the draft of another scan or rater", where=path, remedy="remove it"
             )
+        if not is_same_scan(known.scan_sha256, scan.entry.input_sha256):
+            what = "is a draft painted before the scan was changed"
+            raise InputError(what, where=path, remedy="remove it")
         return known, changes
 
     def _draft_prefix(self, scan: ScanFile, layer: str) -> str:

@@ -240,6 +240,18 @@ def test_a_correction_of_what_the_scan_was_before_is_replaced(out: Path) -> None
     np.testing.assert_array_equal(correction.read().data, expected)
 
 
+def test_a_draft_of_what_the_scan_was_before_is_not_offered(out: Path) -> None:
+    assert Page(out).keep(changes(RIGHT_THALAMUS, (2, 3, 4))).status_code == 204
+    (path,) = out.rglob("*.draft")
+    ledger = out / "run.jsonl"
+    before, now = change_scan(out)
+    ledger.write_text(ledger.read_text().replace(before, now))
+    detail = Page(out).detail()
+    assert not detail["drafts"]
+    (reason,) = detail["unreadable"]
+    assert reason.startswith(f"{path.name}: ")
+
+
 @pytest.mark.parametrize("damage", ["", "cut", "voxels", "key", "scan"])
 def test_an_unreadable_draft_is_left_aside_and_named(out: Path, damage: str) -> None:
     page = Page(out)
