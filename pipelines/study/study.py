@@ -242,6 +242,11 @@ class Study:
                 reason = (
                     f"is an old result: its scan counts as {counts_as} now; remove it"
                 )
+                if file.corrects is not None:
+                    reason = (
+                        f"is a correction of an old result: its scan counts as {counts_as} now; "
+                        "give its desc-corrected files the folder and name of that result"
+                    )
             if reason:
                 return replace(file, unfit=reason)
         file = replace(file, is_edited=bool(are_written) and not any(are_written))

@@ -336,6 +336,34 @@ def test_a_correction_of_what_a_scan_was_before_is_not_measured(study: Path) -> 
     assert not _learnt(out)
 
 
+def test_a_correction_of_a_scan_that_counts_under_another_name_can_be_moved(
+    study: Path,
+) -> None:
+    out = study / "out"
+    entry = read_entries([out / "run.jsonl"])["c"]
+    result = out / "c_dseg.nii.gz"
+    now = result.rename(out / "d_dseg.nii.gz")
+    shutil.copy(now, result)
+    outputs = {now.name: sha256_of(now)}
+    with Ledger.resume(out / "run.jsonl", []) as ledger:
+        ledger.add(replace(entry, case="d", outputs=outputs))
+    results = Study(out)
+    (unfit,) = [f for f in results.checked(results.label_maps()) if f.unfit]
+    # The user is not told to remove the correction.
+    assert unfit.path == corrected_path(result)
+    assert "desc-corrected" in unfit.unfit
+    files = list(out.glob("c_desc-corrected_*"))
+    assert len(files) == 3
+    for file in files:
+        file.rename(file.with_name(f"d{file.name.removeprefix('c')}"))
+    result.unlink()
+    results = Study(out)
+    (moved,) = [f for f in results.checked(results.label_maps()) if f.corrects]
+    assert (moved.path, moved.unfit) == (corrected_path(now), "")
+    assert moved.correction
+    assert moved.correction.sidecar
+
+
 def _unfit(out: Path) -> list[Path]:
     """Return the label maps that are not the results of their scans."""
     study = Study(out)
