@@ -372,8 +372,8 @@ def _with_volumes(
     """Add the measured volumes to the scans, with the reasons for what is left out of them.
 
     `measured` has the volumes of each of `known.scans`, in their order. Structures that raters
-    rejected, whose quality grade is in `excluded`, or that the model does not predict, get no
-    volume. Label maps that could not be measured are dropped.
+    rejected, whose quality grade is in `excluded`, or that the model does not predict and no
+    rater painted, get no volume. Label maps that could not be measured are dropped.
 
     The second result has the structures that raters rejected but that are included in a volume, as
     a part of another structure: each is (SHA-256 of the label map, name of the structure).
@@ -390,6 +390,12 @@ def _with_volumes(
         judged = scan.file.judged
         names = measured_in(scheme, judged.volumes_mm3, judged.parcels)
         made = made_by(names, rated, scheme)
+        if scan.file.is_by_hand:
+            # Raters also paint structures that the model does not predict.
+            unpainted = tuple(
+                name for name in made.not_predicted if not volumes.volumes_mm3.get(name)
+            )
+            made = replace(made, not_predicted=unpainted)
         graded = {
             name: QUALITY_CONTROL[grade]
             for name, grade in judged.structures_left_out(excluded).items()

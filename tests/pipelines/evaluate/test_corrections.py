@@ -267,6 +267,25 @@ def test_report_counts_a_corrected_scan_whatever_grade_its_result_had(
     assert "corrected by hand" in (study / "report/report.html").read_text()
 
 
+def test_report_counts_a_painted_structure_that_the_model_does_not_predict(
+    study: Path,
+) -> None:
+    ledger = study / "out/run.jsonl"
+    entries = read_entries([ledger])
+    with Ledger.resume(ledger, []) as resumed:
+        for entry in entries.values():
+            volumes_mm3 = dict(entry.result.volumes_mm3)
+            del volumes_mm3["Right-Thalamus"]
+            result = entry.result.model_copy(update={"volumes_mm3": volumes_mm3})
+            resumed.add(replace(entry, result=result, attempt=2))
+    settings = cohort.CohortSettings(study / "out", study / "report", jobs=1)
+    cohort.report_cohort(settings)
+    rows = pd.read_csv(study / "report/volumes.csv")
+    rows = rows[rows["metric"] == "volume"].set_index(["structure", "subject"])
+    thalamus = rows.loc["Right-Thalamus", "value"].dropna()
+    assert dict(thalamus) == {"c": pytest.approx(28 * 64)}
+
+
 def test_a_label_map_that_was_edited_counts_as_corrected(tmp_path: Path) -> None:
     # The result of c is graded reject.
     out = write_study(tmp_path / "out", ["a", "b", "c"])
