@@ -113,6 +113,8 @@ def view(
     from trinat.pipelines.view.viewed import ViewedStudy
     from trinat.pipelines.view.viewer import make_app
 
+    # Cells of tables have no spaces around them.
+    rater = rater.strip()
     if not rater:
         try:
             rater = getpass.getuser()

@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 from helpers.studies import AFFINE, write_study
 from helpers.viewer import ask
+from starlette.types import ASGIApp
 
+from trinat.pipelines.cli import serve
 from trinat.pipelines.study.ratings import read_ratings
 from trinat.pipelines.view.viewed import ViewedStudy
 from trinat.pipelines.view.viewer import make_app
@@ -220,6 +222,16 @@ def test_scans_that_needed_options_of_predict_are_shown(tmp_path: Path) -> None:
     assert page.get("/v1/scans/0/scan").status_code == 200
     assert page.get("/v1/scans/0/value?mm=0,0,0").json()["value"] == 0
     assert page.get("/v1/scans/0/labels").status_code == 200
+
+
+def test_spaces_around_a_raters_name_do_not_count(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[ASGIApp] = []
+    monkeypatch.setattr(serve, "_open", lambda app, *_, **__: opened.append(app))
+    serve.view(out, rater=" anna ")
+    (app,) = opened
+    assert ask(app, "GET", "/v1/study").json()["rater"] == "anna"
 
 
 @pytest.mark.parametrize("place", ["", "1,2", "1,2,x", "1,2,nan", "1,2,3,4"])
