@@ -72,7 +72,8 @@ export class Brush {
     this.bitmap = bitmap;
     this.dims = dims;
     this.spacingMm = spacingMm;
-    this.stroke = new Map();
+    // The bitmap as it was before the stroke.
+    this.before = bitmap?.slice();
     this.done = [];
     this.undone = [];
   }
@@ -118,11 +119,11 @@ export class Brush {
   }
 
   end() {
-    if (!this.stroke.size) return;
-    const indices = Uint32Array.from(this.stroke.keys());
-    const before = Uint8Array.from(this.stroke.values());
-    const after = Uint8Array.from(indices, (index) => this.bitmap[index]);
-    this.stroke = new Map();
+    if (!this.bitmap) return;
+    const { indices, places: after } = this.changesFrom(this.before);
+    if (!indices.length) return;
+    const before = Uint8Array.from(indices, (index) => this.before[index]);
+    this.before.set(this.bitmap);
     this.done.push({ indices, before, after });
     if (this.done.length > MOST_STROKES) this.done.shift();
     this.undone = [];
@@ -139,7 +140,7 @@ export class Brush {
 
   // Voxels that come from elsewhere, as one stroke.
   put(indices, places) {
-    indices.forEach((index, n) => this._set(index, places[n]));
+    indices.forEach((index, n) => this.bitmap[index] = places[n]);
     this.end();
   }
 
@@ -156,7 +157,9 @@ export class Brush {
   _move(from, to, which) {
     const stroke = from.pop();
     if (!stroke) return;
-    stroke.indices.forEach((index, n) => this.bitmap[index] = stroke[which][n]);
+    for (const bitmap of [this.bitmap, this.before]) {
+      stroke.indices.forEach((index, n) => bitmap[index] = stroke[which][n]);
+    }
     to.push(stroke);
     this.changed();
   }
@@ -183,23 +186,25 @@ export class Brush {
 
   // The part of a structure that is connected with a point, on the plane or in all directions.
   _replacePart(point, view) {
+    const [X, Y] = this.dims;
+    const strides = [1, X, X * Y];
     const start = this._index(point);
-    const old = this.bitmap[start];
-    const seen = new Set([start]);
-    const open = [point];
+    const seen = new Uint8Array(this.bitmap.length);
+    seen[start] = 1;
+    // A number a voxel: the background of a scan has millions.
+    const open = [start];
     while (open.length) {
-      const voxel = open.pop();
-      this._put(this._index(voxel));
+      const index = open.pop();
+      this._put(index);
       for (let axis = 0; axis < 3; axis++) {
         if (!this.solid && axis === axisAcross(view)) continue;
+        const position = Math.floor(index / strides[axis]) % this.dims[axis];
         for (const by of [-1, 1]) {
-          const next = [...voxel];
-          next[axis] += by;
-          const index = this._index(next);
-          if (index < 0 || seen.has(index)) continue;
-          seen.add(index);
-          const was = this.stroke.get(index) ?? this.bitmap[index];
-          if (was === old) open.push(next);
+          const isInside = position + by >= 0 && position + by < this.dims[axis];
+          const next = index + by * strides[axis];
+          if (!isInside || seen[next]) continue;
+          seen[next] = 1;
+          if (this.before[next] === this.before[start]) open.push(next);
         }
       }
     }
@@ -208,16 +213,8 @@ export class Brush {
   // Give a voxel the structure of the tool, unless it is to be left alone.
   _put(index) {
     if (index < 0) return;
-    const was = this.stroke.get(index) ?? this.bitmap[index];
-    if (this.within !== ANYWHERE && was !== this.within) return;
-    this._set(index, this.tool === "erase" ? 0 : this.place);
-  }
-
-  _set(index, place) {
-    const now = this.bitmap[index];
-    if (now === place) return;
-    if (!this.stroke.has(index)) this.stroke.set(index, now);
-    this.bitmap[index] = place;
+    if (this.within !== ANYWHERE && this.before[index] !== this.within) return;
+    this.bitmap[index] = this.tool === "erase" ? 0 : this.place;
   }
 
   // -1 outside of the scan.
