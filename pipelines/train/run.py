@@ -391,13 +391,12 @@ def _record_run(recipe: Recipe, out: Path, *, resume: bool) -> None:
     """Write the recipe of a run (config.yaml), its label scheme and a description of its stores.
 
     The recipe names the scheme's file, which may be edited: scheme.json has its labels. The stores
-    are described in data.json. If the folder has these files already, they are compared instead.
+    are described in data.json. Files that the folder has already are compared instead.
     TrainingError is raised if they differ, or if the run has a checkpoint and `resume` is False.
     """
     content = recipe.model_dump(mode="json")
     data = {name: _describe_store(store) for name, store in stores_of(recipe).items()}
     scheme = scheme_table(load_scheme(recipe.scheme))
-    known = read_data(out)
     if (out / CONFIG).is_file():
         # A run that was killed before its first checkpoint may begin again without --resume.
         if not resume and (_has_begun(out) or read_yaml(out / CONFIG) != content):
@@ -406,22 +405,25 @@ def _record_run(recipe: Recipe, out: Path, *, resume: bool) -> None:
                 "the folder already has a run", where=out, remedy=remedy
             )
         check_identity(read_yaml(out / CONFIG), content, out)
+    else:
+        # It is written first: it shows that the other files belong to a run.
+        write_whole(out / CONFIG, yaml.safe_dump(content, sort_keys=False))
+    if (out / DATA).is_file():
         remedy = "give the store that it began with (--store), or another --out"
+        known = read_data(out)
         if len(known) == len(data):
             # Stores may have moved since the run began, so they are compared in the order of the
             # stages.
             known = dict(zip(data, known.values(), strict=True))
         check_identity(known, data, out, remedy=remedy)
-        # Runs of earlier versions lack this file.
-        if (out / SCHEME).is_file():
-            remedy = f"restore {recipe.scheme} as the run began, or give another --out"
-            began = json.loads(read_text(out / SCHEME))
-            check_identity(began, scheme, out, remedy=remedy)
-        return
-    write_whole(out / SCHEME, json.dumps(scheme, indent=1))
-    if data:
+    elif data:
         write_whole(out / DATA, json.dumps(data, indent=1))
-    write_whole(out / CONFIG, yaml.safe_dump(content, sort_keys=False))
+    if (out / SCHEME).is_file():
+        remedy = f"restore {recipe.scheme} as the run began, or give another --out"
+        began = json.loads(read_text(out / SCHEME))
+        check_identity(began, scheme, out, remedy=remedy)
+    else:
+        write_whole(out / SCHEME, json.dumps(scheme, indent=1))
 
 
 def _remove_unbegun(out: Path, folders: Iterable[str]) -> None:

@@ -428,6 +428,26 @@ def halted_on_store(
     return folder / "run"
 
 
+@pytest.mark.parametrize("resume", [False, True])
+@pytest.mark.parametrize("written", [1, 2])
+def test_a_run_that_was_killed_among_its_first_files_can_be_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: int, resume: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    all_train(small_store(Path("store"), {"a": (24, 24, 24)}))
+    recipe = tiny_recipe(tmp_path, data=STORE_DATA, scheme="tissue4", views=["axial"])
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    train(recipe, whole, SILENT)
+    killed.mkdir()
+    first_files = ("config.yaml", "data.json", "scheme.json")
+    for name in first_files[:written]:
+        shutil.copy(whole / name, killed / name)
+    train(recipe, killed, SILENT, resume=resume)
+    for name in first_files:
+        assert (killed / name).read_bytes() == (whole / name).read_bytes()
+    assert weights(killed, "train/axial") == weights(whole, "train/axial")
+
+
 def test_a_store_that_was_moved_is_the_same_data(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
