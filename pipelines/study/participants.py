@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from trinat.segmentation.errors import some
@@ -90,10 +90,14 @@ class ParticipantsTable:
     doubts: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
 
-    def match(self, scans: Mapping[Named, Sequence[str]]) -> Matched:
+    def match(
+        self, scans: Mapping[Named, Sequence[str]], together: Collection[str] = ()
+    ) -> Matched:
         """Match scans to the rows of the table, by the names of scans and of their participants.
 
-        `scans` maps the names of each scan to the folders around it, outermost first.
+        `scans` maps the names of each scan to the folders around it, outermost first. `together`
+        are the participants that a run or a table of sessions has named, whatever the names of
+        their scans. A row with the name of such a participant is only for its scans.
 
         A row belongs to the scan or participant with the name of the row, or with a name that
         begins with it: row IXI002 to scan IXI002-Guys-0828-T1. The longest row name wins. Upper
@@ -101,11 +105,23 @@ class ParticipantsTable:
         participant match then. A row may also have the name of a folder that holds one participant.
         """
         rows: dict[Named, str] = {}
+        searched: dict[Named, Named] = {}
+        listed = {_normalised(name) for name in self.facts}
         for names in scans:
-            exact = [name for name in _names_of(*names) if name in self.facts]
+            scan, participant = names
+            # The name of the scan may be that of another participant.
+            is_listed = participant in together and _normalised(participant) in listed
+            if is_listed and participant not in _beginnings(scan):
+                scan = participant
+            searched[names] = (scan, participant)
+            exact = [
+                name
+                for name in _names_of(*searched[names])
+                if name in self.facts and (name == participant or name not in together)
+            ]
             if exact:
                 rows[names] = exact[0]
-        doubts = self._match_loosely(scans, rows)
+        doubts = self._match_loosely(scans, searched, rows)
         # Participants that share a row may be the same participant under several names.
         participants_of: dict[str, dict[str, None]] = defaultdict(dict)
         for (_, participant), row in rows.items():
@@ -127,12 +143,16 @@ class ParticipantsTable:
         return Matched(self, rows, len(participants), absent, (*self.doubts, *doubts))
 
     def _match_loosely(
-        self, scans: Mapping[Named, Sequence[str]], rows: dict[Named, str]
+        self,
+        scans: Mapping[Named, Sequence[str]],
+        searched: Mapping[Named, Named],
+        rows: dict[Named, str],
     ) -> list[str]:
         """Match the remaining scans by names without case, `sub-` and leading zeros.
 
-        The names are those of the scan, its participant and its folders. The matches are added to
-        `rows`, which maps scans to names of rows. Returns a message for each ambiguous name.
+        The names are those in `searched` for the scan and its participant, and its folders. The
+        matches are added to `rows`, which maps scans to names of rows. Returns a message for each
+        ambiguous name.
         """
         taken = set(rows.values())
         free: dict[str, list[str]] = defaultdict(list)
@@ -148,7 +168,8 @@ class ParticipantsTable:
             if names in rows:
                 continue
             found: list[str] = []
-            for name in (*_names_of(*names, with_folder=False), *folders_of[names]):
+            own = _names_of(*searched[names], with_folder=False)
+            for name in (*own, *folders_of[names]):
                 found = found or free.get(_normalised(name), [])
             if len(found) > 1:
                 could_be = some(found, between=" or ", last=" or ")
@@ -175,11 +196,16 @@ def _names_of(scan: str, participant: str, *, with_folder: bool = True) -> list[
     folder, _, participant_alone = participant.rpartition("/")
     names: dict[str, None] = {}
     for text in (scan.rpartition("/")[2], participant_alone):
-        ends = [found.start() for found in re.finditer(r"[-_.]|$", text)]
-        names.update(dict.fromkeys(text[:end] for end in reversed(ends) if end))
+        names.update(dict.fromkeys(_beginnings(text)))
     if not folder or not with_folder:
         return list(names)
     return [f"{folder}{mark}{name}" for name in names for mark in "/_"]
+
+
+def _beginnings(name: str) -> list[str]:
+    """Return a name and its beginnings before each dash, underscore and dot, the longest first."""
+    ends = [found.start() for found in re.finditer(r"[-_.]|$", name)]
+    return [name[:end] for end in reversed(ends) if end]
 
 
 def _own_folders(scans: Mapping[Named, Sequence[str]]) -> dict[Named, list[str]]:

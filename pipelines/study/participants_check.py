@@ -127,7 +127,7 @@ def match_participants(
     DatasetError is raised for anything that is not understood.
     """
     participants_table = read_given(table) if is_given else read_participants(table)
-    matched = participants_table.match(scans)
+    matched = participants_table.match(scans, together)
     if is_given:
         _refuse_strangers(table, matched)
     refuse_merged_participants(table, matched, together)
@@ -159,11 +159,13 @@ def describe_table(
             yield _row(name, *_cells(facts))
     else:
         files = Study(results).label_maps()
+        together = segmented_together(files)
         matched = participants_table.match(
-            {(file.name, file.participant): file.parsed.folders for file in files}
+            {(file.name, file.participant): file.parsed.folders for file in files},
+            together,
         )
         _refuse_strangers(table, matched)
-        refuse_merged_participants(table, matched, segmented_together(files))
+        refuse_merged_participants(table, matched, together)
         yield "\t".join(("scan", "participant", "session", "row", *_COLUMNS))
         for file in files:
             row = matched.rows.get((file.name, file.participant), "")

@@ -93,3 +93,35 @@ def test_a_folder_of_two_participants_is_neither_of_them() -> None:
     scans = {first: ("A",), second: ("A",)}
     assert table_of({"A": 1}).match(scans).rows == {}
     assert table_of({"A": 1, "p1": 2}).match(scans).rows == {first: "p1"}
+
+
+@pytest.mark.parametrize("row", ["005", "5", "sub-005"])
+def test_a_participant_whom_a_run_has_named_has_its_own_row(row: str) -> None:
+    participants_table = table_of({"009": 1, row: 2, "010": 3})
+    scans: dict[Named, tuple[str, ...]] = {
+        ("009", "005"): (),
+        ("010", "005"): (),
+        ("017", "009"): (),
+    }
+    matched = participants_table.match(scans, together=["005", "009"])
+    assert matched.rows == {
+        ("009", "005"): row,
+        ("010", "005"): row,
+        ("017", "009"): "009",
+    }
+
+
+def test_a_participant_without_a_row_gets_none_of_another_participant() -> None:
+    scans: dict[Named, tuple[str, ...]] = {("9", "5"): (), ("17", "9"): ()}
+    matched = table_of({"9": 1}).match(scans, together=["5", "9"])
+    assert matched.rows == {("17", "9"): "9"}
+    assert matched.absent == ("5",)
+
+
+def test_rows_of_scans_count_before_the_row_of_their_participant() -> None:
+    scans: dict[Named, tuple[str, ...]] = {
+        ("anna-1", "anna"): (),
+        ("anna-2", "anna"): (),
+    }
+    rows = table_of({"anna": 1, "anna-2": 3}).match(scans, together=["anna"]).rows
+    assert rows == {("anna-1", "anna"): "anna", ("anna-2", "anna"): "anna-2"}
