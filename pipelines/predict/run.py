@@ -36,7 +36,7 @@ from trinat.pipelines.predict.tables import (
     write_measures,
     write_tables,
 )
-from trinat.pipelines.study.cases import Case, Found, Refusal, Work
+from trinat.pipelines.study.cases import Case, Found, Participant, Refusal, Work
 from trinat.pipelines.study.discovery import find_cases, suffix_of_results
 from trinat.pipelines.study.entry import (
     Entry,
@@ -132,8 +132,6 @@ def predict(request: PredictRequest, callbacks: Listener | None = None) -> Outco
         raise InputError(
             "there are no scans to segment", remedy="give scans or folders with scans"
         )
-    if request.output.reference is not None:
-        found = replace(found, cases=_with_facts(request, found))
     if request.output.fmriprep:
         _check_for_fmriprep(request, found)
     units, refusals = _inputs_of_part(request, found)
@@ -210,11 +208,14 @@ def _check_for_fmriprep(request: PredictRequest, found: Found) -> None:
         )
 
 
-def _with_facts(request: PredictRequest, found: Found) -> tuple[Case, ...]:
+def _with_facts(
+    request: PredictRequest, found: Found, participants: Sequence[Participant]
+) -> Sequence[Case]:
     """Return the cases with age, sex and intracranial volume of their participants.
 
     These are needed to compare volumes with norms (centiles by age and sex). They are read from the
     participants table of the request or else of the BIDS dataset; ConfigError if there is neither.
+    `participants` are those that are segmented together, if any.
     """
     table = request.participants_table
     is_given = table is not None
@@ -225,8 +226,8 @@ def _with_facts(request: PredictRequest, found: Found) -> tuple[Case, ...]:
                 remedy="give --participants",
             )
         table = found.bids_root / "participants.tsv"
-    return tuple(
-        with_facts(found.cases, table, strict=request.strict, is_given=is_given)
+    return with_facts(
+        found.cases, table, participants, strict=request.strict, is_given=is_given
     )
 
 
@@ -238,7 +239,7 @@ def _inputs_of_part(
     These are all, or those of the request's shard; the first shard reports all refusals. With
     --longitudinal, the scans of a participant are one case and belong to one shard.
     """
-    given: Sequence[Work] = found.cases
+    participants: Sequence[Participant] = ()
     if request.output.longitudinal:
         participants = participants_of(
             found.cases,
@@ -247,14 +248,25 @@ def _inputs_of_part(
             strict=request.strict,
             refusals=found.refusals,
         )
-        given = [participant.unit for participant in participants]
+    cases: Sequence[Case] = found.cases
+    if request.output.reference is not None:
+        cases = _with_facts(request, found, participants)
+    given: Sequence[Work] = cases
+    if request.output.longitudinal:
+        by_id = {case.id: case for case in cases}
+        given = [
+            replace(
+                participant, scans=tuple(by_id[scan.id] for scan in participant.scans)
+            ).unit
+            for participant in participants
+        ]
     shard = request.shard
     if shard is None:
         return given, found.refusals
-    cases = given[shard.part - 1 :: shard.of]
+    of_shard = given[shard.part - 1 :: shard.of]
     if shard.part > 1:
-        return cases, ()
-    return cases, found.refusals
+        return of_shard, ()
+    return of_shard, found.refusals
 
 
 @contextmanager

@@ -110,15 +110,18 @@ def participants_of(
 def with_facts(
     cases: Sequence[Case],
     table: Path,
+    participants: Sequence[Participant] = (),
     *,
     strict: bool = False,
     is_given: bool = True,
 ) -> list[Case]:
     """Return the cases, each with age, sex and other facts about its participant from a table.
 
-    `table` is a participants table. Cells that are not understood are logged; with `strict` they
-    raise a DatasetError. ConfigError is raised if the table does not exist. DatasetError is raised
-    if the user has named the table (`is_given`), and no scan has a row in it.
+    `table` is a participants table, and `participants` are those of `participants_of`; without
+    them, the names of the scans say of which participants they are. Cells that are not understood
+    are logged; with `strict` they raise a DatasetError. ConfigError is raised if the table does not
+    exist. DatasetError is raised if the user has named the table (`is_given`), and no scan has a
+    row in it.
     """
     if not table.is_file():
         raise ConfigError(
@@ -127,12 +130,23 @@ def with_facts(
             remedy="give --participants",
         )
     named = [case.named for case in cases]
+    grouped = {
+        scan.id: participant.name
+        for participant in participants
+        for scan in participant.scans
+    }
     names = [
-        (scan.name, identity.participant)
-        for scan, identity in zip(named, identify(named), strict=True)
+        (scan.name, grouped.get(case.id, identity.participant))
+        for case, scan, identity in zip(cases, named, identify(named), strict=True)
     ]
     folders = {name: scan.folders for name, scan in zip(names, named, strict=True)}
-    matched = match_participants(table, folders, strict=strict, is_given=is_given)
+    matched = match_participants(
+        table,
+        folders,
+        strict=strict,
+        is_given=is_given,
+        together=set(grouped.values()),
+    )
     return [
         replace(case, facts=matched.of(*name))
         for case, name in zip(cases, names, strict=True)

@@ -353,6 +353,18 @@ def test_nobody_has_the_facts_of_a_participant_of_the_same_name_elsewhere(
     assert [case.facts.age if case.facts else None for case in told] == [None, None, 30]
 
 
+def test_a_scan_has_the_facts_of_the_participant_in_the_table_of_sessions(
+    tmp_path: Path,
+) -> None:
+    given = cases("001", "002", "003")
+    sessions = "scan\tparticipant\n001\t001\n002\t001\n003\t002\n"
+    participants = participants_of(given, None, table(tmp_path, sessions))
+    path = tmp_path / "participants.tsv"
+    path.write_text("participant_id\tage\n001\t25\n002\t70\n")
+    told = with_facts(given, path, participants)
+    assert [case.facts and case.facts.age for case in told] == [25, 25, 70]
+
+
 def test_only_a_table_that_was_given_needs_a_row_of_a_scan(tmp_path: Path) -> None:
     path = table(tmp_path, "participant_id\tage\tsex\nsub-01\t25\tF\n")
     given = cases("sub-02_T1w")
