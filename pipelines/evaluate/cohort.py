@@ -40,6 +40,7 @@ from trinat.pipelines.report.cohort import (
     VOLUMES,
     Section,
     cohort_of,
+    differing_participants,
     facts_of,
 )
 from trinat.pipelines.report.cohort_page import cohort_drawings, cohort_page
@@ -182,6 +183,7 @@ def report_cohort(
         for folder, entries in study.folders.items()
     }
     facts_of_participants = facts_of(cohort.frame)
+    several_sites = differing_participants(cohort.frame, "site")
     sections = []
     for section in (
         Section.of_volumes(cohort),
@@ -200,7 +202,7 @@ def report_cohort(
         if courses:
             try:
                 changes = compare_changes(
-                    courses, facts_of_participants, settings.covariates
+                    courses, facts_of_participants, settings.covariates, several_sites
                 )
             except EvaluationError as error:
                 # Few participants may have several scans; the comparison of all scans holds.

@@ -240,6 +240,7 @@ def compare_changes(
     courses: Sequence[Course],
     facts: pd.DataFrame,
     covariates: Collection[str] | None = None,
+    of_several_sites: Collection[str] = (),
 ) -> Changes:
     """Compare the yearly changes of volumes between groups, by the linear model of `fit_groups`.
 
@@ -251,6 +252,7 @@ def compare_changes(
     `facts` is the table of `cohort.facts_of`. It has all participants, even those with one scan.
     `covariates` are the terms to include besides group and site: age, sex or icv (the intracranial
     volume). If None, each covariate is included that is known for most participants.
+    Participants in `of_several_sites` are left out: another scanner changes volumes, too.
     """
     # Imports scipy.stats, which takes half a second.
     from trinat.pipelines.report.group_model import fit_groups
@@ -270,6 +272,8 @@ def compare_changes(
     several = sorted(set(slopes.loc[slopes.duplicated(of_one), "subject"]))
     slopes = slopes.sort_values("spread", kind="stable")
     slopes = slopes.drop_duplicates(of_one, keep="last").sort_index()
+    left_out = sorted(set(slopes["subject"]) & set(of_several_sites))
+    slopes = slopes[~slopes["subject"].isin(left_out)]
     # This assumes that true slopes differ between participants by as much as a slope over the usual
     # sessions is uncertain. Scans without dates have no slope, and their numbers are no years.
     usual = slopes.loc[slopes["value"].notna(), "spread"].median()
@@ -281,8 +285,15 @@ def compare_changes(
             f"{count(len(several), 'participant')} segmented longitudinally in several folders: "
             f"the scans over the longest time count: {some(several)}."
         )
+    if left_out:
+        notices.append(
+            f"{count(len(left_out), 'participant')} excluded, because their scans have more than "
+            f"one site, and a change of scanner looks like a change of volume: {some(left_out)}."
+        )
     single = [
-        participant for participant in facts.index if participant not in with_slope
+        participant
+        for participant in facts.index
+        if participant not in with_slope and participant not in left_out
     ]
     if single:
         notices.append(

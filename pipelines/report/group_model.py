@@ -46,6 +46,8 @@ _MOST_LEVELS = 4
 _HIGH_INFLATION = 5.0
 # A participant whose scans differ in a factor has no value of it.
 _OF_SEVERAL = ", or differs between their scans"
+# Options that make a term needed.
+_OPTION_OF_TERM = {"site": "--harmonise", "icv": "--adjust"}
 # Ages of two groups are uneven if their means differ by more than this number of standard
 # deviations.
 _UNEVEN_AGES = 0.5
@@ -205,9 +207,13 @@ def _choose_terms(
                 remedy="name fewer covariates",
             )
         if is_named and "group" in terms and complete["group"].nunique() < 2:
+            remedy = "name other covariates"
+            if term in needed:
+                remedy = f"leave out {_OPTION_OF_TERM[term]}"
             raise EvaluationError(
-                f"{term} cannot be in the model: it is known in one group only",
-                remedy="name other covariates",
+                f"{term} cannot be in the model: for the participants of all groups but one it is "
+                f"not known{_OF_SEVERAL if term in FACTORS else ''}",
+                remedy=remedy,
             )
         fewest = _FEWEST_RESIDUAL if term in COVARIATES else 1
         reason = _too_little_known(listed, terms, term)
@@ -241,20 +247,21 @@ def _too_little_known(
     """
     in_model = participants.dropna(subset=list(terms))
     known = in_model[term].notna()
+    what = "known and equal in all scans" if term in FACTORS else "known"
     least = 0.0
     if term in COVARIATES:
         least = LEAST_KNOWN
     elif term != "group" and "group" not in terms:
         least = _LEAST_KNOWN_OF_GROUP
     if known.mean() < least:
-        return f"known of {known.sum()} of {len(known)} participants"
+        return f"{what} of {known.sum()} of {len(known)} participants"
     left = in_model[known]["group"].value_counts()
     for group, count_of_group in participants["group"].value_counts().items():
         least_left = _LEAST_KNOWN_OF_GROUP * count_of_group
         if count_of_group > 1 and left.get(group, 0) < least_left:
             beside = f" with {' and '.join(terms[1:])}" if terms[1:] else ""
             return (
-                f"known{beside} of {left.get(group, 0)} of {count_of_group} participants of "
+                f"{what}{beside} of {left.get(group, 0)} of {count_of_group} participants of "
                 f"{group}"
             )
     return ""

@@ -205,6 +205,18 @@ def test_a_covariate_that_changes_lack_is_still_taken_for_volumes(study: Path) -
     assert "Changes were not compared" in (study / "out/report.html").read_text()
 
 
+def test_a_change_of_scanner_is_no_change_of_volume(study: Path) -> None:
+    rows = ["participant_id\tgroup\tsite"]
+    for number in range(2 * PARTICIPANTS):
+        participant = number // 2
+        site = "south" if number == 1 else "north"
+        rows.append(f"scan{number}\t{'ab'[participant % 2]}\t{site}")
+    (study / "participants.tsv").write_text("\n".join([*rows, ""]))
+    report_cohort(CohortSettings(study, study / "out", jobs=1))
+    effects = pd.read_csv(study / "out/change_effects.csv")
+    assert set(effects["participants"]) == {PARTICIPANTS - 1}
+
+
 def test_what_a_rater_rejects_has_no_part_in_changes(study: Path) -> None:
     digest = sha256_of(study / "scan0_dseg.nii.gz")
     for structure in ("Left-Hippocampus", "Left-Cerebral-Cortex"):

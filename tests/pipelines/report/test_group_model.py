@@ -279,6 +279,17 @@ def test_a_covariate_that_one_group_lacks_does_not_cost_its_comparison(
         assert refused.value.remedy
 
 
+def test_a_site_that_differs_between_the_scans_of_a_group_cannot_be_needed() -> None:
+    # Patients have changed their scanner.
+    sites = ["north", "south"] * 10 + [""] * 20
+    participants = people(40, group=["control"] * 20 + ["patient"] * 20, site=sites)
+    (notice,) = fitted(participants).notices
+    assert "site" in notice
+    with pytest.raises(EvaluationError) as refused:
+        fit_groups(participants, "volume", needed=["site"])
+    assert refused.value.remedy == "leave out --harmonise"
+
+
 def test_groups_at_sites_of_their_own_are_not_compared_and_a_notice_says_why() -> None:
     model = fitted(people(20, group=["a", "b"] * 10, site=["north", "south"] * 10), [])
     assert model.effects["p"].isna().all()
@@ -482,3 +493,19 @@ def test_changes_are_compared_by_the_same_model_and_participants_with_one_scan_n
     means = found.model.means.set_index("group")["mean"]
     assert [means["a"], means["b"]] == pytest.approx([-1, -2.5])
     assert any("1 participant" in text and "sub-06" in text for text in found.notices)
+
+
+def test_changes_of_participants_whose_scanner_changed_are_not_compared() -> None:
+    facts = facts_of_people(7, group=["a", "b"] * 3 + ["a"])
+    rates = [-1.0, -2.0, -1.5, -2.5, -0.5, -3.0]
+    courses = [
+        course_of(f"sub-{number:02}", rate, [0.0, 1.0, 2.0])
+        for number, rate in enumerate(rates)
+    ]
+    moved = course_of("sub-06", 40.0, [0.0, 1.0, 2.0])
+    found = compare_changes([*courses, moved], facts, of_several_sites=["sub-06"])
+    assert found.model is not None
+    (row,) = found.model.effects.to_dict("records")
+    assert row["difference"] == pytest.approx(1.5)
+    (notice,) = [text for text in found.notices if "sub-06" in text]
+    assert "site" in notice
