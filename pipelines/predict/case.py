@@ -31,7 +31,7 @@ from trinat.pipelines.predict.case_in_progress import (
 from trinat.pipelines.predict.settings import RunSettings
 from trinat.pipelines.study.cases import Case, Participant, Work
 from trinat.pipelines.study.entry import Entry
-from trinat.pipelines.study.record import TimePoint
+from trinat.pipelines.study.record import EXCLUDED_GRADES, TimePoint
 from trinat.segmentation.errors import is_disk_full, reason_of
 from trinat.segmentation.inference import quality
 from trinat.segmentation.inference.measuring import measure_parcels
@@ -208,6 +208,9 @@ class CaseWorker:
                 scan.longitudinal.voxel_mm3 = found.voxel_mm3
                 numbers = on_grid(found.lesions.numbers, found.plan.working)
                 scan.lesions = (numbers, found.lesions.count)
+                assert result.lesions is not None
+                grades = {result.grade, result.lesions.grade}
+                scan.has_rejected_lesions = not grades.isdisjoint(EXCLUDED_GRADES)
             # Use a unique name: a worker that was given up for dead may still be writing.
             staging = self.settings.staging / secrets.token_hex(8)
             with stage("write"):
@@ -336,6 +339,7 @@ def _match_lesions(scans: Sequence[ScanInProgress]) -> None:
     maps = []
     counts = []
     points = []
+    rejected = []
     for scan in scans:
         # A scan whose files could not be written may have none.
         if scan.lesions is not None and scan.longitudinal is not None:
@@ -343,9 +347,11 @@ def _match_lesions(scans: Sequence[ScanInProgress]) -> None:
             maps.append(numbers)
             counts.append(count)
             points.append(scan.longitudinal)
+            if scan.has_rejected_lesions:
+                rejected.append(len(maps) - 1)
     if not maps:
         return
-    for point, sites in zip(points, sites_of(maps, counts), strict=True):
+    for point, sites in zip(points, sites_of(maps, counts, rejected), strict=True):
         point.lesion_sites = sites
 
 

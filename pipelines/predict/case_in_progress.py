@@ -52,6 +52,8 @@ class ScanInProgress:
     # If lesions were requested: the numbers of the scan's lesions in the participant's space, and
     # how many lesions there are.
     lesions: tuple[NDArray[np.int32], int] | None = None
+    # True if the scan or its lesions are graded reject.
+    has_rejected_lesions: bool = False
     together: tuple[Case, ...] = ()
 
 

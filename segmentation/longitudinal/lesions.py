@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,15 +31,20 @@ def on_grid(numbers: Volume, grid: Grid) -> Numbers:
     return np.asarray(found, np.int32)
 
 
-def sites_of(scans: Sequence[Numbers], counts: Sequence[int]) -> list[list[int]]:
+def sites_of(
+    scans: Sequence[Numbers], counts: Sequence[int], rejected: Collection[int] = ()
+) -> list[list[int]]:
     """Match the lesions of several scans: return the site of each lesion, by scan and number.
 
     `scans` are maps of numbered lesions (X, Y, Z) on one grid, and `counts` has the number of
     lesions of each scan. A site is a set of lesions, of one or several scans, that overlap or touch
-    each other. Sites are numbered from 1, the largest first. A lesion without a voxel on the grid
-    has a site of its own.
+    each other. Sites are numbered from 1, the largest first. `rejected` are the indices of scans
+    whose lesions make no site, unless all are rejected: false lesions would join the sites of the
+    other scans. Each of their lesions has the site that it overlaps most. A lesion that overlaps
+    none has a site of its own, and so has one without a voxel on the grid.
     """
-    is_lesion = np.any([numbers > 0 for numbers in scans], axis=0)
+    sound = [numbers for index, numbers in enumerate(scans) if index not in rejected]
+    is_lesion = np.any([numbers > 0 for numbers in sound or scans], axis=0)
     sites = number_lesions(is_lesion, 1.0, smallest_mm3=0)
     last = sites.count
     found = []
@@ -47,6 +52,7 @@ def sites_of(scans: Sequence[Numbers], counts: Sequence[int]) -> list[list[int]]
         of_scan = []
         for lesion in range(1, count + 1):
             places = sites.numbers[numbers == lesion]
+            places = places[places > 0]
             if len(places):
                 of_scan.append(int(np.bincount(places).argmax()))
             else:

@@ -34,6 +34,15 @@ def test_a_lesion_that_is_lost_on_the_grid_has_a_site_of_its_own() -> None:
     assert sites_of([row(_1=(0, 4)), row(_1=(0, 4))], [2, 1]) == [[1, 2], [1]]
 
 
+def test_lesions_of_a_rejected_scan_do_not_join_sites() -> None:
+    sound = row(_1=(0, 5), _2=(10, 13))
+    # The first lesion overlaps both sites, the second lesion none.
+    false = row(_1=(2, 25), _2=(30, 33))
+    assert sites_of([sound, false, sound], [2, 2, 2], [1]) == [[1, 2], [1, 3], [1, 2]]
+    # If all are rejected, all make sites.
+    assert sites_of([sound, false], [2, 2], [0, 1]) == [[1, 1], [1, 2]]
+
+
 def test_numbers_come_from_the_nearest_voxel() -> None:
     numbers = np.zeros((8, 8, 8), np.int32)
     numbers[2, 4, 4] = 300
