@@ -49,7 +49,7 @@ from trinat.segmentation.space.views import View
 from trinat.segmentation.timing import stage, time_process, timed
 
 # Note on the only scan of a participant in a longitudinal run.
-_ONLY_SCAN = "segmented alone, because this participant has no other scan"
+_ONLY_SCAN = "segmented alone, because this participant has no other scan in this run"
 
 
 class CaseWorker:

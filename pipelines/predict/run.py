@@ -66,6 +66,7 @@ from trinat.segmentation.errors import (
     OutputError,
     some,
 )
+from trinat.segmentation.io.files import absolute
 from trinat.segmentation.models.zoo import find_model, is_for_any_contrast
 from trinat.segmentation.timing import stage
 
@@ -134,7 +135,8 @@ def predict(request: PredictRequest, callbacks: Listener | None = None) -> Outco
         )
     if request.output.fmriprep:
         _check_for_fmriprep(request, found)
-    units, refusals = _inputs_of_part(request, found)
+    participants = _participants(request, found)
+    units, refusals = _inputs_of_part(request, found, participants)
     cases = [case for unit in units for case in unit.scans]
     given = len(cases) + len(refusals)
     work = request.out / WORK
@@ -150,6 +152,7 @@ def predict(request: PredictRequest, callbacks: Listener | None = None) -> Outco
         recorder = Recorder(settings, ledger, callbacks.on_entry, by_id)
         with stop_on_signal(callbacks.on_stop) as stop:
             recorder.refuse(refusals, is_here=_refused_here(request))
+            _warn_of_scans_not_given(participants, ledger, request.out)
             _segment(request, settings, recorder, units, stop, callbacks.on_stage)
         refuse_lost()
         with stage("tables"):
@@ -231,23 +234,56 @@ def _with_facts(
     )
 
 
+def _participants(request: PredictRequest, found: Found) -> Sequence[Participant]:
+    """Return the participants whose scans are segmented together; () without --longitudinal."""
+    if not request.output.longitudinal:
+        return ()
+    return participants_of(
+        found.cases,
+        found.bids_root,
+        request.sessions_table,
+        strict=request.strict,
+        refusals=found.refusals,
+    )
+
+
+def _warn_of_scans_not_given(
+    participants: Sequence[Participant], ledger: Ledger, out: Path
+) -> None:
+    """Log earlier scans of the run's participants that exist, but were not given to this run.
+
+    They are not segmented together with the new scans, and are in no table of changes. `out` is the
+    output folder.
+    """
+    names = {participant.name for participant in participants}
+    scans = [scan for participant in participants for scan in participant.scans]
+    given = {scan.id for scan in scans}
+    given_paths = {absolute(scan.path) for scan in scans}
+    root = out.resolve()
+    left_out = []
+    for entry in ledger.entries.values():
+        point = entry.result.longitudinal
+        if point is None or point.participant not in names or entry.case in given:
+            continue
+        path = absolute(root / entry.scan)
+        if path not in given_paths and path.exists():
+            left_out.append(entry.case)
+    if left_out:
+        _log.warning(
+            "earlier scans of participants of this run were not given, so they do not count in the "
+            "changes: %s; give all scans of a participant",
+            some(left_out),
+        )
+
+
 def _inputs_of_part(
-    request: PredictRequest, found: Found
+    request: PredictRequest, found: Found, participants: Sequence[Participant]
 ) -> tuple[Sequence[Work], Sequence[Refusal]]:
     """Return the inputs that this request has to process: cases, and refused inputs.
 
     These are all, or those of the request's shard; the first shard reports all refusals. With
     --longitudinal, the scans of a participant are one case and belong to one shard.
     """
-    participants: Sequence[Participant] = ()
-    if request.output.longitudinal:
-        participants = participants_of(
-            found.cases,
-            found.bids_root,
-            request.sessions_table,
-            strict=request.strict,
-            refusals=found.refusals,
-        )
     cases: Sequence[Case] = found.cases
     if request.output.reference is not None:
         cases = _with_facts(request, found, participants)

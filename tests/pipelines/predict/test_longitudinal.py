@@ -21,7 +21,8 @@ from trinat.pipelines.predict.case_in_progress import failed_entries
 from trinat.pipelines.predict.settings import RunSettings
 from trinat.pipelines.study.cases import Work
 from trinat.pipelines.study.entry import Entry
-from trinat.pipelines.study.ledger import read_entries
+from trinat.pipelines.study.ledger import Ledger, read_entries
+from trinat.pipelines.study.record import ScanResult, TimePoint
 from trinat.segmentation.io.files import sha256_of
 from trinat.segmentation.io.volume import Volume
 
@@ -181,6 +182,31 @@ def test_nothing_is_done_twice_and_a_new_time_point_does_all(tmp_path: Path) -> 
     outcome = run_serially(scans, out, output=TOGETHER)
     assert (outcome.done, outcome.skipped) == (3, 0)
     assert len(table(out / "timepoints.tsv")) == 3
+
+
+def test_earlier_scans_that_are_not_given_are_named(tmp_path: Path, logged) -> None:
+    old, new = write_scans(tmp_path / "old", "P0_MR1.nii.gz"), tmp_path / "new"
+    write_scans(new, "P0_MR2.nii.gz", "P1_MR2.nii.gz")
+    out = tmp_path / "out"
+    out.mkdir()
+    with Ledger(out / "run.jsonl") as ledger:
+        point = TimePoint(participant="P0", volumes_mm3={})
+        ledger.add(
+            Entry(
+                "P0_MR1",
+                "done",
+                scan="../old/P0_MR1.nii.gz",
+                model="m",
+                result=ScanResult(longitudinal=point),
+            )
+        )
+    run_serially(new, out, output=TOGETHER)
+    (warning,) = [text for text in logged.messages if "not given" in text]
+    assert "P0_MR1" in warning
+    logged.clear()
+    (old / "P0_MR1.nii.gz").unlink()
+    run_serially(new, out, output=TOGETHER)
+    assert not any("not given" in text for text in logged.messages)
 
 
 def test_scans_of_different_heads_are_refused_in_one_line(tmp_path: Path) -> None:
