@@ -54,9 +54,10 @@ from trinat.pipelines.study.files import (
     corrected_before_last_run,
     segmented_together,
     two_maps_of_a_scan,
+    years_of,
 )
 from trinat.pipelines.study.participants import Facts
-from trinat.pipelines.study.participants_check import match_participants
+from trinat.pipelines.study.participants_check import match_participants, shared_ages
 from trinat.pipelines.study.ratings import (
     Rating,
     agreement_table,
@@ -320,6 +321,10 @@ def read_known(settings: CohortSettings) -> Known:
     if twice:
         _log.warning("%s: each map counts as a scan", twice)
     remarks = matched.table.notes + matched.remarks
+    shared = shared_ages(matched, years_of(files))
+    if shared:
+        _log.warning("%s: %s", table.name, shared)
+        remarks = (*remarks, shared)
     checked = study.checked(files, lesions=not settings.uncorrected)
     corrected = corrected_among(checked, lesions=not settings.uncorrected)
     if corrected:

@@ -654,6 +654,19 @@ def segmented_together(files: Iterable[ScanFile]) -> set[str]:
     }
 
 
+def years_of(files: Iterable[ScanFile]) -> dict[tuple[str, str], float]:
+    """Return the time of each scan that a run segmented together with others, if it is known.
+
+    Times are in years from an arbitrary start, by the names of the scan and of its participant.
+    """
+    years = {}
+    for file in files:
+        together = file.entry.result.longitudinal
+        if together is not None and together.year is not None:
+            years[file.name, file.participant] = together.year
+    return years
+
+
 def two_maps_of_a_scan(files: Iterable[ScanFile]) -> str:
     """Return a sentence that names two label maps of the same scan; "" if there are none.
 

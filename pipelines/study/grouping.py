@@ -15,7 +15,11 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 
 from trinat.pipelines.study.cases import Case, Participant, Refusal
-from trinat.pipelines.study.participants_check import match_participants, report_table
+from trinat.pipelines.study.participants_check import (
+    match_participants,
+    report_table,
+    shared_ages,
+)
 from trinat.segmentation.data.identity import clash_among, identify
 from trinat.segmentation.errors import ConfigError, some
 from trinat.segmentation.io.cells import (
@@ -147,6 +151,20 @@ def with_facts(
         is_given=is_given,
         together=set(grouped.values()),
     )
+    times = {
+        scan.id: year
+        for participant in participants
+        for scan, year in zip(participant.scans, participant.years, strict=True)
+        if year is not None
+    }
+    years = {
+        name: times[case.id]
+        for case, name in zip(cases, names, strict=True)
+        if case.id in times
+    }
+    shared = shared_ages(matched, years)
+    if shared:
+        _log.warning("%s: %s", table.name, shared)
     return [
         replace(case, facts=matched.of(*name))
         for case, name in zip(cases, names, strict=True)

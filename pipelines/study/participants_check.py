@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from trinat.pipelines.study.files import segmented_together
+from trinat.pipelines.study.files import segmented_together, years_of
 from trinat.pipelines.study.participants import Facts, Matched, Named, ParticipantsTable
 from trinat.pipelines.study.participants_table import (
     inspect_participants,
@@ -20,7 +20,7 @@ from trinat.pipelines.study.participants_table import (
 from trinat.pipelines.study.study import Study
 from trinat.segmentation.data.identity import Named as NamedScan
 from trinat.segmentation.data.identity import clash_among, identify
-from trinat.segmentation.errors import ConfigError, DatasetError, one_line
+from trinat.segmentation.errors import ConfigError, DatasetError, one_line, some
 
 _log = logging.getLogger(__name__)
 
@@ -28,6 +28,8 @@ _log = logging.getLogger(__name__)
 _MOST_LINES = 5
 _COLUMNS = ("age", "sex", "family", "site", "group", "intracranial_cm3")
 _MM3_PER_CM3 = 1000
+# Scans within this number of years may share an age.
+_SAME_AGE = 1
 
 
 def read_given(table: Path) -> ParticipantsTable:
@@ -110,6 +112,28 @@ def refuse_merged_participants(
         )
 
 
+def shared_ages(matched: Matched, years: Mapping[Named, float]) -> str:
+    """Return a warning that scans of several years have the age of one row; "" if none have.
+
+    `years` has the times of scans, as far as they are known, by the names of the scan and of its
+    participant.
+    """
+    years_of: dict[str, list[float]] = defaultdict(list)
+    for names, year in years.items():
+        row = matched.rows.get(names)
+        if row is not None and matched.table.facts[row].age is not None:
+            years_of[row].append(year)
+    sharing = [
+        row for row, times in years_of.items() if max(times) - min(times) > _SAME_AGE
+    ]
+    if not sharing:
+        return ""
+    return (
+        f"{some(sharing)}: scans more than a year apart have the age of one row; give a row for "
+        "each scan, with its age"
+    )
+
+
 def match_participants(
     table: Path,
     scans: Mapping[Named, Sequence[str]],
@@ -176,6 +200,9 @@ def describe_table(
         if without:
             yield f"# rows without a scan: {', '.join(without)}"
         doubts = list(matched.remarks)
+        shared = shared_ages(matched, years_of(files))
+        if shared:
+            yield f"# {shared}"
         clash = clash_among(file.participant for file in files)
         if clash:
             doubts.append(clash)

@@ -354,15 +354,20 @@ def test_nobody_has_the_facts_of_a_participant_of_the_same_name_elsewhere(
 
 
 def test_a_scan_has_the_facts_of_the_participant_in_the_table_of_sessions(
-    tmp_path: Path,
+    tmp_path: Path, logged: pytest.LogCaptureFixture
 ) -> None:
     given = cases("001", "002", "003")
     sessions = "scan\tparticipant\n001\t001\n002\t001\n003\t002\n"
+    sessions_with_dates = "scan\tparticipant\tyears\n001\t001\t1\n002\t001\t5\n"
     participants = participants_of(given, None, table(tmp_path, sessions))
     path = tmp_path / "participants.tsv"
     path.write_text("participant_id\tage\n001\t25\n002\t70\n")
     told = with_facts(given, path, participants)
     assert [case.facts and case.facts.age for case in told] == [25, 25, 70]
+    assert not any("more than a year" in text for text in logged.messages)
+    dated = table(tmp_path, sessions_with_dates)
+    with_facts(given, path, participants_of(given, None, dated))
+    assert any("more than a year" in text for text in logged.messages)
 
 
 def test_only_a_table_that_was_given_needs_a_row_of_a_scan(tmp_path: Path) -> None:

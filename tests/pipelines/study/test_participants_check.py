@@ -11,6 +11,7 @@ from trinat.pipelines.study.ledger import Ledger
 from trinat.pipelines.study.participants_check import (
     describe_table,
     match_participants,
+    shared_ages,
 )
 from trinat.pipelines.study.record import ScanResult, TimePoint
 from trinat.segmentation.errors import DatasetError
@@ -141,6 +142,25 @@ def test_scans_that_were_segmented_together_may_have_rows_of_any_names(
     # They are of one sex.
     with pytest.raises(DatasetError):
         match_participants(path, scans | {("z", "anna"): ()}, together=["anna"])
+
+
+@pytest.mark.parametrize(
+    ("rows", "is_named"),
+    [
+        ("anna\t40\n", True),
+        ("anna\tn/a\n", False),
+        ("x\t40\ny\t42\n", False),
+    ],
+)
+def test_scans_of_several_years_with_the_age_of_one_row_are_named(
+    rows: str, is_named: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "people.tsv"
+    path.write_text("participant_id\tage\n" + rows)
+    years = {("x", "anna"): 2020.0, ("y", "anna"): 2022.0}
+    matched = match_participants(path, dict.fromkeys(years, ()), together=["anna"])
+    assert ("anna" in shared_ages(matched, years)) == is_named
+    assert not shared_ages(matched, years | {("y", "anna"): 2020.5})
 
 
 def test_rows_of_two_sessions_are_of_one_participant(tmp_path: Path) -> None:
