@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -202,16 +203,17 @@ def _count_lesions(
         return counts, "regions of lesions not known: no label map of structures"
     scheme = load_scheme(DEFAULT_SCHEME)
     file = replace(task.pair.prediction, path=task.structures)
+    to_classes = partial(as_classes, file=file, scheme=scheme, fold=task.numbering)
     try:
         structures, _ = on_grid_of(
-            read_labels(file, task.trust_affine), truth, resample=task.resample
+            read_labels(file, task.trust_affine),
+            truth,
+            resample=task.resample,
+            to_classes=to_classes,
         )
-        classes = as_classes(structures, file, scheme, task.numbering)
     except (TrinatError, OSError) as error:
         return counts, f"regions of lesions not known: {error}"
-    true, predicted = regions_of(
-        [lesions.true, lesions.predicted], replace(truth, data=classes), scheme
-    )
+    true, predicted = regions_of([lesions.true, lesions.predicted], structures, scheme)
     for region, of_region in lesions.counts_by_region(true, predicted).items():
         counts["region", region] = of_region
     return counts, ""
@@ -234,9 +236,16 @@ def read_pair(task: Task) -> AlignedPair:
         "truth_sha256": truth.source_sha256 or "",
         "prediction_sha256": prediction.source_sha256 or "",
     }
+    scheme = load_scheme(task.scheme)
+    true = as_classes(truth, pair.truth, scheme, task.truth_numbering)
+    to_classes = partial(
+        as_classes, file=pair.prediction, scheme=scheme, fold=task.numbering
+    )
     notes = []
     try:
-        prediction, note = on_grid_of(prediction, truth, resample=task.resample)
+        prediction, note = on_grid_of(
+            prediction, truth, resample=task.resample, to_classes=to_classes
+        )
     except GeometryError as error:
         error.where = pair.prediction.path.name
         raise
@@ -244,9 +253,7 @@ def read_pair(task: Task) -> AlignedPair:
         notes.append(note)
     if min(truth.shape) == 1:
         notes.append("a single slice: distances are within the slice")
-    scheme = load_scheme(task.scheme)
-    true = as_classes(truth, pair.truth, scheme, task.truth_numbering)
-    predicted = as_classes(prediction, pair.prediction, scheme, task.numbering)
+    predicted = prediction.data
     slices = None
     if scheme.kind != "lesions":
         slices = drawn_slices(true, truth.spacing_mm)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -193,10 +194,14 @@ def _mosaic(
     try:
         scan = conform(read_image(image, labels, trust_affine=trust_affine))
         label_map = Volume.read(labels, labels=True, trust_affine=trust_affine)
-        numbers = conform(label_map, labels=True, plan=scan.plan).volume
+        # Before resampling, as in evaluation: parcels are outvoted by white matter one by one.
+        indices = scheme.from_freesurfer(
+            label_map.data, spacing_mm=label_map.spacing_mm
+        )
+        on_scan = replace(label_map, data=indices)
+        classes = conform(on_scan, labels=True, plan=scan.plan).volume
     except (TrinatError, OSError):
         return None
-    classes = Volume(scheme.from_freesurfer(numbers.data), numbers.affine)
     gray = np.where(far_from_brain(classes.data > 0), 0, scan.volume.data)
     brain = Volume(gray, scan.volume.affine)
     return encoded(draw_mosaic(brain, classes, scheme), "PNG")

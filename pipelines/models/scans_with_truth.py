@@ -87,14 +87,17 @@ class Reader:
         image = read_image(scan.image, scan.labels, trust_affine=self.trust_affine)
         truth = Volume.read(scan.labels, labels=True, trust_affine=self.trust_affine)
         prepared = segmenter.prepare(image)
-        truth_on_scan, _ = on_grid_of(truth, image)
-        numbers = conform(truth_on_scan, labels=True, plan=prepared.plan).volume
-        classes = model.scheme.from_freesurfer(
-            numbers.data,
-            spacing_mm=numbers.spacing_mm,
-            fold=self.numbering,
-            where=scan.labels,
-        )
+
+        def to_classes(volume: Volume) -> NDArray[np.uint8]:
+            return model.scheme.from_freesurfer(
+                volume.data,
+                spacing_mm=volume.spacing_mm,
+                fold=self.numbering,
+                where=scan.labels,
+            )
+
+        on_scan, _ = on_grid_of(truth, image, to_classes=to_classes)
+        classes = conform(on_scan, labels=True, plan=prepared.plan).volume.data
         if np.isin(classes, [0, *not_compared(model)]).all():
             raise EvaluationError(
                 f"has nothing of {model.scheme.name}", where=scan.labels

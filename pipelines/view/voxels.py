@@ -156,15 +156,17 @@ class Voxels:
         labels = _read_ras(_required(maps.get(kind), kind, scan), labels=True)
         if kind == "labels":
             self._study.refuse_other_numbers(scan, labels)
-        if has_grid_of_another:
-            grid = self._read_once(number, "scan", version)
-            labels, _ = on_grid_of(labels, grid, resample=True)
         if kind in ("lesions", "lesions-predicted"):
             # A mask, shown as the only structure of its layer.
-            return replace(labels, data=(labels.data > 0).astype(np.uint8))
-        layer = kind if kind in LAYERS else ""
-        places = self._places_in_table(labels, folder, layer)
-        return replace(labels, data=places)
+            places = (labels.data > 0).astype(np.uint8)
+        else:
+            layer = kind if kind in LAYERS else ""
+            places = self._places_in_table(labels, folder, layer)
+        shown = replace(labels, data=places)
+        if has_grid_of_another:
+            grid = self._read_once(number, "scan", version)
+            shown, _ = on_grid_of(shown, grid, resample=True)
+        return shown
 
     def _places_in_table(
         self, labels: Volume, folder: Path | None, layer: str

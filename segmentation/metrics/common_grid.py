@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +20,11 @@ _TOLERANCE = 0.02
 
 
 def on_grid_of(
-    labels: Volume, reference: Volume, *, resample: bool = False
+    labels: Volume,
+    reference: Volume,
+    *,
+    resample: bool = False,
+    to_classes: Callable[[Volume], NDArray[Any]] | None = None,
 ) -> tuple[Volume, str]:
     """Return a label map on the grid of `reference`, with a note on what was changed.
 
@@ -27,12 +32,19 @@ def on_grid_of(
     without loss. Any other difference raises GeometryError. With `resample`, the map is resampled
     instead: the indicator (0 or 1) of each label is interpolated linearly, and each voxel gets the
     label with the largest value, as when trinat restores its own results to a scan's grid.
+
+    The result holds class indices if `to_classes` is given, which converts a map to them, (X, Y,
+    Z). It is called before resampling: parcels would each have fewer votes than the white matter
+    beside them, and the cortex would shrink. It gets the map with the axes of `reference`, because
+    ties between the sides depend on the order of axes.
     """
     same_axes = reoriented(labels, reference.axcodes)
+    if to_classes is not None:
+        same_axes = replace(same_axes, data=to_classes(same_axes))
     apart_mm = same_axes.grid.apart_mm(reference.grid)
     if apart_mm <= _TOLERANCE * min(reference.spacing_mm):
         note = ""
-        if same_axes is not labels:
+        if labels.axcodes != reference.axcodes:
             note = f"axes reordered from {labels.axcodes}, no loss"
         return Volume(same_axes.data, reference.affine, reference.codes), note
     difference = _difference(labels.grid, reference.grid, apart_mm)
@@ -45,8 +57,8 @@ def on_grid_of(
     from trinat.segmentation.space.grid_map import GridMap
     from trinat.segmentation.space.resample import resample_labels
 
-    grid_map = GridMap.between(labels.grid, reference.grid)
-    data = resample_labels(labels.data, grid_map)
+    grid_map = GridMap.between(same_axes.grid, reference.grid)
+    data = resample_labels(same_axes.data, grid_map)
     note = f"resampled to the truth's grid, label by label ({difference})"
     return Volume(data, reference.affine, reference.codes), note
 

@@ -393,16 +393,20 @@ def evaluate(
     made = _made_of(prediction, not_predicted, csf_pred)
     truth_csf: Csf = csf or _made_of(truth).csf or "region"
     true, predicted = _volumes_of(truth, prediction)
-    predicted, _ = on_grid_of(predicted, true, resample=resample)
     scheme = load_scheme(labels)
     if made.source is not None and scheme.has_sides and not made.source.has_sides:
         raise EvaluationError(
             "the prediction does not tell left from right",
             remedy="segment with another view than the sagittal one, too",
         )
+
+    def to_classes(volume: Volume) -> Indices:
+        return scheme.from_freesurfer(volume.data, spacing_mm=volume.spacing_mm)
+
     spacing_mm = true.spacing_mm
-    true_classes = scheme.from_freesurfer(true.data, spacing_mm=spacing_mm)
-    predicted_classes = scheme.from_freesurfer(predicted.data, spacing_mm=spacing_mm)
+    true_classes = to_classes(true)
+    predicted, _ = on_grid_of(predicted, true, resample=resample, to_classes=to_classes)
+    predicted_classes = predicted.data
     refuse_without_parcels(true_classes, scheme, "the truth")
     refuse_without_parcels(predicted_classes, scheme, "the prediction")
     if scheme.kind != "lesions":

@@ -121,6 +121,23 @@ def test_resampling_brings_it_there_and_the_report_says_so(
     assert note.startswith("resampled to the truth's grid, label by label")
 
 
+def test_parcels_count_together_as_cortex_when_they_are_resampled(
+    pair: EvaluationSettings,
+) -> None:
+    """Of 8 voxels, 3 are white matter and 5 are cortex, of three parcels."""
+    block = np.array([[[2, 2], [2, 1001]], [[1001, 1002], [1002, 1003]]])
+    affine = np.eye(4)
+    affine[:3, 3] = -0.5
+    write(pair.models["model"] / "x.nii.gz", np.tile(block, (16, 16, 16)), affine)
+    cortex = np.full((16, 16, 16), 3)
+    write(pair.truth / "x.nii.gz", cortex, np.diag([2.0, 2, 2, 1]))
+    assert (
+        evaluate_predictions(replace(pair, resample=True, tables_only=True)) == Exit.OK
+    )
+    metrics = read_metrics(pair.out / "metrics.csv")
+    assert value(metrics, "x", "model", "Left-Cerebral-Cortex", "dice") == 1
+
+
 def test_a_truth_on_every_fourth_slice_is_measured_there_alone(tmp_path: Path) -> None:
     whole, sparse = brain(), np.zeros_like(brain())
     sparse[:, ::4] = whole[:, ::4]

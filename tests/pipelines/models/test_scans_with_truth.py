@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,14 +13,18 @@ from helpers.overfitted import random_model
 from helpers.studies import correct_voxel, write_study
 
 from trinat.pipelines.models.scans_with_truth import (
+    Reader,
+    ScanWithTruth,
     pair_scans,
     refuse_another_head,
     work_on_each,
 )
 from trinat.pipelines.study.corrections import sidecar_path
 from trinat.segmentation.errors import EvaluationError
+from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.metrics.overlap import joint_histogram
 from trinat.segmentation.models.checkpoint import load_model
+from trinat.segmentation.space.conform import conform
 
 
 def test_a_pair_of_which_one_side_says_less_is_named(
@@ -57,6 +63,23 @@ def test_pairs_by_name_need_no_check_and_others_say_why_they_have_none(
     assert doubtful.startswith("sub-01: not unique")
     assert other == "c: no scan"
     assert "not used: b: no truth" in logged.messages
+
+
+def test_parcels_of_a_truth_count_together_as_cortex(tmp_path: Path) -> None:
+    """Of the 8 voxels of each mm³, 3 are white matter and 5 are cortex, of three parcels."""
+    block = np.array([[[2, 2], [2, 1001]], [[1001, 1002], [1002, 1003]]])
+    numbers = np.pad(np.tile(block, (16, 16, 16)), 16)
+    affine = np.diag([0.5, 0.5, 0.5, 1])
+    paths = tmp_path / "scan.nii", tmp_path / "labels.nii"
+    Volume(np.sign(numbers).astype(np.float32), affine).write(paths[0])
+    Volume(numbers.astype(np.int16), affine).write(paths[1], labels=True)
+    segmenter = SimpleNamespace(
+        model=load_model(random_model()), prepare=partial(conform, shape=(32, 32, 32))
+    )
+    scan = ScanWithTruth("x", "x", *paths)
+    _, classes = Reader(None, None).read(segmenter, scan)
+    cortex = segmenter.model.scheme.names.index("Left-Cerebral-Cortex")
+    assert np.count_nonzero(classes) == np.count_nonzero(classes == cortex) == 16**3
 
 
 def test_a_truth_of_another_head_is_refused_and_exchanged_sides_are_named() -> None:

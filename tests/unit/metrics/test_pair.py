@@ -10,6 +10,7 @@ import pytest
 from helpers.refusals import refusal
 
 from trinat.segmentation.errors import ConfigError, EvaluationError
+from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
 from trinat.segmentation.metrics.definitions import (
     LESION_WISE,
@@ -368,6 +369,27 @@ def test_maps_without_parcels_are_not_measured_by_parcels() -> None:
             evaluate(truth, prediction, labels="desikan")
     table = evaluate(parcels, parcels, labels="desikan")
     assert table[table["freesurfer"] == 1002]["dice"].tolist() == [1]
+
+
+def test_parcels_count_together_as_cortex_where_the_grid_is_coarser() -> None:
+    """Of 8 voxels, 3 are white matter and 5 are cortex, of three parcels."""
+    block = np.array([[[2, 2], [2, 1001]], [[1001, 1002], [1002, 1003]]])
+    affine = np.eye(4)
+    affine[:3, 3] = -0.5
+    prediction = Volume(np.tile(block, (4, 4, 4)), affine)
+    truth = Volume(np.full((4, 4, 4), 3), np.diag([2.0, 2, 2, 1]))
+    table = evaluate(truth, prediction, resample=True)
+    assert table.dice["Left-Cerebral-Cortex"] == 1
+
+
+def test_another_order_of_axes_does_not_change_the_sides_of_a_map() -> None:
+    """The corpus callosum (251) is as near to the left white matter as to the right one."""
+    row = np.array([0, 41, 251, 2, 0, 0])
+    labels = np.tile(row[:, None, None], (1, 4, 4))
+    flip = np.diag([-1.0, 1, 1, 1])
+    flip[0, 3] = len(row) - 1
+    table = evaluate(Volume(labels, np.eye(4)), Volume(labels[::-1], flip))
+    assert table.dice["Left-Cerebral-White-Matter"] == 1
 
 
 def test_a_prediction_without_sides_is_no_prediction_of_structures_with_sides(
