@@ -271,7 +271,8 @@ def read_labels(file: ScanFile, trust_affine: TrustAffine | None) -> Volume:
     """Read a label map with the numbers that it has on disk.
 
     The orientation is taken from `file.stored` if a store has recorded it there, and otherwise from
-    the header. `trust_affine` is the user's choice of the affine to use if the header does not
+    the header. NaN and infinite voxels become 0 if they did in the store, and are refused
+    otherwise. `trust_affine` is the user's choice of the affine to use if the header does not
     decide: "sform", "qform" or "header"; None if not given.
     """
     return Volume.read(
@@ -279,6 +280,7 @@ def read_labels(file: ScanFile, trust_affine: TrustAffine | None) -> Volume:
         labels=True,
         axes=file.stored.axes,
         trust_affine=trust_affine,
+        fill_nonfinite=file.stored.fill_nonfinite,
     )
 
 

@@ -81,6 +81,7 @@ class StoreRecord:
     numbers: Mapping[int, int] = field(default_factory=dict)
     fold: FoldingTable | None = None  # applied after this mapping
     csf: Csf = "region"  # which fluid the label map calls CSF
+    fill_nonfinite: bool = False  # NaN and infinite voxels become 0
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,12 @@ def stored_files(store: Store, subjects: Iterable[str], kind: str) -> list[ScanF
         # CSF that `trinat prepare --csf-with` has added is in the slices only, not in this map.
         csf = store.info.csf if entry.pseudo is not None else "region"
         record = StoreRecord(
-            original.axes, original.sha256, numbers, store.info.fold, csf
+            axes=original.axes,
+            sha256=original.sha256,
+            numbers=numbers,
+            fold=store.info.fold,
+            csf=csf,
+            fill_nonfinite=store.info.fill_nonfinite,
         )
         # Identify the map as its prediction `ID_dseg.nii.gz` would be, so that the two are paired.
         # The participant is the one in the store, which the user may have corrected.

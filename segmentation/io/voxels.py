@@ -122,7 +122,7 @@ def usable_values(
             raise IntegrityError(
                 f"{count} voxels are NaN or infinite",
                 where=where,
-                remedy="set them to 0 (on the command line: --fill-nonfinite)",
+                remedy="set them to 0 (trinat predict, prepare: --fill-nonfinite)",
             )
         data, notes = filled_with_zeros(data)
         low = data.min()

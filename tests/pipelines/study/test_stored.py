@@ -94,6 +94,24 @@ def test_predictions_of_a_stores_scans_are_measured_by_its_label_maps(
     assert {float(row["value"]) for row in rows if row["value"]} == {1.0}
 
 
+def test_label_maps_that_were_filled_for_the_store_are_filled_for_measuring(
+    tmp_path: Path,
+) -> None:
+    build("pairs", tmp_path / "in")
+    path = tmp_path / "in/labels/a.nii.gz"
+    labels = Volume.read(path, labels=True)
+    numbers = labels.data.astype(np.float32)
+    numbers[0, 0, 0] = np.nan
+    Volume(numbers, labels.affine).write(path)
+    _, store = prepare(
+        "pairs", tmp_path / "in", tmp_path / "store", fill_nonfinite=True
+    )
+    write_split(store, "a")
+    (tmp_path / "found").mkdir()
+    labels.write(tmp_path / "found/a_dseg.nii.gz", labels=True)
+    assert measured(store, tmp_path / "report") == Exit.OK
+
+
 def test_label_maps_with_a_mask_are_no_ground_truth(tmp_path: Path) -> None:
     build("pairs", tmp_path / "in")
     table = tmp_path / "in/pairs.csv"
