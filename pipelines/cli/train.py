@@ -59,14 +59,17 @@ def train(
     overrides = list(asked.overrides)
     if asked.start:
         overrides += as_overrides({"start": asked.start})
-    whole = read_recipe(config, overrides)
-    out = asked.out or Path("runs") / whole.name
-    recipes = {out: whole}
+    splits: dict[str, Path | None] = {"": None}
     if store is not None:
-        splits = _splits_of_runs(out, store, folds=folds, fold=asked.fold)
-        recipes = {
-            run: adapt_to_store(whole, store, split) for run, split in splits.items()
-        }
+        splits = _splits_of_runs(store, folds=folds, fold=asked.fold)
+    recipes = {}
+    for name, split in splits.items():
+        whole = read_recipe(config, overrides, store, split)
+        out = asked.out or Path("runs") / whole.name
+        recipes[out / name] = whole
+        if store is not None:
+            recipes[out / name] = adapt_to_store(whole, store)
+    if store is not None:
         of_store_views = next(iter(recipes.values())).views
         missing = [view.value for view in whole.views if view not in of_store_views]
         if missing:
@@ -108,24 +111,24 @@ def _refuse_contradictions(scans: options.OfStore, asked: TrainSettings) -> None
 
 
 def _splits_of_runs(
-    out: Path, store: Path, *, folds: bool, fold: int | None
-) -> dict[Path, Path]:
+    store: Path, *, folds: bool, fold: int | None
+) -> dict[str, Path | None]:
     """Return the folders of the training runs to do, each with the path of the split to train on.
 
-    Without `folds` and `fold` there is one run, in `out` itself. With `folds` there is a run for
-    each fold of the store, with `fold` only for that fold. Raises ConfigError if the store does not
-    have this fold.
+    The folders are in that of the command. Without `folds` and `fold` there is one run, in that
+    folder itself (""), with the store's split. With `folds` there is a run for each fold of the
+    store, with `fold` only for that fold. Raises ConfigError if the store does not have this fold.
     """
-    from trinat.segmentation.data.store import SPLIT, Store
+    from trinat.segmentation.data.store import Store
 
     if not folds and fold is None:
-        return {out: store / SPLIT}
-    runs = {}
+        return {"": None}
+    runs: dict[str, Path | None] = {}
     for number, split in enumerate(Store(store).folds):
-        runs[out / FOLD.format(number)] = split
+        runs[FOLD.format(number)] = split
     if fold is None:
         return runs
-    run = out / FOLD.format(fold)
+    run = FOLD.format(fold)
     if run not in runs:
         remedy = f"choose a fold from 0 to {len(runs) - 1}"
         raise ConfigError(f"has no fold {fold}", where=store, remedy=remedy)

@@ -173,9 +173,10 @@ def train(
         raise TypeError(
             f"settings are a {type(settings).__name__}: give a dictionary of keys and values"
         )
-    whole = read_recipe(os.fspath(recipe), as_overrides(settings))
-    if store is not None:
-        whole = adapt_to_store(whole, Path(store))
+    root = None if store is None else Path(store)
+    whole = read_recipe(os.fspath(recipe), as_overrides(settings), root)
+    if root is not None:
+        whole = adapt_to_store(whole, root)
     folder = Path("runs") / whole.name if out is None else Path(out)
     asked = TrainSettings(view=view, resume=resume, seconds=seconds, device=device)
     with training_progress(not progress) as watcher:

@@ -87,7 +87,6 @@ from trinat.segmentation.training.config import (
     Recipe,
     StageConfig,
     StoreConfig,
-    ValidationConfig,
 )
 from trinat.segmentation.training.state import check_identity, has_state
 
@@ -96,22 +95,36 @@ _log = logging.getLogger(__name__)
 # Lock file in the folder of a run, and in that of each job.
 _LOCK = ".lock"
 _CARD = "MODEL_CARD.md"
+# Settings from the command line about the synthetic scans of a recipe.
+_SYNTHETIC = re.compile(r"\s*(data|stages)\b.*synthetic", re.DOTALL)
 # Longest wait for the lock of a run's folder; other processes hold it for seconds only.
 _PATIENCE_S = 300.0
 
 
-def read_recipe(name_or_path: str, settings: Sequence[str] = ()) -> Recipe:
+def read_recipe(
+    name_or_path: str,
+    settings: Sequence[str] = (),
+    store: Path | None = None,
+    split: Path | None = None,
+) -> Recipe:
     """Read a training recipe by its name or file, and apply settings from the command line.
 
-    `settings` are texts such as "optimiser.rate=1e-3", which replaces the rate of all stages. A
-    recipe that starts from a model and has no `network` of its own gets the network of the model;
-    ConfigError is raised if the networks of that model's views differ.
+    `settings` are texts such as "optimiser.rate=1e-3", which replaces the rate of all stages. With
+    `store`, all stages read the slice store in this folder; `adapt_to_store` then fits the recipe
+    to it. `split` is the file with the participants for training and validation; by default the one
+    in the store. A recipe that starts from a model and has no `network` of its own gets the network
+    of the model; ConfigError is raised if the networks of that model's views differ.
     """
     path = find_recipe(name_or_path)
     content = read_yaml(path)
     # A recipe without stages has one, in which all keys are those at the top.
     content["stages"] = content.get("stages") or [{}]
     content = with_settings(content, _for_each_stage(settings, content["stages"]))
+    if store is not None:
+        with_synthetic = any(_SYNTHETIC.match(setting) for setting in settings)
+        content = _read_from_store(
+            content, store, split or store / SPLIT, with_synthetic=with_synthetic
+        )
     recipe = check(Recipe, content, path)
     start = recipe.stages[0].start
     if start is None or "network" in content:
@@ -149,26 +162,48 @@ def _for_each_stage(settings: Sequence[str], stages: Any) -> list[str]:
     return repeated
 
 
-def adapt_to_store(recipe: Recipe, root: Path, split: Path | None = None) -> Recipe:
-    """Return a recipe that trains on the slice store in the folder `root`.
+def _read_from_store(
+    content: dict[str, Any], root: Path, split: Path, *, with_synthetic: bool
+) -> dict[str, Any]:
+    """Return a recipe, as in YAML, all of whose stages read the slice store in the folder `root`.
 
-    Its label scheme is that of the store, its views are those of which the store has slices, and
-    all its stages read this store. `split` is the file with the participants for training and
-    validation; by default the one in the store. Settings of the recipe for a store, such as
-    augmentation, are kept. A stage that had neither a store nor a validation then trains on this
-    store alone, and its weights are selected on the participants for validation. Raises ConfigError
-    if the store has no slices of the recipe's views.
+    `split` is the file of its split. Settings of a stage for a store, such as augmentation, are
+    kept. A stage that names no store loses the synthetic scans of the recipe, unless
+    `with_synthetic`; if it says nothing about validation, its weights are selected on the
+    participants for validation, if there are any.
+    """
+    merged: dict[str, Any] = Recipe.merge_stages(content)
+    if merged is content:
+        return content  # `check` refuses it, because its stages are malformed.
+    has_validation = bool(Store(root).split(split).validation)
+    for stage in merged["stages"]:
+        data = stage.get("data") or {}
+        if not isinstance(data, dict):
+            continue  # `check` refuses it.
+        known = data.get("store") or {}
+        if not isinstance(known, dict):
+            continue
+        changed = {**data, "store": {**known, "path": root, "split": split}}
+        if "path" not in known:
+            if not with_synthetic:
+                changed["synthetic"] = None
+            if has_validation:
+                stage.setdefault("validation", {})
+        stage["data"] = changed
+    return merged
+
+
+def adapt_to_store(recipe: Recipe, root: Path) -> Recipe:
+    """Return a recipe whose stages read the slice store in `root`, fitted to this store.
+
+    Its label scheme is that of the store, and its views are those of which the store has slices.
+    Slices are not mirrored in augmentation if the label scheme has a structure on one side only.
+    Raises ConfigError if the store has no slices of the recipe's views.
     """
     store = Store(root)
     views = tuple(view for view in recipe.views if view in store.views)
     if not views:
         raise ConfigError(f"holds no slices of the views of {recipe.name}", where=root)
-    if split is None:
-        split = root / SPLIT
-    validation = None
-    if read_split(split).validation:
-        validation = ValidationConfig()
-    place = StoreConfig(path=root, split=split)
     stages = []
     for stage in recipe.stages:
         own_views = None
@@ -176,41 +211,22 @@ def adapt_to_store(recipe: Recipe, root: Path, split: Path | None = None) -> Rec
             own_views = tuple(view for view in stage.views if view in views)
             if not own_views:
                 continue
-        changed = _stage_on_store(
-            stage, place, validation, can_flip=not store.scheme.has_unpartnered_sides
-        )
-        stages.append(changed.model_copy(update={"views": own_views}))
+        changed = stage.model_copy(update={"views": own_views})
+        if store.scheme.has_unpartnered_sides:
+            changed = _without_flips(changed)
+        stages.append(changed)
     whole = {"scheme": store.scheme_name, "views": views, "stages": tuple(stages)}
     return recipe.model_copy(update=whole)
 
 
-def _stage_on_store(
-    stage: StageConfig,
-    place: StoreConfig,
-    validation: ValidationConfig | None,
-    *,
-    can_flip: bool,
-) -> StageConfig:
-    """Return a stage of a recipe that reads its slices from the store `place`.
-
-    A stage that had no store loses its synthetic scans; if it had no validation either, it gets
-    `validation`. `can_flip` is False if slices must not be mirrored in augmentation, because the
-    label scheme has a structure on one side only.
-    """
-    known = stage.data.store
-    if known is None:
-        store = place
-        synthetic = None
-        validation = stage.validation or validation
-    else:
-        store = known.model_copy(update={"path": place.path, "split": place.split})
-        synthetic = stage.data.synthetic
-        validation = stage.validation
-    if not can_flip:
-        unflipped = store.augmentation.model_copy(update={"flip": 0.0})
-        store = store.model_copy(update={"augmentation": unflipped})
-    data = stage.data.model_copy(update={"store": store, "synthetic": synthetic})
-    return stage.model_copy(update={"data": data, "validation": validation})
+def _without_flips(stage: StageConfig) -> StageConfig:
+    """Return a stage that mirrors no slices of its store in augmentation."""
+    store = stage.data.store
+    assert store is not None
+    augmentation = store.augmentation.model_copy(update={"flip": 0.0})
+    store = store.model_copy(update={"augmentation": augmentation})
+    data = stage.data.model_copy(update={"store": store})
+    return stage.model_copy(update={"data": data})
 
 
 def refuse_before_others(recipe: Recipe, view: str, out: Path) -> None:

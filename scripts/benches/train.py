@@ -120,7 +120,7 @@ def run(*arguments: str) -> None:
     prepare_process(given.threads)
     with tempfile.TemporaryDirectory() as folder:
         store = make_store(Path(folder))
-        recipe = adapt_to_store(read_recipe(given.recipe, given.set), store)
+        recipe = adapt_to_store(read_recipe(given.recipe, given.set, store), store)
         trainer, ours = our_step(recipe)
         steps = {
             "bare": bare_step(recipe, trainer.precision, with_loss=False),

@@ -246,7 +246,15 @@ class Recipe(_Config):
     @model_validator(mode="before")
     @classmethod
     def _stages_inherit(cls, values: Any) -> Any:
-        """Copy stage keys of the recipe itself to all stages, which may override them."""
+        """Copy stage keys of the recipe itself to all stages."""
+        return cls.merge_stages(values)
+
+    @classmethod
+    def merge_stages(cls, values: Any) -> Any:
+        """Move stage keys of the recipe itself to all stages, which may override them.
+
+        Values that are no recipe are returned as they are.
+        """
         if not isinstance(values, Mapping):
             return values
         stages = values.get("stages") or [{}]

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from trinat.pipelines.train.job import Watcher
-from trinat.pipelines.train.run import read_recipe
+from trinat.pipelines.train.run import adapt_to_store, read_recipe
 from trinat.segmentation.synthetic.heads import phantom_heads
 from trinat.segmentation.training.config import Recipe
 from trinat.segmentation.training.state import read_latest
@@ -59,6 +59,12 @@ def write_recipe(folder: Path, **changes: Any) -> Path:
 
 def tiny_recipe(folder: Path, *settings: str, **changes: Any) -> Recipe:
     return read_recipe(str(write_recipe(folder, **changes)), settings)
+
+
+def tiny_recipe_on(store: Path, folder: Path, *settings: str, **changes: Any) -> Recipe:
+    """Return the recipe of `write_recipe` on a slice store, as --store does."""
+    path = write_recipe(folder, **changes)
+    return adapt_to_store(read_recipe(str(path), settings, store), store)
 
 
 def write_long_recipe(folder: Path, steps: int = LONG_STEPS) -> Path:

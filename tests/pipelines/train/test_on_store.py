@@ -10,10 +10,10 @@ import pytest
 from helpers.refusals import refusal
 from helpers.serial import small_scan
 from helpers.small_store import all_train, small_store, stored_subject
-from helpers.tiny_training import SILENT, tiny_recipe, weights
+from helpers.tiny_training import SILENT, tiny_recipe, tiny_recipe_on, weights
 
 from trinat.pipelines.train.provenance import read_provenance
-from trinat.pipelines.train.run import _absent_structures, adapt_to_store, train
+from trinat.pipelines.train.run import _absent_structures, train
 from trinat.segmentation.data.slices import scheme_table, write_subject
 from trinat.segmentation.data.splits import Split
 from trinat.segmentation.data.store import SPLIT, Store, StoreInfo, subject_path
@@ -22,6 +22,7 @@ from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
 from trinat.segmentation.models.checkpoint import read_info
 from trinat.segmentation.space.views import View
+from trinat.segmentation.training.config import StageConfig
 
 
 def test_a_recipe_takes_what_a_store_has_and_says_who_made_its_labels(
@@ -37,7 +38,7 @@ def test_a_recipe_takes_what_a_store_has_and_says_who_made_its_labels(
     views = [view.value for view in View]
     stages = [{"name": "sides", "views": ["sagittal"]}, {"name": "train"}]
     changes = {"views": views, "schedule": {"steps": 2}, "stages": stages}
-    recipe = adapt_to_store(tiny_recipe(tmp_path, **changes), store)
+    recipe = tiny_recipe_on(store, tmp_path, **changes)
     # The store has no sagittal slices, and no subject for validation.
     assert (recipe.scheme, recipe.views) == ("tissue4", (View.CORONAL, View.AXIAL))
     (stage,) = recipe.stages
@@ -54,8 +55,9 @@ def test_structures_that_no_label_has_are_not_predicted(tmp_path: Path) -> None:
     # The innermost box of small_store, CSF, is empty in scans of 12 voxels.
     store = small_store(tmp_path / "store", {"a": (12, 12, 12), "b": (12, 12, 12)})
     all_train(store)
-    recipe = tiny_recipe(tmp_path, views=["axial"], schedule={"steps": 1})
-    model = train(adapt_to_store(recipe, store), tmp_path / "run", SILENT)
+    changes = {"views": ["axial"], "schedule": {"steps": 1}}
+    recipe = tiny_recipe_on(store, tmp_path, **changes)
+    model = train(recipe, tmp_path / "run", SILENT)
     assert read_info(model).not_predicted == ("CSF",)
     found = Predictor(model, device="cpu").segment(small_scan())
     assert set(found.volumes_mm3) == {"Grey-Matter", "White-Matter"}
@@ -160,19 +162,48 @@ def test_a_recipe_of_stores_keeps_its_augmentation_but_flips_no_scheme_of_one_si
     )
     split.write(store / SPLIT)
     monkeypatch.setattr(LabelScheme, "has_unpartnered_sides", one_sided)
-    plain = tiny_recipe(tmp_path)
-    (stage,) = adapt_to_store(plain, store).stages
+    (stage,) = tiny_recipe_on(store, tmp_path).stages
     # The synthetic scans of the recipe are replaced, and real participants choose the weights.
     assert (stage.data.synthetic, stage.validation is None) == (None, False)
     augmentation = {"flip": 0.25, "gamma": 0.125}
     own = {"path": "other", "split": "other.json", "augmentation": augmentation}
-    data = plain.stages[0].data.model_dump(mode="json") | {"store": own}
-    (stage,) = adapt_to_store(tiny_recipe(tmp_path, data=data), store).stages
+    data = tiny_recipe(tmp_path).stages[0].data.model_dump(mode="json")
+    data |= {"store": own, "synthetic_share": 0.5}
+    (stage,) = tiny_recipe_on(store, tmp_path, data=data).stages
     held = stage.data.store
     assert held is not None
     assert (held.path, held.split) == (store, store / SPLIT)
     assert (held.augmentation.flip, held.augmentation.gamma) == (flip, 0.125)
     assert (stage.data.synthetic is None, stage.validation) == (False, None)
+
+
+def test_settings_of_a_recipe_without_a_store_apply_to_a_store_that_is_given(
+    tmp_path: Path,
+) -> None:
+    store = small_store(tmp_path / "store", {"a": (24, 24, 24), "b": (24, 24, 24)})
+    split = Split(
+        store=Store(store).fingerprint, seed=0, train=("a",), validation=("b",)
+    )
+    split.write(store / SPLIT)
+
+    def stage(*settings: str) -> StageConfig:
+        (found,) = tiny_recipe_on(store, tmp_path, *settings).stages
+        return found
+
+    assert stage("validation=null").validation is None
+    augmented = stage("data.store.augmentation.flip=0", "data.store.balanced_share=0")
+    place = augmented.data.store
+    assert place is not None
+    assert (place.path, place.augmentation.flip) == (store, 0)
+    assert place.balanced_share == 0
+    assert (augmented.data.synthetic, augmented.validation is None) == (None, False)
+    assert stage("data.epoch_slices=null").data.epoch_slices is None
+    mixed = stage("data.synthetic.heads=phantom", "data.synthetic_share=0.5").data
+    assert mixed.synthetic is not None
+    assert (mixed.synthetic.heads, mixed.trains_on_store) == ("phantom", True)
+    # Without the share, it is not known what to train on.
+    with refusal(ConfigError):
+        stage("data.synthetic.heads=phantom")
 
 
 def test_a_wrong_range_of_augmentation_is_refused_before_the_store_is_read(
