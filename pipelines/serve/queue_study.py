@@ -90,14 +90,13 @@ class QueueStudy(ViewedStudy):
         return self._scan(submission)
 
     def image(self, scan: ScanFile) -> Path | None:
-        """Return the uploaded scan; None for DICOM, which is stored as a zip.
+        """Return the uploaded scan; None for DICOM, as in `Study.image`.
 
         A failed scan is not shown, because it may not be readable.
         """
-        path = Path(scan.entry.scan)
-        if path.suffix == ".zip" or scan.entry.status == "failed":
+        if scan.entry.status == "failed":
             return None
-        return path
+        return super().image(scan)
 
     def overview(self) -> dict[str, object]:
         """Return the title and properties of the list of scans, for the page.

@@ -162,9 +162,14 @@ class Entry:
         in a zip have the hash of the zip.
         """
         series = ""
-        if self.scan.lower().endswith(".zip"):
+        if self.is_in_zip:
             series = self.case.rpartition("/")[2]
         return self.input_sha256, series
+
+    @property
+    def is_in_zip(self) -> bool:
+        """True if the scan is a DICOM series in a zip, which may contain other series, too."""
+        return self.scan.lower().endswith(".zip")
 
     @property
     def is_refusal(self) -> bool:

@@ -286,14 +286,14 @@ class Study:
         )
 
     def image(self, scan: ScanFile) -> Path | None:
-        """Return the path of the scan that was segmented; None if it is missing.
+        """Return the path of the scan that was segmented; None if it is missing or DICOM.
 
         In a study with `images`, it is searched for in that folder.
         """
         path = scan.folder / scan.entry.scan
         if self.images is not None:
             path = self.images / scan.entry.input
-        if path.is_file():
+        if path.is_file() and not scan.entry.is_in_zip:
             return path
         return self._images.get(scan.path)
 

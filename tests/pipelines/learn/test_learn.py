@@ -203,6 +203,16 @@ def test_a_dicom_series_teaches_nothing_and_is_named(
     assert "DICOM" in failures[0]
 
 
+def test_a_series_in_a_zip_teaches_nothing_and_is_named(results: Path) -> None:
+    correct(results, "sub-01", CORTEX, WHITE_MATTER)
+    scan = "scans/sub-01_T1w.nii.gz"
+    ledger = results / "run.jsonl"
+    ledger.write_text(ledger.read_text().replace(scan, "scans/sub-01.zip"))
+    found, failures = find_corrected(Study(results))
+    assert found == []
+    assert "DICOM" in failures[0]
+
+
 def test_a_correction_that_was_taken_back_teaches_nothing(
     results: Path, tmp_path: Path
 ) -> None:

@@ -116,6 +116,18 @@ def test_the_scan_is_found_where_predict_read_it_or_among_the_images_named(
     assert moved.image(scan) == tmp_path / "moved" / "scan2.nii.gz"
 
 
+def test_a_zip_has_no_image_because_it_may_contain_several_series(
+    tmp_path: Path,
+) -> None:
+    touch(tmp_path, "p1.zip", "out/p1/series-3-0123abcd_dseg.nii.gz")
+    outputs = {"p1/series-3-0123abcd_dseg.nii.gz": "x"}
+    entry = Entry("p1/series-3-0123abcd", "done", scan="../p1.zip", outputs=outputs)
+    with Ledger(tmp_path / "out/run.jsonl") as ledger:
+        ledger.add(entry)
+    study = Study(tmp_path / "out")
+    assert study.image(study.scans[0]) is None
+
+
 def test_other_label_maps_of_scans_of_one_name_are_found_by_their_folders(
     tmp_path: Path,
 ) -> None:
