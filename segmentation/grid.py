@@ -20,6 +20,11 @@ Box = tuple[slice, slice, slice]
 # Positions or distances in space: three numbers each, (..., 3).
 Points = NDArray[np.float64]
 
+# Grids are the same if corresponding voxels are no farther apart than this. Headers store positions
+# and the quaternion of a q-form as float32. The corners of a q-form that is turned by less than a
+# degree may be off by 0.45 mm, but that tolerance would accept grids half a voxel apart.
+SAME_GRID_MM = 0.1
+
 # World axis (0, 1 or 2) and direction for each letter of an orientation code.
 _DIRECTIONS = {
     "L": (0, -1),

@@ -7,12 +7,9 @@ from pathlib import Path
 from typing import get_args
 
 from trinat.segmentation.errors import GeometryError
+from trinat.segmentation.grid import SAME_GRID_MM
 from trinat.segmentation.io.orientation import TrustAffine
 from trinat.segmentation.io.volume import Volume
-
-# Largest distance of the voxels of an image from those of its label map, in voxels: headers store
-# positions as float32.
-_SAME_VOXELS = 0.02
 
 
 def read_image(
@@ -41,7 +38,6 @@ def read_image(
                 image = read(trust_affine=trust)
             except GeometryError:
                 continue
-            apart_mm = image.grid.apart_mm(grid)
-            if apart_mm <= _SAME_VOXELS * min(grid.spacing_mm):
+            if image.grid.apart_mm(grid) <= SAME_GRID_MM:
                 return image
         raise

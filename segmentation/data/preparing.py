@@ -24,6 +24,7 @@ from trinat.segmentation.data.slices import (
 )
 from trinat.segmentation.data.sources.base import Subject
 from trinat.segmentation.errors import GeometryError, LabelError
+from trinat.segmentation.grid import SAME_GRID_MM
 from trinat.segmentation.io.files import files_of_scan, sha256_of
 from trinat.segmentation.io.orientation import TrustAffine
 from trinat.segmentation.io.volume import Volume
@@ -32,8 +33,6 @@ from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.space.conform import conform
 from trinat.segmentation.space.views import View
 
-# Image and labels are on the same grid if their voxels are no farther apart than this.
-_SAME_GRID_MM = 1e-3
 # Start of the note on labels that are misaligned with their scan.
 BADLY_PLACED = "the labels do not lie on the scan"
 # Shifts of labels that are tried along each axis, in voxels of 1 mm.
@@ -251,7 +250,7 @@ def _require_same_grid(image: Volume, labels: Volume, where: Path | None) -> Non
         what = f"labels have shape {labels.shape}, the image {image.shape}"
     else:
         distance_mm = image.grid.apart_mm(labels.grid)
-        if distance_mm <= _SAME_GRID_MM:
+        if distance_mm <= SAME_GRID_MM:
             return
         what = f"labels lie up to {distance_mm:.3g} mm away from the image"
     remedy = "bring the labels to the image's grid first (nearest neighbour)"

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trinat.segmentation.errors import ConfigError, GeometryError
-from trinat.segmentation.grid import Grid, world_axes
+from trinat.segmentation.grid import SAME_GRID_MM, Grid, world_axes
 from trinat.segmentation.io.headers import Form, Header
 from trinat.segmentation.io.limits import REMAKE, SPACING_RANGE_MM
 
@@ -20,8 +20,6 @@ MAX_SHEAR = 1e-3
 # No scanner's origin is farther away, and beyond this float32 positions have no exact tenths of a
 # mm.
 MAX_ORIGIN_MM = 1e5
-# Smaller differences between the forms come from rounding the q-form's quaternion to float32.
-_SAME_MM = 0.1
 # Relative tolerance between the voxel size in the header and that of the form.
 _SAME_SPACING = 0.01
 _TRUST = "decide with --trust-affine sform, qform or header"
@@ -92,7 +90,7 @@ def place(
         )
     taken_grid = Grid(header.shape, taken.affine)
     apart_mm = taken_grid.apart_mm(Grid(header.shape, other))
-    if apart_mm <= _SAME_MM:
+    if apart_mm <= SAME_GRID_MM:
         return taken._replace(codes=(qform.code, sform.code))
     note = f"q- and s-form differ by up to {apart_mm:.1f} mm; the s-form is used"
     return taken._replace(notes=(*taken.notes, note))

@@ -10,13 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trinat.segmentation.errors import GeometryError
-from trinat.segmentation.grid import Grid
+from trinat.segmentation.grid import SAME_GRID_MM, Grid
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.space.views import reoriented
-
-# Largest distance of corresponding corners of two equal grids, in voxels. Headers store positions
-# as float32, and rotations as quaternions of float32.
-_TOLERANCE = 0.02
 
 
 def on_grid_of(
@@ -42,7 +38,7 @@ def on_grid_of(
     if to_classes is not None:
         same_axes = replace(same_axes, data=to_classes(same_axes))
     apart_mm = same_axes.grid.apart_mm(reference.grid)
-    if apart_mm <= _TOLERANCE * min(reference.spacing_mm):
+    if apart_mm <= SAME_GRID_MM:
         note = ""
         if labels.axcodes != reference.axcodes:
             note = f"axes reordered from {labels.axcodes}, no loss"
