@@ -57,22 +57,35 @@ def tune_allocation() -> bool:
     return bool(kept and trimmed)
 
 
-def prepare_training(device: torch.device, *, deterministic: bool = False) -> None:
+@contextmanager
+def prepare_training(
+    device: torch.device, *, deterministic: bool = False
+) -> Iterator[None]:
     """Enable torch's search for the fastest GPU kernels, as training has constant sizes.
 
     With `deterministic`, select reproducible kernels instead; an operation without one raises
-    RuntimeError.
+    RuntimeError. At the end of the block, torch's settings and its global generators of random
+    numbers are restored, because the process may be a notebook.
     """
     import torch
 
-    if deterministic:
-        torch.use_deterministic_algorithms(True)
-    if device.type != "cuda":
-        return
-    torch.backends.cudnn.benchmark = not deterministic
-    if deterministic:
-        # cuBLAS reads the variable when it is first used.
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    was_deterministic = torch.are_deterministic_algorithms_enabled()
+    warns_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    searched = torch.backends.cudnn.benchmark
+    gpus = [device] if device.type == "cuda" else []
+    try:
+        if deterministic:
+            torch.use_deterministic_algorithms(True)
+        if gpus:
+            torch.backends.cudnn.benchmark = not deterministic
+        if gpus and deterministic:
+            # cuBLAS reads the variable when it is first used.
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        with torch.random.fork_rng(gpus):
+            yield
+    finally:
+        torch.use_deterministic_algorithms(was_deterministic, warn_only=warns_only)
+        torch.backends.cudnn.benchmark = searched
 
 
 def cpu_count() -> int:

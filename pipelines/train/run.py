@@ -311,10 +311,12 @@ def train(
         raise DeviceError(
             "this torch has no MPS device", where=device, remedy="use --device cpu"
         )
-    prepare_training(target, deterministic=recipe.deterministic)
     if target.type != "cpu":
         timing.wait_first(partial(torch.accelerator.synchronize, target))
     with ExitStack() as stack:
+        stack.enter_context(
+            prepare_training(target, deterministic=recipe.deterministic)
+        )
         signalled = threading.Event()
         stack.enter_context(stop_signals(signalled.set))
         stack.enter_context(_claimed(recipe, out, jobs, resume=resume))

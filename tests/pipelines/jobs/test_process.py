@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 import sys
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -53,16 +54,29 @@ def test_a_recipe_may_want_the_same_bits_of_a_gpu(
 ) -> None:
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
+    # Without a GPU, there is no generator of its random numbers.
+    monkeypatch.setattr(torch.random, "fork_rng", lambda devices: nullcontext())
     gpu = torch.device("cuda")
     try:
-        prepare_training(gpu)
-        assert torch.backends.cudnn.benchmark
-        assert not torch.are_deterministic_algorithms_enabled()
-        assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
-        prepare_training(gpu, deterministic=True)
-        assert not torch.backends.cudnn.benchmark
-        assert torch.are_deterministic_algorithms_enabled()
-        assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+        with prepare_training(gpu):
+            assert torch.backends.cudnn.benchmark
+            assert not torch.are_deterministic_algorithms_enabled()
+            assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
+        with prepare_training(gpu, deterministic=True):
+            assert not torch.backends.cudnn.benchmark
+            assert torch.are_deterministic_algorithms_enabled()
+            assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
     finally:
         os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
-        torch.use_deterministic_algorithms(False)
+
+
+def test_training_leaves_the_settings_and_random_numbers_of_its_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
+    before = torch.get_rng_state()
+    with prepare_training(torch.device("cpu"), deterministic=True):
+        torch.manual_seed(1)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert not torch.backends.cudnn.benchmark
