@@ -45,6 +45,7 @@ from trinat.segmentation.io.streams import (
     remedy_for_format,
 )
 from trinat.segmentation.io.voxels import (
+    as_labels,
     filled_with_zeros,
     for_disk,
     read_pair_of_files,
@@ -166,7 +167,8 @@ class Volume:
         Parameters
         ----------
         scan : path, (array, affine), Volume, or image of nibabel, torchio, MONAI or SimpleITK
-            A Volume is returned as it is, without a copy. Paths are read and checked with `read`,
+            A Volume is returned as it is, without a copy; with `labels`, its voxels become
+            integers. Paths are read and checked with `read`,
             images and arrays with `of_image` and `of_array`.
         labels : bool
             Require whole numbers, as in a label map.
@@ -194,10 +196,12 @@ class Volume:
         if image is not None or is_subject(scan):
             scan = image_of_subject(scan, image, labels=labels)
         if isinstance(scan, Volume):
-            if not fill_nonfinite:
-                return scan
-            data, notes = filled_with_zeros(scan.data)
-            return replace(scan, data=data, notes=(*scan.notes, *notes))
+            if fill_nonfinite:
+                data, notes = filled_with_zeros(scan.data)
+                scan = replace(scan, data=data, notes=(*scan.notes, *notes))
+            if labels:
+                scan = replace(scan, data=as_labels(scan.data, Path("volume")))
+            return scan
         if isinstance(scan, str | os.PathLike):
             return cls.read(
                 os.fspath(scan),

@@ -128,7 +128,7 @@ def usable_values(
         low = data.min()
         high = data.max()
     if labels:
-        return _whole_numbers(data, where, _READ_LABELS), notes
+        return as_labels(data, where), notes
     if low == high:
         raise FormatError(
             f"all voxels are {low:g}", where=where, remedy="give a scan of a head"
@@ -146,6 +146,14 @@ def filled_with_zeros(data: NDArray[Any]) -> tuple[NDArray[Any], tuple[str, ...]
         return data, ()
     note = f"{bad.sum()} voxels that were NaN or infinite are set to 0"
     return np.where(bad, data.dtype.type(0), data), (note,)
+
+
+def as_labels(data: NDArray[Any], where: Path) -> NDArray[Any]:
+    """Return the labels of a map as uint8, int16 or int32; True is 1.
+
+    Raises FormatError, which names `where`, if a value is not a whole number or is too large.
+    """
+    return _whole_numbers(data, where, _READ_LABELS)
 
 
 def _whole_numbers(

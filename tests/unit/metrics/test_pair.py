@@ -382,6 +382,15 @@ def test_parcels_count_together_as_cortex_where_the_grid_is_coarser() -> None:
     assert table.dice["Left-Cerebral-Cortex"] == 1
 
 
+@pytest.mark.parametrize("kind", [bool, np.float32])
+def test_volumes_of_labels_in_another_type_are_compared(kind: type) -> None:
+    mask = np.zeros((4, 4, 4), kind)
+    mask[1:3, 1:3, 1:3] = 1
+    volume = Volume(mask, np.eye(4))
+    table = evaluate(volume, volume, labels="lesions")
+    assert table.dice.tolist() == [1]
+
+
 def test_another_order_of_axes_does_not_change_the_sides_of_a_map() -> None:
     """The corpus callosum (251) is as near to the left white matter as to the right one."""
     row = np.array([0, 41, 251, 2, 0, 0])
