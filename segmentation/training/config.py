@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -49,6 +49,16 @@ class OptimiserConfig(_Config):
     parts: Mapping[NetworkPart, Annotated[float, Field(ge=0)]] = Field(
         default_factory=dict
     )
+
+    @field_validator("parts")
+    @classmethod
+    def _some_part_is_trained(
+        cls, parts: Mapping[NetworkPart, float]
+    ) -> Mapping[NetworkPart, float]:
+        """Check that not all parts of the network are frozen."""
+        if all(parts.get(part) == 0 for part in get_args(NetworkPart)):
+            raise ValueError("all parts are frozen: give one a factor above 0")
+        return parts
 
 
 class ScheduleConfig(_Config):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from pydantic import ValidationError
 
 from trinat.segmentation.space.views import View
-from trinat.segmentation.training.config import Recipe, ValidationConfig
+from trinat.segmentation.training.config import NetworkPart, Recipe, ValidationConfig
 
 SHARED = {
     "name": "two",
@@ -89,6 +90,7 @@ def test_an_old_word_for_a_precision_is_answered_with_the_new_ones() -> None:
         {"batch": 0},
         # A negative rate would increase the loss.
         {"optimiser": {"parts": {"encoders": -1}}},
+        {"optimiser": {"parts": dict.fromkeys(get_args(NetworkPart), 0)}},
         {"optimiser": {"rate": float("inf")}},
         {"loss": {"boundary": float("inf")}},
         {"loss": {"kind": "DiceCELoss", "lambda_ce": float("inf")}},
