@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from enum import Enum
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ from trinat.pipelines.train.run import (
     train_by_settings,
 )
 from trinat.pipelines.train.settings import TrainSettings
+from trinat.segmentation.errors import ConfigError
 from trinat.segmentation.training.config import Recipe
 
 if TYPE_CHECKING:
@@ -96,12 +98,30 @@ def as_overrides(settings: Mapping[str, Any]) -> list[str]:
     """Return settings of a recipe as texts for --set, such as "optimiser.rate=0.1".
 
     `settings` maps keys such as optimiser.rate to values, which are written as JSON. Characters are
-    not escaped, because JSON's escapes of those beyond U+FFFF mean something else in YAML.
+    not escaped, because JSON's escapes of those beyond U+FFFF mean something else in YAML. Raises
+    ConfigError for a value that no recipe can have.
     """
-    return [
-        f"{key}={json.dumps(value, default=os.fspath, ensure_ascii=False)}"
-        for key, value in settings.items()
-    ]
+    overrides = []
+    for key, value in settings.items():
+        try:
+            text = json.dumps(value, default=_plain_value, ensure_ascii=False)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"{key}: cannot use {type(value).__name__}",
+                where="settings",
+                remedy="give numbers, texts, paths, lists or dictionaries of them",
+            ) from error
+        overrides.append(f"{key}={text}")
+    return overrides
+
+
+def _plain_value(value: Any) -> Any:
+    """Return a number, text or list for a NumPy or torch value, a member of an enum, or a path."""
+    if isinstance(value, Enum):
+        return value.value
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    return os.fspath(value)
 
 
 def train(
@@ -129,7 +149,7 @@ def train(
         Slice store with its split.json.
     settings : mapping, optional
         Keys of the recipe and their values: `{"optimiser.rate": 1e-3, "start": "fast"}`. Files and
-        folders may be paths.
+        folders may be paths, and numbers those of NumPy and torch.
     view : str
         One of the recipe's views, or "all".
     resume : bool

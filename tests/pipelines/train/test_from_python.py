@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from helpers.refusals import refusal
 from helpers.small_store import all_train, small_store
 from helpers.tiny_training import write_recipe
 
 import trinat
+from trinat.pipelines.train.from_python import as_overrides
 from trinat.segmentation.errors import ConfigError, ModelError
 
 pytestmark = pytest.mark.usefixtures("without_pages")
@@ -98,6 +101,24 @@ def test_settings_are_a_mapping(tmp_path: Path) -> None:
     settings = ["optimiser.rate=0.1"]
     with pytest.raises(TypeError):
         trinat.train(write_recipe(tmp_path), tmp_path / "run", settings=settings)  # type: ignore[arg-type]
+
+
+def test_settings_may_be_numbers_of_numpy_and_torch_and_views() -> None:
+    settings = {
+        "seed": np.int64(3),
+        "optimiser.rate": torch.tensor(0.5),
+        "data.store.augmentation.noise_std": np.array([0.25, 0.5]),
+        "views": [trinat.View.CORONAL],
+    }
+    assert as_overrides(settings) == [
+        "seed=3",
+        "optimiser.rate=0.5",
+        "data.store.augmentation.noise_std=[0.25, 0.5]",
+        'views=["coronal"]',
+    ]
+    with pytest.raises(ConfigError) as caught:
+        as_overrides({"optimiser.rate": 1j})
+    assert caught.value.what.startswith("optimiser.rate: ")
 
 
 def test_a_setting_may_be_a_path(tmp_path: Path) -> None:
