@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trinat.pipelines.train.log import METRICS_FILE, VALIDATIONS_FILE, read_rows
+from trinat.pipelines.train.log import (
+    METRIC_COLUMNS,
+    METRICS_FILE,
+    SCORE_COLUMNS,
+    VALIDATIONS_FILE,
+    read_rows,
+)
 from trinat.pipelines.train.progress import training_progress
 from trinat.pipelines.train.result import CONFIG, Job, best_dice
 from trinat.pipelines.train.run import (
@@ -65,7 +71,7 @@ class TrainedRun:
         The table has a row for a step every few seconds. The column `job` has the name of the job,
         such as train/coronal.
         """
-        return self._table(METRICS_FILE)
+        return self._table(METRICS_FILE, METRIC_COLUMNS)
 
     @property
     def scores(self) -> pd.DataFrame:
@@ -73,13 +79,13 @@ class TrainedRun:
 
         Columns: job, step, view, structure, dice, iou.
         """
-        return self._table(VALIDATIONS_FILE)
+        return self._table(VALIDATIONS_FILE, SCORE_COLUMNS)
 
-    def _table(self, name: str) -> pd.DataFrame:
+    def _table(self, name: str, columns: Sequence[str]) -> pd.DataFrame:
         """Read one of the tables that each job writes (`name`), for all jobs of the run together.
 
-        The column `job` has the names of the jobs. Columns other than job, view and structure are
-        numbers.
+        The table has these columns also without rows, after the column `job`, which has the names
+        of the jobs. Columns other than job, view and structure are numbers.
         """
         import pandas as pd
 
@@ -87,7 +93,7 @@ class TrainedRun:
         for path in sorted(self.out.glob(f"*/*/{name}")):
             job = str(path.parent.relative_to(self.out))
             rows += [{"job": job, **row} for row in read_rows(path)]
-        table = pd.DataFrame(rows)
+        table = pd.DataFrame(rows, columns=["job", *columns])
         words = {"job", "view", "structure"}
         for column in set(table.columns) - words:
             table[column] = pd.to_numeric(table[column])

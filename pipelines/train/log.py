@@ -30,8 +30,8 @@ from trinat.segmentation.training.validation import Scores
 
 METRICS_FILE = "metrics.csv"
 VALIDATIONS_FILE = "validations.csv"
-_SCORE_COLUMNS = ("step", "view", "structure", "dice", "iou")
-_METRIC_COLUMNS = (
+SCORE_COLUMNS = ("step", "view", "structure", "dice", "iou")
+METRIC_COLUMNS = (
     "step",
     "epoch",
     "loss",
@@ -61,7 +61,7 @@ class Metrics:
         self.path = folder / METRICS_FILE
         kept = [row for row in read_rows(self.path) if int(row["step"]) <= step]
         lines = [list(row.values()) for row in kept]
-        _write_table(self.path, _METRIC_COLUMNS, lines)
+        _write_table(self.path, METRIC_COLUMNS, lines)
         self.pending: list[StepReport] = []
         self.began = time.monotonic()
         self.since = self.began
@@ -84,7 +84,7 @@ class Metrics:
         with open_to_append(self.path) as file:
             append_whole(file, line.getvalue().encode(), self.path)
         values = {}
-        for name in _METRIC_COLUMNS[2:]:
+        for name in METRIC_COLUMNS[2:]:
             if row[name] != "":
                 values[name] = float(row[name])
         self._add_events(values, report.step)
@@ -190,7 +190,7 @@ def append_scores(
     for name, dice, iou in zip(names, scores.dice, scores.iou, strict=True):
         if np.isfinite(dice):
             rows.append((step, view.value, name, f"{dice:.4f}", f"{iou:.4f}"))
-    _write_table(path, _SCORE_COLUMNS, rows)
+    _write_table(path, SCORE_COLUMNS, rows)
 
 
 def read_curves(job: Path) -> dict[str, Curve]:

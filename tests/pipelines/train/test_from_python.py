@@ -84,6 +84,7 @@ def test_a_store_is_trained_on_and_without_validation_there_is_no_dice(
     assert run.recipe.scheme == "tissue4"
     assert run.dice is None
     assert run.scores.empty
+    assert {"job", "structure", "dice"} <= set(run.scores.columns)
 
 
 def test_a_view_that_does_not_exist_is_refused(tmp_path: Path) -> None:
