@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,9 @@ from trinat.pipelines.report.changes import (
     changes_page,
     retest_of,
 )
+from trinat.pipelines.study.corrections import newest
 from trinat.pipelines.study.entry import Entry, find_moved
+from trinat.pipelines.study.naming import Product
 from trinat.pipelines.study.record import EXCLUDED_GRADES, FURTHER
 from trinat.segmentation.io.files import sha256_of, write_tsv, write_whole
 from trinat.segmentation.models.zoo import MODEL_FILE, shipped_models
@@ -36,10 +38,13 @@ def write_changes(
     """Write the tables and the page of all participants with two or more scans into `folder`.
 
     `entries` are the ledger entries of all scans. Scans and structures whose grade is in `excluded`
-    appear as time points, but no change is computed from them. Paths of scans are relative to
+    appear as time points, but no change is computed from them, and none from lesions that were
+    corrected by hand. Paths of scans are relative to
     `results`, by default to `folder`. Nothing is written if there are no such participants.
     """
-    participants = participants_in(entries, folder if results is None else results)
+    if results is None:
+        results = folder
+    participants = participants_in(entries, results)
     if not participants:
         return
     changes, time_points, page, *_ = CHANGES
@@ -47,6 +52,13 @@ def write_changes(
     left_out = []
     for scans in participants.values():
         left_out += _left_out(scans, excluded)
+        for number, entry in enumerate(scans):
+            mask = entry.output(results, Product.LESIONS)
+            if mask is not None and newest(mask, entry.input_sha256) != mask:
+                # The ledger has the lesions of the prediction.
+                left_out.append((entry.case, "lesions", "corrected by hand"))
+                result = entry.result.model_copy(update={"lesions": None})
+                scans[number] = replace(entry, result=result)
     courses = {"": courses_in(participants, excluded)}
     # Volumes have a table even if no participant has two usable scans.
     columns = ("structure", "scans", "years", "first_mm3", "last_mm3")

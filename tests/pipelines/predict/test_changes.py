@@ -223,6 +223,25 @@ def test_lesions_are_followed_from_scan_to_scan(tmp_path: Path) -> None:
     }
 
 
+def test_corrected_lesions_have_no_change_and_are_named(tmp_path: Path) -> None:
+    scans = [
+        with_lesions("a", 2020, (1, 500)),
+        # The lesion at the second site is false, and a rater has erased it.
+        with_lesions("b", 2021, (1, 500), (2, 100)),
+        with_lesions("c", 2022, (1, 500)),
+    ]
+    scans[1] = replace(scans[1], outputs={"b_lesions.nii.gz": ""})
+    for name in ("b_lesions.nii.gz", "b_desc-corrected_lesions.nii.gz"):
+        (tmp_path / name).touch()
+    write_changes(tmp_path, scans)
+    (row,) = table(tmp_path / "lesions_over_time.tsv")
+    assert (row["previous_scan"], row["scan"], row["change"]) == ("a", "c", "unchanged")
+    rows = table(tmp_path / "lesions_changes.tsv")
+    assert {row["scans"] for row in rows} == {"2"}
+    page = (tmp_path / "changes.html").read_text()
+    assert "corrected by hand" in page.split('id="left-out-table"')[1]
+
+
 def test_a_run_without_lesions_has_no_table_of_them(tmp_path: Path) -> None:
     write_changes(tmp_path, [scan("a", 1.0, 2020, "a b"), scan("b", 2.0, 2021, "a b")])
     assert not (tmp_path / "lesions_over_time.tsv").exists()
