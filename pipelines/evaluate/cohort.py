@@ -251,7 +251,10 @@ def measure_group(
     scans, in_part = _with_volumes(volumes, known, settings.excluded)
 
     # Label maps that are unfit or could not be read, and scans without a label map.
-    gone = "its label map is missing: run trinat predict again"
+    gone = (
+        "its label map is missing: run trinat predict again, or remove the participant "
+        "(docs/questions.md)"
+    )
     failures = [
         *((file.name, file.unfit) for file in known.files if file.unfit),
         *((each.file.name, each.failure) for each in volumes if each.failure),

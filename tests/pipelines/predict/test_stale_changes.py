@@ -23,6 +23,7 @@ from trinat.pipelines.study.cases import Case, Participant
 from trinat.pipelines.study.entry import Entry, digest_of
 from trinat.pipelines.study.ledger import Ledger
 from trinat.pipelines.study.record import ScanResult
+from trinat.pipelines.study.study import Study
 from trinat.segmentation.io.files import sha256_of
 
 pytestmark = pytest.mark.usefixtures("without_figures")
@@ -295,3 +296,22 @@ def test_scans_by_two_models_are_not_compared(tmp_path: Path) -> None:
         ledger.add(entry("a", 2020, "other", 2000))
     merge(tmp_path)
     assert not (tmp_path / "changes.tsv").exists()
+
+
+def test_a_participant_is_removed_with_its_files_and_lines_in_the_ledger(
+    study: Path,
+) -> None:
+    for path in study.rglob("P1_*"):
+        path.unlink()
+    for ledger in study.glob("*/run*.jsonl"):
+        lines = ledger.read_text().splitlines(keepends=True)
+        kept = [line for line in lines if '"case":"P1_' not in line]
+        ledger.write_text("".join(kept))
+    run(study, "whole")
+    merge(study / "shards")
+    run(study, "fresh")
+    for out in (study / "whole", study / "shards"):
+        assert tables(out) == tables(study / "fresh")
+        assert "P1" not in (out / "summary.tsv").read_text()
+        cases = {scan.case for scan in Study(out).scans}
+        assert cases == {"P0_MR1", "P0_MR2", "P0_MR3"}
