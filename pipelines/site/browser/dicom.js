@@ -70,17 +70,25 @@ const MAX_SHEAR = 1e-3;
  * @returns {Volume}
  */
 export function readDicom(buffers, anyContrast) {
-  const files = buffers.filter(isDicom).map(fileOf);
-  if (!files.length) refuse("no DICOM file", "give a T1-weighted scan");
+  const found = buffers.filter(isDicom);
+  if (!found.length) refuse("no DICOM file", "give a T1-weighted scan");
+  const files = found.map(fileOf).filter(({ dataset }) => dataset);
+  const damaged = found.length - files.length;
+  if (damaged) {
+    refuse(
+      `DICOM files in it cannot be read and may be part of the scan: ${damaged}`,
+      REMAKE,
+    );
+  }
   return volumeOf(onlyScan(files, anyContrast));
 }
 
-// A damaged file has no header, but its damage: it is left out, as a series that is no scan.
+// The bytes of a file and its header, which is null if the file is damaged.
 function fileOf(buffer) {
   try {
-    return { buffer, dataset: parseDicom(buffer), damage: "" };
-  } catch (error) {
-    return { buffer, dataset: {}, damage: error.message };
+    return { buffer, dataset: parseDicom(buffer) };
+  } catch {
+    return { buffer, dataset: null };
   }
 }
 
@@ -90,10 +98,10 @@ function fileOf(buffer) {
 function onlyScan(files, anyContrast) {
   const groups = new Map();
   for (const file of files) {
-    const { dataset, damage } = file;
+    const { dataset } = file;
     const key = JSON.stringify([
       first(dataset, "SeriesInstanceUID"),
-      damage || whyLeftOut(dataset, anyContrast),
+      whyLeftOut(dataset, anyContrast),
     ]);
     groups.set(key, [...(groups.get(key) ?? []), file]);
   }

@@ -29,6 +29,7 @@ from trinat.segmentation.errors import (
 )
 from trinat.segmentation.io.dicom.parsing import (
     MAX_HEADER,
+    REMAKE,
     START_LENGTH,
     convert_errors,
     frame_count,
@@ -224,7 +225,8 @@ def only_scan(place: Path, *, any_contrast: bool = False) -> tuple[Path, Sequenc
 
     `place` is a folder, a zip or a single file; a single file is returned unchecked. The scan is a
     T1-weighted series, or with `any_contrast` any anatomical one. Raises FormatError if there is no
-    such series, or more than one.
+    such series, or more than one, and IntegrityError if a file is damaged: it may be a slice of the
+    scan.
     """
     if place.is_dir():
         files = [path for path in place.rglob("*") if is_dicom(path)]
@@ -234,6 +236,13 @@ def only_scan(place: Path, *, any_contrast: bool = False) -> tuple[Path, Sequenc
         found = find_series(place, any_contrast=any_contrast)
     else:
         return place.parent, (place.name,)
+    damaged = [series for series in found if series.damaged]
+    if damaged:
+        raise IntegrityError(
+            f"DICOM files in it cannot be read and may be part of the scan: {len(damaged)}",
+            where=place,
+            remedy=REMAKE,
+        )
     scans = [series for series in found if not series.reason]
     if len(scans) == 1:
         return place, scans[0].files

@@ -746,15 +746,22 @@ def compressed(path: Path) -> None:
     image.save_as(path)
 
 
-def test_damaged_and_compressed_files_beside_a_series_are_left_out(
-    tmp_path: Path,
-) -> None:
+def test_compressed_files_beside_a_series_are_left_out(tmp_path: Path) -> None:
     write_classic(tmp_path, small())
     shot = classic(small(), 0, "shot", Modality="CT")
     compressed(save(shot, tmp_path / "shot.dcm"))
-    damaged = save(classic(small(), 3, "cut"), tmp_path / "cut.dcm")
-    damaged.write_bytes(damaged.read_bytes()[:400])
     assert_same_scan(read_folder(tmp_path), Volume.read(tmp_path))
+
+
+def test_damaged_files_are_refused_with_the_words_of_python(tmp_path: Path) -> None:
+    # A missing last slice is not seen as a gap.
+    last = write_classic(tmp_path, small())[-1]
+    last.write_bytes(last.read_bytes()[:400])
+    with pytest.raises(IntegrityError) as error:
+        Volume.read(tmp_path)
+    with pytest.raises(RuntimeError) as said:
+        read_folder(tmp_path)
+    assert str(said.value) == f"{error.value.what}: {error.value.remedy}"
 
 
 def test_compressed_series_and_zips_are_refused_in_a_sentence(tmp_path: Path) -> None:

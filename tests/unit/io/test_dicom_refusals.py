@@ -22,11 +22,13 @@ from helpers.dicom import (
     enhanced,
     fill,
     moved,
+    packed,
     save,
     small,
     uid,
     write_classic,
 )
+from helpers.refusals import refusal
 from pydicom import Dataset
 from pydicom.uid import (
     MPEG2MPML,
@@ -36,7 +38,12 @@ from pydicom.uid import (
 )
 
 from trinat.pipelines.study.discovery import find_cases
-from trinat.segmentation.errors import InputError, reason_of
+from trinat.segmentation.errors import (
+    FormatError,
+    InputError,
+    IntegrityError,
+    reason_of,
+)
 from trinat.segmentation.io.volume import Volume
 
 Images = list[Dataset]
@@ -224,16 +231,24 @@ def test_a_broken_series_is_refused_with_its_reason(
     assert why in reason(tmp_path)
 
 
-def test_a_folder_without_a_scan_is_refused_by_the_names_of_its_files(
+def test_a_folder_without_a_scan_is_refused_by_the_names_of_its_series(
     tmp_path: Path,
 ) -> None:
     write_classic(tmp_path, small(), MRAcquisitionType="2D")
-    (tmp_path / "torn.dcm").write_bytes(bytes(128) + b"DICM" + bytes(20))
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(FormatError) as caught:
         Volume.read(tmp_path)
-    assert "torn.dcm: damaged DICOM file" in str(caught.value)
     assert "series-5-" in str(caught.value)
     assert ": a 2D acquisition" in str(caught.value)
+
+
+def test_a_scan_whose_last_slices_are_damaged_is_not_read_without_them(
+    tmp_path: Path,
+) -> None:
+    last = write_classic(tmp_path / "in", small())[-1]
+    last.write_bytes(last.read_bytes()[:300])
+    for place in (tmp_path / "in", packed(tmp_path / "in", tmp_path / "a.zip")):
+        with refusal(IntegrityError, place):
+            Volume.read(place)
 
 
 def no_frames(image: Dataset) -> None:
