@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import glob
 import os
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
@@ -69,9 +70,9 @@ def is_scan(path: Path) -> bool:
     return path.name.lower().endswith(SCAN_SUFFIXES)
 
 
-def is_dicom_or_zip(path: Path) -> bool:
-    """Return True if the path is a file that may contain DICOM images."""
-    return is_file(path) and (path.suffix.lower() == ".zip" or is_dicom(path))
+def is_zip(path: Path) -> bool:
+    """Return True if the path has the name of a zip, which may contain DICOM images."""
+    return path.suffix.lower() == ".zip"
 
 
 def is_result(path: Path) -> bool:
@@ -177,8 +178,9 @@ class _Search:
 
     The folder `exclude` is not searched. `any_contrast` is that of `find_cases`. `named` are the
     scans that the user has named, by themselves or in a list; other scans were found in a folder.
-    `refusals` are inputs that are no scans, `closed` folders that cannot be read, and `remarks`
-    messages about files that are not read.
+    `refusals` are inputs that are no scans, `closed` folders that cannot be read, `unreadable`
+    files that cannot be read and may be DICOM, and `remarks` messages about files that are not
+    read.
     """
 
     exclude: Path | None
@@ -186,6 +188,7 @@ class _Search:
     named: set[Path] = field(default_factory=set)
     refusals: list[Refusal] = field(default_factory=list)
     closed: list[Path] = field(default_factory=list)
+    unreadable: set[Path] = field(default_factory=set)
     remarks: list[str] = field(default_factory=list)
 
     def run(self, inputs: Sequence[str | Path]) -> Found:
@@ -206,14 +209,15 @@ class _Search:
             self.refusals.append(_closed_folder(os.path.relpath(folder, root)))
         paths = self._without_results(root, paths)
         # A dict is used as an ordered set.
-        dicom = dict.fromkeys(
-            path for path in paths if not is_scan(path) and is_dicom_or_zip(path)
-        )
-        others = [path for path in paths if path not in dicom]
+        dicom = dict.fromkeys(path for path in paths if self._is_dicom_or_zip(path))
+        self._refuse_unreadable(root)
+        others = [
+            path for path in paths if path not in dicom and path not in self.unreadable
+        ]
         cases = list(self._name_cases(root, others))
         loose: list[str] = []
         for path in dicom:
-            if path.suffix.lower() == ".zip":
+            if is_zip(path):
                 cases += self._series_in(path, root, None)
             else:
                 loose.append(str(path.relative_to(root)))
@@ -237,6 +241,30 @@ class _Search:
             return self._expand_glob(given)
         self.named.add(path)
         return path.parent, [path]
+
+    def _is_dicom(self, path: Path) -> bool:
+        """Return True if a file is DICOM; if it cannot be read, add it to `unreadable`."""
+        if is_scan(path):
+            return False
+        try:
+            return is_dicom(path)
+        except InputError:
+            self.unreadable.add(path)
+            return False
+
+    def _is_dicom_or_zip(self, path: Path) -> bool:
+        """Return True if the path is a file that may contain DICOM images."""
+        return is_file(path) and (is_zip(path) or self._is_dicom(path))
+
+    def _refuse_unreadable(self, root: Path) -> None:
+        """Refuse the unreadable files of each folder, which may be slices of its scans.
+
+        Their names are not shown, because they may contain that of a patient.
+        """
+        counts = Counter(os.path.relpath(path.parent, root) for path in self.unreadable)
+        for folder, count in natsorted(counts.items()):
+            reason = f"files in it cannot be read: {count}: check their permissions"
+            self.refusals.append(Refusal(folder, reason))
 
     def _without_results(self, root: Path, paths: list[Path]) -> list[Path]:
         """Return the paths without files that are named like results, such as NAME_dseg.nii.gz.
@@ -288,12 +316,16 @@ class _Search:
             for file in every
             if not (_ends_with(file, ".img") and file.with_suffix("") in headers)
         ]
-        dicom = {file for file in files if not is_scan(file) and is_dicom(file)}
+        dicom = {file for file in files if self._is_dicom(file)}
         scans = natsorted(
             (file for file in files if file in dicom or is_scan(file)), key=str
         )
-        unread = [file for file in files if file not in dicom and not is_scan(file)]
-        zips = [file for file in unread if file.suffix.lower() == ".zip"]
+        unread = [
+            file
+            for file in files
+            if not (file in dicom or file in self.unreadable or is_scan(file))
+        ]
+        zips = [file for file in unread if is_zip(file)]
         others = [file for file in unread if file not in zips]
         if zips:
             self.remarks.append(
@@ -333,7 +365,7 @@ class _Search:
         # does not support.
         for match in natsorted(glob.glob(pattern, recursive=True)):  # noqa: PTH207
             path = absolute(match)
-            if is_file(path) and (is_scan(path) or is_dicom_or_zip(path)):
+            if is_file(path) and (is_scan(path) or self._is_dicom_or_zip(path)):
                 scans.append(path)
             # A pattern with ** matches the folders in a folder, too.
             elif is_dir(path) and searched.isdisjoint((path, *path.parents)):

@@ -100,14 +100,20 @@ class Container(NamedTuple):
 def is_dicom(path: Path) -> bool:
     """Return True if a path is a regular file that begins like a DICOM file.
 
-    Only the first bytes are read. Nothing is raised: the result is False for a folder, a dangling
-    link and an unreadable file.
+    Only the first bytes are read. The result is False for a folder and a dangling link. Raises
+    InputError for a file that cannot be read.
     """
     try:
         with open_regular(path) as file:
             return has_magic(file.read(START_LENGTH))
-    except (OSError, InputError):
+    except (FileNotFoundError, InputError):
         return False
+    except OSError as error:
+        raise InputError(
+            f"cannot be read ({error.strerror or error})",
+            where=path,
+            remedy="check its permissions",
+        ) from error
 
 
 def holds_dicom(path: Path) -> bool:

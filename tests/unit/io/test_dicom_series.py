@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -20,9 +21,10 @@ from helpers.dicom import (
     uid,
     write_classic,
 )
+from helpers.refusals import refusal
 
 from trinat.pipelines.study.discovery import find_cases
-from trinat.segmentation.errors import FormatError
+from trinat.segmentation.errors import FormatError, InputError
 from trinat.segmentation.io.dicom.series import find_series
 from trinat.segmentation.io.files import sha256_of
 from trinat.segmentation.io.volume import Volume
@@ -94,6 +96,30 @@ def test_a_description_that_names_no_other_contrast_is_no_reason(
 ) -> None:
     write_classic(tmp_path, small(), SeriesDescription=words)
     assert len(find_cases([tmp_path]).cases) == 1
+
+
+@pytest.mark.parametrize("given", [["."], ["IM*"], [f"IM{n:04d}" for n in range(17)]])
+def test_files_that_cannot_be_read_are_refused_beside_their_scan(
+    tmp_path: Path, given: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    last = write_classic(tmp_path, small())[-1]
+    opened = os.open
+
+    def refusing(path: str | Path, *arguments: Any, **options: Any) -> int:
+        # Root, who runs tests in containers, may read every file.
+        if path == last:
+            raise PermissionError(13, "Permission denied", str(path))
+        return opened(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "open", refusing)
+    found = find_cases([tmp_path / name for name in given])
+    (case,) = found.cases
+    assert len(case.series) == SLICES - 1
+    (failure,) = found.refusals
+    assert (failure.shown, failure.harmless) == (".", False)
+    assert found.remarks == ()
+    with refusal(InputError, last):
+        Volume.read(tmp_path)
 
 
 def test_scans_beside_dicom_are_found_as_before(tmp_path: Path) -> None:
