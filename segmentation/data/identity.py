@@ -13,6 +13,8 @@
 | 07_baseline, 07_followup, 07_visit2 | 07 | baseline, followup, visit2 |
 
 Folders, the nearest first, supply what the name lacks: sub-01/ses-2/T1 is a scan of sub-01.
+A DICOM series is a scan of the participant whose folder it is in, whatever that is called:
+07/series-5-dd82e866 and 07/baseline/series-3-0123abcd are of 07.
 
 `identify` looks at all scans of a study together, since one name is not always enough:
 
@@ -71,6 +73,9 @@ _SESSION_FOLDER = re.compile(
     re.IGNORECASE,
 )
 
+# Name of a scan that is a DICOM series: its number, if it has one, and a part of a hash.
+_SERIES = re.compile(r"series-(?:\d{1,9}-)?[0-9a-f]{8}")
+
 
 @dataclass(frozen=True)
 class Identity:
@@ -110,14 +115,21 @@ def identify(scans: Sequence[Named]) -> list[Identity]:
 def identity_alone(scan: Named) -> Identity:
     """Return participant and session of a scan by its name and folders, without other scans.
 
-    If they tell nothing, the name of the scan is used as that of the participant. Names are
-    returned in Unicode's composed form, so that they can be compared.
+    If they tell nothing, the name of the scan is used as that of the participant, or for a DICOM
+    series the name of the nearest folder that is no session. Names are returned in Unicode's
+    composed form, so that they can be compared.
     """
     name = composed(scan.name)
     folders = tuple(map(composed, scan.folders))
     identity = identity_of(name, folders)
     if identity is not None:
         return identity
+    if _SERIES.fullmatch(name):
+        for depth, folder in reversed(list(enumerate(folders))):
+            if not _SESSION_FOLDER.fullmatch(folder):
+                around = (*folders[:depth], *folders[depth + 1 :])
+                series = Identity(folder, scan=name, site=around)
+                return _with_session_of_folder(series)
     return Identity(name, site=folders)
 
 

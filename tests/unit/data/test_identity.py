@@ -108,6 +108,27 @@ def test_folders_that_are_sessions_are_no_sites(folders: tuple[str, str]) -> Non
     )
 
 
+def test_dicom_series_are_of_the_participant_whose_folder_they_are_in() -> None:
+    scans = identities(
+        "0012/baseline/series-5-0123abcd",
+        "0012/followup/series-89abcdef",
+        "0034/series-5-4567abcd",
+        "V1/0034/series-6-4567abce",
+    )
+    assert [scan.participant for scan in scans] == ["0012", "0012", "0034", "0034"]
+    assert [scan.session for scan in scans] == ["baseline", "followup", "", "V1"]
+
+
+def test_dicom_series_of_folders_of_one_name_are_of_several_participants() -> None:
+    paths = ("A/07/series-5-0123abcd", "B/07/series-5-89abcdef", "A/08/series-4567abcd")
+    assert participants(*paths) == ["A/07", "B/07", "A/08"]
+
+
+@pytest.mark.parametrize("name", ["series-5-0123abcd", "baseline/series-5-0123abcd"])
+def test_a_dicom_series_without_a_folder_is_a_participant_of_its_own(name: str) -> None:
+    assert participants(name) == ["series-5-0123abcd"]
+
+
 def test_two_sessions_in_two_folders_are_of_one_participant() -> None:
     assert (
         participants("disc1/OAS1_0001_MR1", "disc2/OAS1_0001_MR2") == ["OAS1_0001"] * 2
