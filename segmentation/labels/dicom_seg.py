@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trinat.segmentation.errors import (
+    FormatError,
     GeometryError,
     IntegrityError,
     LabelError,
@@ -52,6 +53,8 @@ _SIDES = {
     "right": ("24028007", "SCT", "Right"),
 }
 _MADE_BY = "trinat"
+# Users of the command line and of the service name the option differently.
+_WITHOUT = "segment it without a DICOM SEG"
 
 
 class Code(NamedTuple):
@@ -86,9 +89,7 @@ def code_of(label: Label) -> tuple[Code, Code]:
     """
     codes = _read_codes()
     if label.fs_id not in codes:
-        raise LabelError(
-            f"no DICOM code for {label.name}", remedy="leave out --dicom-seg"
-        )
+        raise LabelError(f"no DICOM code for {label.name}", remedy=_WITHOUT)
     return codes[label.fs_id]
 
 
@@ -136,16 +137,17 @@ def write_seg(
 def _add_required_attributes(datasets: list[Dataset], place: Path) -> None:
     """Add attributes that DICOM requires and the headers lack, with empty values.
 
-    Raises GeometryError if the frame of reference, which must not be empty, is missing.
+    Raises FormatError if an identifier that must not be empty is missing.
     """
     for dataset in datasets:
         for keyword in _REQUIRED_ATTRIBUTES:
             if keyword not in dataset:
                 setattr(dataset, keyword, None)
-    if not datasets[0].get("FrameOfReferenceUID"):
-        raise GeometryError(
-            "no frame of reference, which a DICOM SEG needs", where=place
-        )
+    for keyword in ("FrameOfReferenceUID", "StudyInstanceUID"):
+        if not datasets[0].get(keyword):
+            raise FormatError(
+                f"no {keyword}, which a DICOM SEG needs", where=place, remedy=_WITHOUT
+            )
 
 
 def _in_order_of_files(
@@ -215,6 +217,10 @@ def _encode_seg(
     segments = _describe_segments(labels, model)
     buffer = io.BytesIO()
     try:
+        for source in sources:
+            # highdicom does not know all character sets of scanners; UTF-8 has their characters.
+            source.decode()
+            source.SpecificCharacterSet = "ISO_IR 192"
         hd.seg.Segmentation(
             sources,
             stack,
@@ -238,6 +244,6 @@ def _encode_seg(
     ):  # pydicom raises many kinds of errors, and their messages may quote the header
         raise OutputError(
             "no DICOM SEG can be made of this series' header",
-            remedy="leave out --dicom-seg",
+            remedy=_WITHOUT,
         ) from None
     return buffer.getvalue()

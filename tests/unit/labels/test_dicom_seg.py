@@ -6,6 +6,7 @@ import subprocess
 import sysconfig
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import nibabel as nib
 import numpy as np
@@ -15,7 +16,12 @@ from helpers.dicom import classic, enhanced, save, write_classic
 from helpers.refusals import refusal
 from pydicom.sr.codedict import codes
 
-from trinat.segmentation.errors import GeometryError, IntegrityError, LabelError
+from trinat.segmentation.errors import (
+    FormatError,
+    GeometryError,
+    IntegrityError,
+    LabelError,
+)
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.dicom_seg import code_of, write_seg
 from trinat.segmentation.labels.scheme import load_scheme
@@ -40,7 +46,7 @@ def indices(scan: Volume) -> Volume:
     return Volume(data, scan.affine)
 
 
-def written(folder: Path, kind: str, **changes: str | None) -> Path:
+def written(folder: Path, kind: str, **changes: Any) -> Path:
     source = folder / "in"
     if kind == "classic":
         write_classic(source, scan(), **changes)
@@ -215,13 +221,31 @@ def test_a_zip_of_one_series_needs_no_names(tmp_path: Path) -> None:
     )
 
 
-def test_no_frame_of_reference_is_refused(tmp_path: Path) -> None:
-    with refusal(GeometryError, tmp_path / "in"):
-        written(tmp_path, "classic", FrameOfReferenceUID=None)
+@pytest.mark.parametrize(
+    ("character_set", "name"),
+    [
+        ("", "MUELLER^HANS"),
+        ("ISO_IR 144", "Люкceмбypг^Иван"),
+        (["", "ISO 2022 IR 100"], "MÜLLER^JÖRG"),
+        (["", "ISO 2022 IR 87"], "Yamada^Tarou=山田^太郎"),
+    ],
+)
+def test_names_in_any_character_set_are_written_in_utf_8(
+    tmp_path: Path, character_set: str | list[str], name: str
+) -> None:
+    header = {"SpecificCharacterSet": character_set, "PatientName": name}
+    seg = pydicom.dcmread(written(tmp_path, "classic", **header))
+    assert (seg.SpecificCharacterSet, seg.PatientName) == ("ISO_IR 192", name)
+
+
+@pytest.mark.parametrize("keyword", ["FrameOfReferenceUID", "StudyInstanceUID"])
+def test_a_missing_identifier_is_refused(tmp_path: Path, keyword: str) -> None:
+    with refusal(FormatError, tmp_path / "in"):
+        written(tmp_path, "classic", **{keyword: None})
 
 
 def test_a_structure_without_a_code_is_refused() -> None:
-    with refusal(LabelError, remedy="--dicom-seg"):
+    with refusal(LabelError, remedy="DICOM SEG"):
         code_of(load_scheme("left4").labels[1])
 
 
