@@ -185,7 +185,8 @@ def find_series(
     """Find the series in a zip, or in the files `names` of a folder; scans come first.
 
     Scans are T1-weighted and 3D, or with `any_contrast` any anatomical series. Files that are not
-    DICOM are skipped. A damaged file becomes a series of its own, with the damage as its reason.
+    DICOM are skipped. A damaged file becomes a series of its own, with the damage as its reason; it
+    is named by its place among the files.
     """
     # Images by series and by the reason to leave them out; each group becomes a Series.
     groups: dict[tuple[str, str], list[_Image]] = defaultdict(list)
@@ -205,9 +206,10 @@ def find_series(
                     series_number = str(dataset.get("SeriesNumber"))
                     image = _Image(name, series_number, frame_count(dataset))
             except InputError as error:
-                # Names in a zip come from a hospital, and may contain a patient's name.
-                shown = Path(name).name if names else f"file-{number}"
-                found.append(Series(shown, (name,), error.what, damaged=True))
+                # Names of files come from a hospital, and may contain a patient's name.
+                found.append(
+                    Series(f"file-{number}", (name,), error.what, damaged=True)
+                )
             else:
                 groups[uid, reason].append(image)
     for (uid, reason), images in groups.items():

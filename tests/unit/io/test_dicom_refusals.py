@@ -443,9 +443,19 @@ def test_a_damaged_file_beside_a_scan_may_be_a_part_of_it_and_has_failed(
     _junk(tmp_path)
     found = find_cases([tmp_path])
     assert len(found.cases) == 1
-    (refusal,) = found.refusals
-    assert (refusal.shown, refusal.reason) == ("a.dcm", "damaged DICOM file")
-    assert not refusal.harmless
+    (failure,) = found.refusals
+    assert failure.reason == "damaged DICOM file"
+    assert not failure.harmless
+
+
+def test_a_damaged_file_of_a_folder_is_not_named_as_the_hospital_names_it(
+    tmp_path: Path,
+) -> None:
+    paths = write_classic(tmp_path / "p", small())
+    paths[0].write_bytes(paths[0].read_bytes()[:300])
+    paths[0].rename(paths[0].with_name(f"{MARK}.MR.HEAD.0005.IMA"))
+    found = find_cases([tmp_path])
+    assert [failure.shown for failure in found.refusals] == ["p/file-1"]
 
 
 @pytest.mark.parametrize("make", ["classic", "enhanced"])
