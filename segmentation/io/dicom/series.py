@@ -201,7 +201,7 @@ def find_series(
             try:
                 with convert_errors(where):
                     dataset, _ = parse(raw, where)
-                    uid = str(dataset.SeriesInstanceUID)
+                    uid = _series_uid(dataset)
                     reason = why_left_out(dataset, any_contrast=any_contrast)
                     series_number = str(dataset.get("SeriesNumber"))
                     image = _Image(name, series_number, frame_count(dataset))
@@ -226,6 +226,17 @@ def find_series(
         found.append(Series(name, tuple(files), reason))
     # Scans come first.
     return list(natsorted(found, key=lambda series: (bool(series.reason), series.name)))
+
+
+def _series_uid(dataset: Dataset) -> str:
+    """Return the identifier of an image's series; "" if an anonymiser has removed it.
+
+    Raises AttributeError, which pydicom raises for a missing element, if the number of rows, which
+    comes later in a file, is missing too: the file ends within its header.
+    """
+    if "SeriesInstanceUID" not in dataset and "Rows" in dataset:
+        return ""
+    return str(dataset.SeriesInstanceUID or "")
 
 
 def only_scan(place: Path, *, any_contrast: bool = False) -> tuple[Path, Sequence[str]]:

@@ -201,7 +201,10 @@ CHANGED = {
         each(ModalityLUTSequence=[Dataset()]),
         "indices into a lookup table",
     ),
-    "no series": (each(SeriesInstanceUID=None), "damaged DICOM file"),
+    "two series without identifiers": (
+        lambda images: (twice(images), each(SeriesInstanceUID=None)(images)),
+        "17 slices where another is",
+    ),
     "words for numbers": (one(Rows=None), "damaged DICOM file"),
 }
 

@@ -98,6 +98,12 @@ def test_a_description_that_names_no_other_contrast_is_no_reason(
     assert len(find_cases([tmp_path]).cases) == 1
 
 
+def test_a_series_whose_identifier_was_removed_is_one_scan(tmp_path: Path) -> None:
+    write_classic(tmp_path, small(), SeriesInstanceUID=None)
+    (case,) = find_cases([tmp_path]).cases
+    same(Volume.read(tmp_path, series=case.series), small())
+
+
 @pytest.mark.parametrize("given", [["."], ["IM*"], [f"IM{n:04d}" for n in range(17)]])
 def test_files_that_cannot_be_read_are_refused_beside_their_scan(
     tmp_path: Path, given: list[str], monkeypatch: pytest.MonkeyPatch
