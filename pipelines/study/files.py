@@ -313,6 +313,7 @@ def _files_below(place: Path, suffix: str, kind: MapKind) -> list[FoundFile]:
     if kind == "lesions":
         return _lesion_masks(place)
     parcels = kind == "parcels"
+    kinds = ("parcels", "", "tissues") if parcels else ("", "tissues", "parcels")
     of_labels = suffix == Product.LABELS.suffix
     bids = [
         FoundFile(path, parse_name(path))
@@ -320,11 +321,7 @@ def _files_below(place: Path, suffix: str, kind: MapKind) -> list[FoundFile]:
         if not is_of_correction(path)
     ]
     if bids:
-        if not of_labels:
-            return bids
-        if parcels:
-            return _of_one_kind(bids, ("parcels", "", "tissues"))
-        return _of_one_kind(bids, ("", "tissues", "parcels"))
+        return _of_one_kind(bids, kinds) if of_labels else bids
     find_in_subject: Callable[[Path], Path | None] = find_image
     if of_labels:
         find_in_subject = find_parcels if parcels else find_labels
@@ -336,7 +333,8 @@ def _files_below(place: Path, suffix: str, kind: MapKind) -> list[FoundFile]:
         if parcels:
             marked = _with_parcels(place, marked)
         if marked:
-            return [file_below(place, path) for path in marked]
+            # In subfolders, there may be BIDS datasets of several sites.
+            return _of_one_kind([file_below(place, path) for path in marked], kinds)
     # Skip results beside the scans.
     is_unwanted = is_of_correction if of_labels else is_result
     return _any_images(place, lambda path: not is_unwanted(path))
@@ -383,14 +381,15 @@ def _lesion_masks(place: Path) -> list[FoundFile]:
 
 
 def _of_one_kind(files: Sequence[FoundFile], kinds: Sequence[str]) -> list[FoundFile]:
-    """Return one label map for each scan of a BIDS dataset, if scans have several kinds of them.
+    """Return one label map for each scan with BIDS names, if scans have several kinds of them.
 
     `kinds` are values of `kind_of_labels` in the order of preference; the first kind that a scan
     has is used. Label maps belong to one scan if they are in one folder and have the same identity.
+    Label maps with other names are each of a scan of their own.
     """
     of_scan: dict[object, list[FoundFile]] = defaultdict(list)
     for file in files:
-        of_scan[file.path.parent, file.parsed.entities].append(file)
+        of_scan[file.path.parent, file.parsed.entities or file.path].append(file)
     kept = []
     for same in of_scan.values():
         for kind in kinds:

@@ -392,6 +392,25 @@ def test_a_scan_has_its_map_in_a_template_or_with_parcels_only_where_it_has_no_o
     ]
 
 
+def test_each_scan_of_several_datasets_has_one_map_beside_its_other_kinds(
+    tmp_path: Path,
+) -> None:
+    kinds = ("desc-trinat", "seg-parcels", "seg-callosum", "seg-tissues")
+    for site in ("A", "B"):
+        folder = f"{site}/sub-1/anat"
+        touch(tmp_path, *(f"{folder}/sub-1_{kind}_dseg.nii.gz" for kind in kinds))
+    touch(tmp_path, "A/x_dseg.nii.gz", "A/y_dseg.nii.gz")
+    found = [(file.name, file.participant) for file in find_files(tmp_path)]
+    assert found == [
+        ("sub-1_desc-trinat_dseg", "A/sub-1"),
+        ("sub-1_desc-trinat_dseg", "B/sub-1"),
+        ("x", "A/x"),
+        ("y", "A/y"),
+    ]
+    parcels = [file.name for file in find_files(tmp_path, kind="parcels")]
+    assert parcels == ["sub-1_seg-parcels_dseg", "sub-1_seg-parcels_dseg", "x", "y"]
+
+
 def test_the_scans_of_a_subjects_dir_are_found_too(tmp_path: Path) -> None:
     touch(tmp_path, "sub-01/mri/aseg.mgz", "sub-01/mri/T1.mgz", "sub-02/mri/aseg.mgz")
     assert [file.path.name for file in find_files(tmp_path, suffix="T1w")] == ["T1.mgz"]
