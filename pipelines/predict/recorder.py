@@ -316,10 +316,12 @@ class Recorder:
         failed_again: dict[str, Entry] = {}
         obstructed_scans = {}
         known: dict[str, TimePoint | None] = {}
+        digests: dict[str, str | None] = {}
         for case in participant.scans:
             obstructed = self._obstructed_entry(case)
             if obstructed is not None:
                 obstructed_scans[case.id] = obstructed
+                digests[case.id] = digest_of(*case.files)
                 continue
             entry = self.ledger.entries.get(case.id)
             if entry is not None and entry.is_still_unusable(case, self.settings):
@@ -328,11 +330,7 @@ class Recorder:
             if entry is None or not entry.is_current(case, self.settings):
                 return False
             known[case.id] = entry.result.longitudinal
-        digests = {
-            case.id: digest_of(*case.files)
-            for case in participant.scans
-            if case.id not in failed_again
-        }
+            digests[case.id] = entry.input_sha256
         if not digests:
             # Without a result, nothing says that all scans were tried together.
             return False

@@ -31,7 +31,13 @@ from trinat.segmentation.data.sources.bids import (
 from trinat.segmentation.data.sources.freesurfer import find_image, why_no_scan
 from trinat.segmentation.errors import ConfigError, InputError, reason_of, some
 from trinat.segmentation.io.dicom.series import find_series, is_dicom
-from trinat.segmentation.io.files import absolute, files_of_scan, given_path, read_text
+from trinat.segmentation.io.files import (
+    absolute,
+    files_of_scan,
+    given_path,
+    is_broken_link,
+    read_text,
+)
 from trinat.segmentation.io.streams import SCAN_SUFFIXES, remedy_for_format
 
 _LISTS = (".txt", ".list")
@@ -407,7 +413,7 @@ class _Search:
                 self.refusals.append(
                     Refusal(str(relative), "given twice", harmless=True)
                 )
-            elif not is_file(path):
+            elif not is_file(path) and not is_broken_link(path):
                 reason = "no such file"
                 if os.path.exists(path):  # noqa: PTH110 - as is_file asks
                     reason = "not a regular file"

@@ -22,7 +22,7 @@ from trinat.pipelines.study.naming import LEFT_OUT, Product
 from trinat.pipelines.study.record import GRADES, ScanResult, TimePoint
 from trinat.segmentation.data.sources.base import natural_order
 from trinat.segmentation.errors import InputError
-from trinat.segmentation.io.files import absolute, sha256_of
+from trinat.segmentation.io.files import absolute, is_broken_link, sha256_of
 from trinat.segmentation.timing import Spent
 
 Status = Literal["done", "failed", "skipped", "writing"]
@@ -193,14 +193,16 @@ class Entry:
         """Return True if the result of a case is up to date, so that this run need not segment it.
 
         It is if the case was segmented from the same input with the same model and settings, and if
-        its outputs are still as they were written.
+        its outputs are still as they were written. An input whose content is missing now, as that
+        of a dropped file of git-annex, counts as the same.
         """
         if self.status != "done" or not self._has_settings(case, run):
             return False
         # Check the scan last: it is not read if anything else has changed.
         if not self.is_written(run.out):
             return False
-        return digest_of(*case.files) == self.input_sha256
+        is_dropped = any(is_broken_link(path) for path in case.files)
+        return is_dropped or digest_of(*case.files) == self.input_sha256
 
     def is_still_unusable(self, case: Case, run: Run) -> bool:
         """Return True if the case has failed because of its content, and would fail again."""

@@ -27,6 +27,7 @@ from trinat.pipelines.study.naming import FOLD, LEDGERS
 from trinat.segmentation.errors import IntegrityError, OutputError
 from trinat.segmentation.io.files import (
     append_whole,
+    is_broken_link,
     not_written,
     open_regular,
     open_to_append,
@@ -96,7 +97,7 @@ class Ledger:
             attempt = 1 if before is None else before.attempt + 1
             entry = replace(entry, attempt=attempt)
         if self._file is None:
-            if self._path.is_symlink() and not self._path.exists():
+            if is_broken_link(self._path):
                 raise OutputError(
                     "is a broken symbolic link", where=self._path, remedy="remove it"
                 )

@@ -105,6 +105,12 @@ def absolute(path: str | Path) -> Path:
     return Path(os.path.abspath(path))  # noqa: PTH100 - resolve() would follow links
 
 
+def is_broken_link(path: Path) -> bool:
+    """Return True for a symbolic link to a missing file, such as a dropped file of git-annex."""
+    # Unlike `Path.exists`, these return False instead of raising if the path cannot be checked.
+    return os.path.islink(path) and not os.path.exists(path)  # noqa: PTH110, PTH114
+
+
 def given_path(path: str | os.PathLike[str]) -> Path:
     """Return a path that a user gave; raise ConfigError for "", which is the current folder."""
     if not os.fspath(path):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Self, cast
 
 from trinat.segmentation.errors import FormatError, InputError, IntegrityError
-from trinat.segmentation.io.files import open_regular
+from trinat.segmentation.io.files import is_broken_link, open_regular
 from trinat.segmentation.timing import stage
 
 if TYPE_CHECKING:
@@ -226,7 +226,11 @@ def _open(path: Path) -> BinaryIO:
     try:
         return cast(BinaryIO, open_regular(path).detach())
     except FileNotFoundError:
-        raise InputError("no such file", where=path, remedy="check the path") from None
+        what, remedy = "no such file", "check the path"
+        if is_broken_link(path):
+            what = "is a link to a missing file"
+            remedy = "get its content, of a DataLad dataset by datalad get"
+        raise InputError(what, where=path, remedy=remedy) from None
     except OSError as error:
         raise InputError(
             f"cannot be opened ({error.strerror})",

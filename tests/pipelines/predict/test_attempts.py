@@ -160,13 +160,28 @@ def test_what_the_user_wrote_stays_where_it_is(two) -> None:
 
 def test_the_result_of_a_scan_that_is_refused_now_is_told_no_more(two) -> None:
     scans, out = two
-    (scans / "a.nii.gz").rename(scans / "elsewhere")
-    (scans / "a.nii.gz").symlink_to("nowhere")
+    (scans / "a.nii").write_bytes(b"would get the same output")
     run_serially(scans, out)
-    assert status_in(out / "summary.tsv") == {"a.nii.gz": "failed", "b": "done"}
+    assert status_in(out / "summary.tsv") == {
+        "a.nii": "failed",
+        "a.nii.gz": "failed",
+        "b": "done",
+    }
     study = Study(out)
     files = study.checked(study.label_maps())
     assert [file.path for file in files if file.unfit] == [out / "a_dseg.nii.gz"]
+
+
+def test_the_result_of_a_scan_whose_content_was_dropped_stays(two) -> None:
+    scans, out = two
+    for name in ("a.nii.gz", "c.nii.gz"):
+        (scans / name).unlink(missing_ok=True)
+        (scans / name).symlink_to("../dropped.nii.gz")
+    outcome = run_serially(scans, out, output=replace(QUICK, stats=True))
+    assert (outcome.skipped, outcome.failed) == (2, 1)
+    assert status_in(out / "summary.tsv") == {"a": "done", "b": "done", "c": "failed"}
+    small_scan(9).write(scans.parent / "dropped.nii.gz")
+    assert run_serially(scans, out, output=replace(QUICK, stats=True)).done == 2
 
 
 def test_a_renamed_scan_counts_once(two) -> None:

@@ -178,6 +178,11 @@ def test_nothing_is_done_twice_and_a_new_time_point_does_all(tmp_path: Path) -> 
     write(scans, "MR1", "MR2")
     assert run_serially(scans, out, output=TOGETHER).done == 2
     assert run_serially(scans, out, output=TOGETHER).skipped == 2
+    (dropped,) = scans.glob("*MR1*")
+    dropped.unlink()
+    dropped.symlink_to("nowhere")
+    assert run_serially(scans, out, output=TOGETHER).skipped == 2
+    dropped.unlink()
     write(scans, "MR1", "MR2", "MR3")
     outcome = run_serially(scans, out, output=TOGETHER)
     assert (outcome.done, outcome.skipped) == (3, 0)
