@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -228,14 +229,21 @@ class Recorder:
 
         If an earlier run has segmented such an input, its results become invalid. `is_here` returns
         True for the name of an input if this run would have refused it, which a part of the work or
-        a selection does not always. Such inputs that earlier runs refused and this run does not
-        refuse are recorded as withdrawn, so that no table shows them. The reason may be that a
-        missing file was found, or that one of two files of the same name is gone.
+        a selection does not always. Such inputs that earlier runs refused or left out and this run
+        does not, and failed scans whose file is gone, are recorded as withdrawn, so that no table
+        shows them. The reason may be that a missing file was found, or that one of two files of the
+        same name is gone.
         """
         refused_now = {refusal.shown for refusal in refusals}
         for known in list(self.ledger.entries.values()):
-            was_refused = known.status == "failed" and known.is_refusal
-            if was_refused and known.case not in refused_now and is_here(known.case):
+            is_unsegmented = known.is_left_out or known.status == "failed"
+            if (
+                not is_unsegmented
+                or known.case in refused_now
+                or not is_here(known.case)
+            ):
+                continue
+            if known.is_refusal or self._is_gone(known):
                 no_longer = "no longer among the inputs"
                 self.ledger.add(Entry(known.case, "skipped", known.input, no_longer))
         for refusal in refusals:
@@ -249,6 +257,12 @@ class Recorder:
             else:
                 self._withdraw(refusal)
                 self.note(Entry(shown, "failed", shown, refusal.reason))
+
+    def _is_gone(self, entry: Entry) -> bool:
+        """Return True if a scan is not among the cases of this run, and its file is missing."""
+        path = self.settings.out.resolve() / entry.scan
+        # Unlike `Path.exists`, this returns False instead of raising if the path cannot be checked.
+        return entry.case not in self.cases and not os.path.exists(path)  # noqa: PTH110
 
     def _withdraw(self, refusal: Refusal) -> None:
         """Record that an earlier result is no longer valid, because its scan is now refused."""

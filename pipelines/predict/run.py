@@ -174,10 +174,18 @@ def _refused_here(request: PredictRequest) -> Callable[[str], bool]:
     """Return a function that says of the name of an input if this run would have refused it."""
     # Refusals are recorded by the first of several shards.
     is_elsewhere = request.shard is not None and request.shard.part > 1
-    if is_elsewhere or request.sessions:
+    if is_elsewhere:
         return lambda name: False
     wanted = {f"sub-{label.removeprefix('sub-')}" for label in request.participants}
-    return lambda name: not wanted or name.split("/")[0] in wanted
+    sessions = {f"ses-{label.removeprefix('ses-')}" for label in request.sessions}
+
+    def is_here(name: str) -> bool:
+        participant, *below = name.split("/")
+        is_participant = not wanted or participant in wanted
+        is_session = not sessions or not sessions.isdisjoint(below)
+        return is_participant and is_session
+
+    return is_here
 
 
 def _check_for_fmriprep(request: PredictRequest, found: Found) -> None:

@@ -13,7 +13,7 @@ from helpers.files import touch
 from helpers.miniatures import without_orientation
 from helpers.overfitted import random_model, with_parcels
 from helpers.refusals import refusal
-from helpers.serial import run_serially, write_heads, write_scans
+from helpers.serial import run_serially, table, write_heads, write_scans
 
 from trinat.pipelines.cli import bids, main
 from trinat.pipelines.common.exits import Exit
@@ -166,6 +166,29 @@ def test_a_participant_who_was_missing_once_is_told_no_more(tmp_path: Path) -> N
     write_scans(raw, "sub-02/anat/sub-02_T1w.nii.gz")
     assert run_serially(raw, out, participants=["02"]).done == 1
     assert merge(out).failed == 0
+
+
+def test_what_was_refused_of_a_session_and_is_put_right_is_told_no_more(
+    tmp_path: Path,
+) -> None:
+    raw, out = tmp_path / "raw", tmp_path / "out"
+    write_scans(raw, "sub-01/ses-a/anat/sub-01_ses-a_T1w.nii.gz")
+    misplaced = [
+        f"sub-01/ses-{name}/anat/sub-02_ses-{name}_T1w.nii.gz" for name in ("a", "b")
+    ]
+    left_out = "sub-01/ses-a/anat/sub-01_ses-a_space-MNI152Lin_T1w.nii.gz"
+    touch(raw, *misplaced, left_out)
+    for name in ("a", "b"):
+        assert run_serially(raw, out, sessions=[name]).failed == 1
+    for name in (*misplaced, left_out):
+        (raw / name).unlink()
+    assert run_serially(raw, out, sessions=["a"]).skipped == 1
+    merge(out)
+    # The run of one session says nothing about the other session.
+    assert {row["case"]: row["status"] for row in table(out / "summary.tsv")} == {
+        "sub-01/ses-a/anat/sub-01_ses-a": "done",
+        misplaced[1]: "failed",
+    }
 
 
 def test_a_mistyped_participant_leaves_no_trace(tmp_path: Path) -> None:

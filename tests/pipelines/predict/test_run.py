@@ -200,6 +200,13 @@ def test_what_was_refused_and_is_put_right_is_told_no_more(tmp_path: Path) -> No
     assert merge(out).exit == Exit.OK
 
 
+def test_a_failed_scan_that_was_removed_is_told_no_more(again) -> None:
+    scans, out = again
+    (scans / "broken.nii.gz").unlink()
+    assert run_serially(scans, out).failed == 0
+    assert [row["case"] for row in table(out / "summary.tsv")] == ["a", "b/c"]
+
+
 def test_a_stopped_rerun_looks_through_no_more_of_what_is_done(
     again, monkeypatch
 ) -> None:
