@@ -229,13 +229,15 @@ def find_series(
 
 
 def _series_uid(dataset: Dataset) -> str:
-    """Return the identifier of an image's series; "" if an anonymiser has removed it.
+    """Return the identifier of an image's series.
 
-    Raises AttributeError, which pydicom raises for a missing element, if the number of rows, which
-    comes later in a file, is missing too: the file ends within its header.
+    If an anonymiser has removed it, return that of the frame of reference, which the images of a
+    series share; "" without either. Raises AttributeError, which pydicom raises for a missing
+    element, if the number of rows, which comes later in a file, is missing too: the file ends
+    within its header.
     """
     if "SeriesInstanceUID" not in dataset and "Rows" in dataset:
-        return ""
+        return str(dataset.get("FrameOfReferenceUID") or "")
     return str(dataset.SeriesInstanceUID or "")
 
 

@@ -104,6 +104,15 @@ def test_a_series_whose_identifier_was_removed_is_one_scan(tmp_path: Path) -> No
     same(Volume.read(tmp_path, series=case.series), small())
 
 
+def test_series_whose_identifiers_were_removed_are_told_apart_by_their_frames(
+    tmp_path: Path,
+) -> None:
+    for name in ("p1", "p2"):
+        changes = {"SeriesInstanceUID": None, "FrameOfReferenceUID": uid(name)}
+        write_classic(tmp_path / name, small(), **changes)
+    assert len({case.stem for case in find_cases([tmp_path]).cases}) == 2
+
+
 @pytest.mark.parametrize("given", [["."], ["IM*"], [f"IM{n:04d}" for n in range(17)]])
 def test_files_that_cannot_be_read_are_refused_beside_their_scan(
     tmp_path: Path, given: list[str], monkeypatch: pytest.MonkeyPatch
