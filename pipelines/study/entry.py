@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from heapq import nsmallest
@@ -23,6 +23,7 @@ from trinat.pipelines.study.record import GRADES, ScanResult, TimePoint
 from trinat.segmentation.data.sources.base import natural_order
 from trinat.segmentation.errors import InputError
 from trinat.segmentation.io.files import absolute, is_broken_link, sha256_of
+from trinat.segmentation.io.streams import SCAN_SUFFIXES
 from trinat.segmentation.timing import Spent
 
 Status = Literal["done", "failed", "skipped", "writing"]
@@ -172,6 +173,13 @@ class Entry:
         return self.scan.lower().endswith(".zip")
 
     @property
+    def series(self) -> str:
+        """Name of the DICOM series if the scan is one in a folder; "" for all other scans."""
+        if self.scan.lower().endswith((*SCAN_SUFFIXES, ".zip")):
+            return ""
+        return self.case.rpartition("/")[2]
+
+    @property
     def is_refusal(self) -> bool:
         """True if the input was refused before any model was loaded."""
         return not self.model
@@ -280,17 +288,23 @@ def find_moved(entries: Iterable[Entry], folder: Path) -> dict[str, str]:
     The two scans have the same bytes. Either they are one file, which a later run was given with
     another folder, or the file of the first was renamed or moved. Two equal files that both exist
     are two scans, and so are two that are both missing, unless `Entry.counts_as` was recorded while
-    one of them existed. `entries` are ledger entries. Their paths of scans are relative to
-    `folder`, the output folder.
+    one of them existed. For DICOM series in folders, see `_find_moved_series`. `entries` are ledger
+    entries. Their paths of scans are relative to `folder`, the output folder.
     """
     root = folder.resolve()
     moved = {}
     by_content: dict[tuple[str, str], list[Entry]] = defaultdict(list)
+    by_series: dict[str, list[Entry]] = defaultdict(list)
     for entry in entries:
         if entry.counts_as:
             moved[entry.case] = entry.counts_as
         elif entry.status == "done" and entry.scan and entry.input_sha256:
-            by_content[entry.content].append(entry)
+            if entry.series:
+                by_series[entry.series].append(entry)
+            else:
+                by_content[entry.content].append(entry)
+    for same in by_series.values():
+        moved.update(_find_moved_series(same, root))
     for same in by_content.values():
         if len(same) == 1:
             continue
@@ -304,6 +318,35 @@ def find_moved(entries: Iterable[Entry], folder: Path) -> dict[str, str]:
                 current = existing[-1]
             if current is not entry:
                 moved[entry.case] = current.case
+    return moved
+
+
+def _find_moved_series(entries: Sequence[Entry], root: Path) -> dict[str, str]:
+    """Map each case whose DICOM series was segmented again from another folder to the last case.
+
+    `entries` are series of one name, with paths relative to `root`. The name has only a part of a
+    hash of the series' identifier, so it is no proof. Two entries are of one series if their files
+    have the same bytes, or if the folder of one is in that of the other: a run takes the files of a
+    series from all subfolders.
+    """
+    place_of = {entry.case: absolute(root / entry.scan) for entry in entries}
+    last_first = sorted(
+        entries,
+        key=lambda entry: (place_of[entry.case].exists(), entry.finished),
+        reverse=True,
+    )
+    moved = {}
+    counted: list[Entry] = []
+    for entry in last_first:
+        place = place_of[entry.case]
+        for later in counted:
+            other = place_of[later.case]
+            is_within = place.is_relative_to(other) or other.is_relative_to(place)
+            if is_within or entry.input_sha256 == later.input_sha256:
+                moved[entry.case] = later.case
+                break
+        else:
+            counted.append(entry)
     return moved
 
 

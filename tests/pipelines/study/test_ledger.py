@@ -12,7 +12,7 @@ from helpers.refusals import refusal
 from trinat.pipelines.predict.run import held
 from trinat.pipelines.predict.settings import OutputSettings, RunSettings
 from trinat.pipelines.study.cases import Case
-from trinat.pipelines.study.entry import Entry, Status
+from trinat.pipelines.study.entry import Entry, Status, find_moved
 from trinat.pipelines.study.ledger import (
     Ledger,
     LedgerContents,
@@ -118,6 +118,63 @@ def test_what_was_changed_or_removed_since_is_not_current(
     if content:
         (settings.out / file).write_bytes(content)
     assert not entry.is_current(case, settings)
+
+
+def series(place: str, name: str, content: str, finished: str) -> Entry:
+    return Entry(
+        f"{place}/{name}",
+        "done",
+        scan=f"../dicom/{place}",
+        input_sha256=content,
+        finished=finished,
+    )
+
+
+@pytest.mark.parametrize(
+    ("second", "third", "content"),
+    [
+        # Moved to another folder while the first still exists, and copied.
+        ("p1/mprage", "p2/t1", "a"),
+        # Other files of the series were put beside the folder, and then taken away again.
+        ("p1", "p1/t1/all", "b"),
+    ],
+)
+def test_a_series_that_was_moved_split_or_copied_counts_where_it_was_last(
+    tmp_path: Path, second: str, third: str, content: str
+) -> None:
+    name = "series-5-0123abcd"
+    for place in ("p1/t1", second, third):
+        (tmp_path / "dicom" / place).mkdir(parents=True, exist_ok=True)
+    entries = [
+        series("p1/t1", name, "a", "2026-01-01"),
+        series(second, name, content, "2026-01-02"),
+        series(third, name, "a", "2026-01-03"),
+    ]
+    last = f"{third}/{name}"
+    expected = {f"p1/t1/{name}": last, f"{second}/{name}": last}
+    assert find_moved(entries, tmp_path / "out") == expected
+
+
+def test_a_series_counts_where_it_still_exists(tmp_path: Path) -> None:
+    name = "series-5-0123abcd"
+    (tmp_path / "dicom/p1/t1").mkdir(parents=True)
+    entries = [
+        series("p1/t1", name, "a", "2026-01-01"),
+        series("p1/mprage", name, "a", "2026-01-02"),
+    ]
+    moved = find_moved(entries, tmp_path / "out")
+    assert moved == {f"p1/mprage/{name}": f"p1/t1/{name}"}
+
+
+def test_series_of_one_name_in_separate_folders_are_two_scans(tmp_path: Path) -> None:
+    # The name has a part of a hash, and anonymisers may give all series one identifier.
+    name = "series-5-0123abcd"
+    entries = [
+        series("p1/t1", name, "a", "2026-01-01"),
+        series("p2/t1", name, "b", "2026-01-02"),
+        series("p1", "series-6-4567abcd", "c", "2026-01-03"),
+    ]
+    assert find_moved(entries, tmp_path / "out") == {}
 
 
 def test_in_one_ledger_the_last_entry_holds_whatever_the_clock_said(
