@@ -26,7 +26,7 @@ const MILLIMETRES = [0, 2];
 const LABEL_INTENT = 1002;
 const TRUST = "trinat predict can be told which form to trust";
 // Forms that differ by less are the same.
-const SAME_MM = 0.1;
+const SAME_GRID_MM = 0.1;
 const LARGEST_FORM_CODE = 5;
 const MOST_DIMENSIONS = 7;
 // Relative, of the voxel size in the header to that of its form.
@@ -262,7 +262,7 @@ function placeOf({ sform, qform }, shape, zooms) {
     refuse("q- and s-form disagree about which side is left", TRUST);
   }
   const apart = apartMm(affine, qform.affine, shape);
-  if (apart > SAME_MM) {
+  if (apart > SAME_GRID_MM) {
     const upTo = apart.toFixed(1);
     notes.push(`q- and s-form differ by up to ${upTo} mm; the s-form is used`);
   }
