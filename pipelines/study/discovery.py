@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import glob
 import os
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
@@ -450,6 +450,7 @@ class _Search:
             reason = f"no DICOM image in it ({remedy})"
             self.refusals.append(Refusal(shown, reason))
         has_scan = any(not series.reason for series in found)
+        patients: dict[Path, set[str]] = defaultdict(set)
         for series in found:
             source = place
             files = series.files
@@ -462,6 +463,7 @@ class _Search:
             parts = (*folder.parts, series.name)
             name = "/".join(safe_component(part) for part in parts)
             if not series.reason:
+                patients[folder].add(series.patient)
                 yield Case(name, source, "/".join(parts), series=files)
             elif has_scan and not series.damaged:
                 # The series is no scan, but there is a scan beside it. A damaged file may be a part
@@ -470,6 +472,12 @@ class _Search:
                 self.refusals.append(Refusal(name, reason, harmless=True, case=name))
             else:
                 self.refusals.append(Refusal(name, series.reason, case=name))
+        for folder, of_folder in patients.items():
+            if folder.parts and len(of_folder) > 1:
+                self.remarks.append(
+                    f"{folder}: scans of {len(of_folder)} patients count as one participant in "
+                    "reports: give each patient a folder"
+                )
 
 
 def _refuse_layouts(folder: Path, files: Sequence[Path]) -> None:

@@ -32,6 +32,7 @@ from trinat.segmentation.data.identity import (
     disambiguate,
     identify,
     identity_alone,
+    is_series,
 )
 from trinat.segmentation.data.sources.base import natural_order, without_suffix
 from trinat.segmentation.data.sources.bids import (
@@ -384,12 +385,14 @@ def _of_one_kind(files: Sequence[FoundFile], kinds: Sequence[str]) -> list[Found
     """Return one label map for each scan with BIDS names, if scans have several kinds of them.
 
     `kinds` are values of `kind_of_labels` in the order of preference; the first kind that a scan
-    has is used. Label maps belong to one scan if they are in one folder and have the same identity.
-    Label maps with other names are each of a scan of their own.
+    has is used. Label maps belong to one scan if they are in one folder `anat` and have the same
+    identity. All others are each of a scan of their own.
     """
     of_scan: dict[object, list[FoundFile]] = defaultdict(list)
     for file in files:
-        of_scan[file.path.parent, file.parsed.entities or file.path].append(file)
+        folder = file.path.parent
+        scan = file.parsed.entities if folder.name == "anat" else file.path
+        of_scan[folder, scan].append(file)
     kept = []
     for same in of_scan.values():
         for kind in kinds:
@@ -505,9 +508,13 @@ def name_files(
         parsed = _as_given(file.parsed, given)
         folders = file.path.parent.relative_to(place).parts
         folders = tuple(given.get(part, part) for part in folders)
+        below = folders
+        if entry is not NO_ENTRY:
+            inner = absolute(file.path).parent.relative_to(absolute(folder))
+            below = folders[max(len(folders) - len(inner.parts), 0) :]
         listed.append((folder, entry))
         given_as.append(parsed)
-        identities.append(_decide_identity(file, parsed, folders, entry))
+        identities.append(_decide_identity(file, parsed, folders, below, entry))
     scans = []
     for file, parsed, identity, (folder, entry) in zip(
         found, _unique_names(given_as), disambiguate(identities), listed, strict=True
@@ -539,17 +546,27 @@ def _as_given(parsed: ParsedName, given: Mapping[str, str]) -> ParsedName:
 
 
 def _decide_identity(
-    file: FoundFile, parsed: ParsedName, folders: tuple[str, ...], entry: Entry
+    file: FoundFile,
+    parsed: ParsedName,
+    folders: tuple[str, ...],
+    below: tuple[str, ...],
+    entry: Entry,
 ) -> Identity:
     """Return the participant of a file, and what distinguishes its scan, without other files.
 
     A run that has segmented the scan together with others has named the participant, in its ledger
     entry. Otherwise it is the subject in a SUBJECTS_DIR, or the participant in the name of the file
     or of the `folders` around it. A name without a recognisable participant counts as a participant
-    of its own. `parsed` and `folders` are as the user gave them.
+    of its own. `parsed` and `folders` are as the user gave them. `below` are those of the folders
+    that are in the output folder of a run: only they may be those of participants with DICOM
+    series.
     """
     identity = file.identity
-    if identity is None:
+    if identity is None and is_series(parsed.name):
+        identity = identity_alone(Named(parsed.name, below))
+        outer = folders[: len(folders) - len(below)]
+        identity = replace(identity, site=(*outer, *identity.site))
+    elif identity is None:
         identity = identity_alone(Named(parsed.name, folders))
         if parsed.entities:
             # BIDS scans are distinguished by entities only, not by the suffix or the kind of file.

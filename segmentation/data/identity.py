@@ -112,6 +112,11 @@ def identify(scans: Sequence[Named]) -> list[Identity]:
     return disambiguate([identity_alone(scan) for scan in scans])
 
 
+def is_series(name: str) -> bool:
+    """Return True if the name of a scan is that of a DICOM series, such as series-3-0123abcd."""
+    return _SERIES.fullmatch(name) is not None
+
+
 def identity_alone(scan: Named) -> Identity:
     """Return participant and session of a scan by its name and folders, without other scans.
 
@@ -124,7 +129,7 @@ def identity_alone(scan: Named) -> Identity:
     identity = identity_of(name, folders)
     if identity is not None:
         return identity
-    if _SERIES.fullmatch(name):
+    if is_series(name):
         for depth, folder in reversed(list(enumerate(folders))):
             if not _SESSION_FOLDER.fullmatch(folder):
                 around = (*folders[:depth], *folders[depth + 1 :])

@@ -38,6 +38,7 @@ _TAGS = [
     "Modality",
     "ImageType",
     "SeriesInstanceUID",
+    "PatientID",
     "SeriesNumber",
     "SeriesDescription",
     "ProtocolName",

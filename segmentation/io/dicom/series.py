@@ -159,21 +159,24 @@ class Series(NamedTuple):
 
     `name` consists of the series' number and a part of a hash of its identifier. `files` are names
     in the folder or zip. `reason` says why the series is no scan; "" if it is one. A `damaged`
-    series is a single damaged file, which may belong to any series.
+    series is a single damaged file, which may belong to any series. `patient` is the identifier of
+    its patient; it must not be shown.
     """
 
     name: str
     files: tuple[str, ...]
     reason: str = ""
     damaged: bool = False
+    patient: str = ""
 
 
 class _Image(NamedTuple):
-    """File of a series: its name, the number of its series, and the number of images in it."""
+    """File of a series: its name, the number of its series, the images in it, and the patient."""
 
     name: str
     series_number: str
     frames: int
+    patient: str
 
 
 def find_series(
@@ -204,7 +207,8 @@ def find_series(
                     uid = _series_uid(dataset)
                     reason = why_left_out(dataset, any_contrast=any_contrast)
                     series_number = str(dataset.get("SeriesNumber"))
-                    image = _Image(name, series_number, frame_count(dataset))
+                    patient = str(dataset.get("PatientID") or "")
+                    image = _Image(name, series_number, frame_count(dataset), patient)
             except InputError as error:
                 # Names of files come from a hospital, and may contain a patient's name.
                 found.append(
@@ -223,7 +227,8 @@ def find_series(
         if not reason and count < MIN_SIDE:
             reason = f"only {count} images, and at least {MIN_SIDE} are needed"
         files = natsorted(image.name for image in images)
-        found.append(Series(name, tuple(files), reason))
+        patient = images[0].patient
+        found.append(Series(name, tuple(files), reason, patient=patient))
     # Scans come first.
     return list(natsorted(found, key=lambda series: (bool(series.reason), series.name)))
 

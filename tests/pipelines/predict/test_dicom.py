@@ -27,6 +27,7 @@ from trinat.pipelines.predict.engine import SerialEngine
 from trinat.pipelines.predict.progress import listener
 from trinat.pipelines.predict.settings import RunSettings
 from trinat.pipelines.study.cases import Case
+from trinat.pipelines.study.discovery import find_cases
 from trinat.pipelines.study.ledger import read_entries
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.models.checkpoint import load_model, save_model
@@ -172,6 +173,24 @@ def test_two_series_in_a_zip_are_two_scans(tmp_path: Path) -> None:
     given = [str(tmp_path / "two.zip")]
     assert run_serially(given, tmp_path / "out").done == 2
     assert len(table(tmp_path / "out/volumes.tsv")) == 2
+
+
+@pytest.mark.parametrize("folder", ["", "p1"])
+def test_several_patients_in_a_folder_that_counts_as_a_participant_are_named(
+    tmp_path: Path, folder: str
+) -> None:
+    (tmp_path / "in" / folder).mkdir(parents=True)
+    for patient in ("ANNA", "BOB"):
+        image = enhanced(small(), patient, PatientID=patient)
+        save(image, tmp_path / "in" / folder / patient)
+    found = find_cases([tmp_path / "in"])
+    assert len(found.cases) == 2
+    if folder:
+        [remark] = found.remarks
+        assert remark.startswith("p1: ")
+        assert "ANNA" not in remark
+    else:
+        assert not found.remarks
 
 
 def test_a_series_that_is_given_again_with_another_folder_counts_once(

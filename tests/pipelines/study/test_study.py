@@ -128,6 +128,20 @@ def test_a_zip_has_no_image_because_it_may_contain_several_series(
     assert study.image(study.scans[0]) is None
 
 
+def test_an_output_folder_is_no_participant_of_dicom_series(tmp_path: Path) -> None:
+    for site in ("A", "B"):
+        cases = [f"{name}-5-0123abc{site.lower()}" for name in ("series", "07/series")]
+        out = touch(tmp_path / site, *(f"{case}_dseg.nii.gz" for case in cases))
+        with Ledger(out / "run.jsonl") as ledger:
+            for case in cases:
+                outputs = {f"{case}_dseg.nii.gz": "0"}
+                ledger.add(Entry(case, "done", case, outputs=outputs))
+    scans = Study(tmp_path).label_maps()
+    assert sorted(scan.participant for scan in scans) == [
+        *("A/07", "A/series-5-0123abca", "B/07", "B/series-5-0123abcb")
+    ]
+
+
 def test_other_label_maps_of_scans_of_one_name_are_found_by_their_folders(
     tmp_path: Path,
 ) -> None:
