@@ -92,8 +92,11 @@ def find_corrected(study: Study) -> tuple[list[Corrected], list[str]]:
 def _why_not_learnt(study: Study, scan: ScanFile, image: Path | None) -> str:
     """Return why the image of a corrected scan cannot be learnt from; "" if it can.
 
-    `image` is the path of the image; None if it is missing or DICOM.
+    `image` is the path of the image; None if it is missing, was changed, or is DICOM.
     """
+    # In another folder the same scan may be compressed differently.
+    if study.images is None and scan.entry.is_scan_changed(scan.folder):
+        return "its scan was changed since it was segmented"
     if image is None:
         if scan.entry.is_in_zip or (scan.folder / scan.entry.scan).is_dir():
             return (
@@ -101,9 +104,6 @@ def _why_not_learnt(study: Study, scan: ScanFile, image: Path | None) -> str:
                 "segment it again and correct that result"
             )
         return "its scan has been moved: give its folder with --images"
-    # In another folder the same scan may be compressed differently.
-    if study.images is None and scan.entry.is_scan_changed(scan.folder):
-        return "its scan was changed since it was segmented"
     return ""
 
 

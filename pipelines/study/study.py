@@ -286,13 +286,15 @@ class Study:
         )
 
     def image(self, scan: ScanFile) -> Path | None:
-        """Return the path of the scan that was segmented; None if it is missing or DICOM.
+        """Return the path of the scan that was segmented; None if missing, changed or DICOM.
 
-        In a study with `images`, it is searched for in that folder.
+        In a study with `images`, it is searched for in that folder, and may have other bytes.
         """
         path = scan.folder / scan.entry.scan
         if self.images is not None:
             path = self.images / scan.entry.input
+        elif scan.entry.is_scan_changed(scan.folder):
+            return None
         if path.is_file() and not scan.entry.is_in_zip:
             return path
         return self._images.get(scan.path)
@@ -383,7 +385,10 @@ def _why_outdated(entry: Entry | None, name: str, digest: str, folder: Path) -> 
     if entry.status != "done":
         return f"is an old result: its scan has failed since ({entry.reason})"
     if entry.is_scan_changed(folder):
-        return "is an old result: its scan was changed since; run trinat predict again"
+        return (
+            "is an old result: its scan was changed since, or is another scan of this name if the "
+            "results were copied; run trinat predict again"
+        )
     return ""
 
 

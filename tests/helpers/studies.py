@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import nibabel as nib
 import numpy as np
 
 from trinat.pipelines.predict.settings import TABLES
@@ -61,6 +62,14 @@ def write_study(
             (out / table).unlink(missing_ok=True)
         write_tables(out, ledger.entries.values())
     return out
+
+
+def replace_scan(out: Path, scan: Path, image: nib.Nifti1Image) -> None:
+    """Replace a scan of a study, as if its results were of this image."""
+    before = sha256_of(scan)
+    image.to_filename(scan)
+    ledger = out / "run.jsonl"
+    ledger.write_text(ledger.read_text().replace(before, sha256_of(scan)))
 
 
 def add_result(folder: Path, case: str, *outputs: str, **result: Any) -> None:

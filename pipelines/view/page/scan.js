@@ -181,7 +181,7 @@ async function load(item, at, isOld) {
 
 function whyNoScan() {
   if (page.study.service) return "A DICOM series is shown by its labels alone.";
-  return "The scan was not found: name its folder with --images";
+  return "The scan was not found, or is another one now: name its folder with --images";
 }
 
 // The first scan that has a result, else the first one.

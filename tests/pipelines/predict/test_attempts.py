@@ -346,7 +346,8 @@ def test_report_does_not_count_a_result_of_another_scan(
     rows = read_rows(out.parent / "group/volumes.csv", required=("subject",))
     assert {row["subject"] for row in rows} == {"b"}
     assert logged.messages == [
-        "a: is an old result: its scan was changed since; run trinat predict again"
+        "a: is an old result: its scan was changed since, or is another scan of this name if the "
+        "results were copied; run trinat predict again"
     ]
 
 

@@ -142,6 +142,15 @@ def test_an_output_folder_is_no_participant_of_dicom_series(tmp_path: Path) -> N
     ]
 
 
+def test_another_scan_at_the_place_of_a_scan_is_not_taken_for_it(
+    out: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "scans" / "scan2.nii.gz").write_bytes(b"another scan")
+    study = Study(out)
+    is_found = {scan.case: study.image(scan) is not None for scan in study.scans}
+    assert is_found == {"a": True, "b": True, "c": False, "d": True}
+
+
 def test_other_label_maps_of_scans_of_one_name_are_found_by_their_folders(
     tmp_path: Path,
 ) -> None:

@@ -9,7 +9,7 @@ import nibabel as nib
 import numpy as np
 import pytest
 from helpers.browser import Browser, find_chromium
-from helpers.studies import write_study
+from helpers.studies import replace_scan, write_study
 from helpers.viewer import served
 from numpy.typing import NDArray
 from PIL import Image
@@ -42,7 +42,8 @@ def write_marked(out: Path, codes: str, *, oblique: bool = False) -> None:
         turn[:2, :2] = [[cosine, -sine], [sine, cosine]]
         affine = turn @ affine
     assert "".join(nib.aff2axcodes(affine)) == codes
-    Volume(head, affine).write(out.parent / "scans/scan0.nii.gz")
+    scan = out.parent / "scans/scan0.nii.gz"
+    replace_scan(out, scan, nib.Nifti1Image(head, affine))
     Volume(labels, affine).write(out / "marked_dseg.nii.gz", labels=True)
 
 

@@ -9,7 +9,7 @@ import httpx
 import nibabel as nib
 import numpy as np
 import pytest
-from helpers.studies import AFFINE, write_study
+from helpers.studies import AFFINE, replace_scan, write_study
 from helpers.viewer import ask
 from starlette.types import ASGIApp
 
@@ -217,7 +217,7 @@ def test_scans_that_needed_options_of_predict_are_shown(tmp_path: Path) -> None:
     scan = tmp_path / "scans/scan0.nii.gz"
     data = nib.load(scan).get_fdata(dtype=np.float32)
     data[0, 0, 0] = np.nan
-    nib.Nifti1Image(data, AFFINE).to_filename(scan)
+    replace_scan(out, scan, nib.Nifti1Image(data, AFFINE))
     page = client(out)
     assert page.get("/v1/scans/0/scan").status_code == 200
     assert page.get("/v1/scans/0/value?mm=0,0,0").json()["value"] == 0

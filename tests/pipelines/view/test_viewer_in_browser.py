@@ -10,11 +10,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import nibabel as nib
 import numpy as np
 import pytest
 from helpers.browser import Browser, find_chromium
 from helpers.service import tiny_scan
-from helpers.studies import write_study
+from helpers.studies import replace_scan, write_study
 from helpers.viewer import answered, served
 
 from trinat.pipelines.predict.settings import PredictRequest
@@ -39,7 +40,8 @@ def address(
     out = write_study(tmp_path / "out", names)
     for path in (tmp_path / "scans").iterdir():
         scan = Volume.read(path)
-        Volume(scan.data * np.float32(1e-6), scan.affine).write(path)
+        faint = scan.data * np.float32(1e-6)
+        replace_scan(out, path, nib.Nifti1Image(faint, scan.affine))
     with served(out, monkeypatch) as address:
         yield address
 
@@ -364,10 +366,12 @@ def test_how_soon_the_first_picture_is_there(address: str, tmp_path: Path) -> No
     for path, is_labels in ((image, False), (first.labels, True)):
         small = Volume.read(path, labels=is_labels)
         data = np.kron(small.data, np.ones((10, 10, 10), small.data.dtype))
-        if not is_labels:
-            data = data + chance.integers(0, 20, data.shape).astype(data.dtype)
         affine = small.affine @ np.diag([0.1, 0.1, 0.1, 1])
-        Volume(data, affine).write(path, labels=is_labels)
+        if is_labels:
+            Volume(data, affine).write(path, labels=True)
+            continue
+        data = data + chance.integers(0, 20, data.shape).astype(data.dtype)
+        replace_scan(study.folder, path, nib.Nifti1Image(data, affine))
     page = Browser(chromium, webgl=True)
     try:
         page.resize(1440)
