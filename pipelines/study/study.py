@@ -129,7 +129,8 @@ class Study:
                 labels = entry.output(folder, Product.LABELS)
                 if entry.status != "done" or entry.case in self._moved[folder]:
                     continue
-                if labels is None or labels.exists():
+                # A link to a missing file is listed among the label maps, and cannot be read.
+                if labels is None or os.path.lexists(labels):
                     continue
                 if not corrected_path(labels).exists():
                     cases.append(entry.case)
@@ -231,7 +232,10 @@ class Study:
                 continue
             entry = contents.entries.get(contents.writers[name])
             scan = "" if entry is None else entry.input_sha256
-            digest = str(digest_of(folder / name))
+            digest = digest_of(folder / name)
+            if digest is None:
+                # A link whose file is missing was not edited.
+                continue
             is_written = (name, digest) in contents.written
             are_written.append(is_written)
             if not is_written:

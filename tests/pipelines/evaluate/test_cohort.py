@@ -19,6 +19,7 @@ from trinat.pipelines.evaluate.cohort import report_cohort
 from trinat.pipelines.evaluate.settings import CohortSettings
 from trinat.pipelines.study.entry import Entry
 from trinat.pipelines.study.ledger import Ledger, read_entries
+from trinat.pipelines.study.study import Study
 from trinat.segmentation.errors import ConfigError, DatasetError, EvaluationError
 from trinat.segmentation.io.files import sha256_of
 from trinat.segmentation.io.volume import Volume
@@ -233,6 +234,20 @@ def test_a_scan_whose_label_map_was_removed_is_a_failure(
     assert logged.messages[0].startswith("a: ")
     page = (settings.out / "report.html").read_text()
     assert "1 of 3 scans failed." in page
+
+
+def test_a_scan_whose_label_map_was_dropped_is_one_failure_and_was_not_edited(
+    tmp_path: Path, logged: pytest.LogCaptureFixture
+) -> None:
+    out = write_study(tmp_path / "study", ["a", "b", "c"])
+    (out / "a_dseg.nii.gz").unlink()
+    (out / "a_dseg.nii.gz").symlink_to("dropped")
+    study = Study(out)
+    assert not any(file.is_edited for file in study.checked(study.label_maps()))
+    logged.clear()
+    settings = CohortSettings(out, tmp_path / "out", jobs=1)
+    assert report_cohort(settings) == Exit.SOME_FAILED
+    assert sum(line.startswith("a: ") for line in logged.messages) == 1
 
 
 def test_figures_of_an_earlier_report_are_removed(tmp_path: Path) -> None:
