@@ -27,6 +27,7 @@ from trinat.segmentation.errors import (
     is_disk_full,
     reason_of,
 )
+from trinat.segmentation.io.files import absolute
 from trinat.segmentation.io.streams import NO_CHECKSUM, has_checksum
 from trinat.segmentation.timing import Spent, stage, together
 
@@ -287,9 +288,7 @@ class Recorder:
                 if participant is not None:
                     yield participant
                 continue
-            reason = self._why_impossible(case)
-            if reason:
-                self.note(Entry.failed(case, self.settings, reason))
+            if self._note_if_impossible(case):
                 continue
             known = self.ledger.entries.get(case.id)
             is_alone = known is not None and known.result.longitudinal is None
@@ -310,10 +309,8 @@ class Recorder:
         """
         impossible = set()
         for case in participant.scans:
-            reason = self._why_impossible(case)
-            if reason:
+            if self._note_if_impossible(case):
                 impossible.add(case.id)
-                self.note(Entry.failed(case, self.settings, reason))
         possible = participant.only(lambda case: case.id not in impossible)
         if possible is None or self._note_if_current(possible):
             return None
@@ -379,6 +376,41 @@ class Recorder:
             self.ledger.add(again)
         unchanged = "unchanged since an earlier run"
         self.note(Entry(case.id, "skipped", case.shown, unchanged), keep=False)
+
+    def _note_if_impossible(self, case: Case) -> bool:
+        """Return True if a case must not be segmented in this run, and record that.
+
+        If the output folder has the result of another scan, that result stays the valid one.
+        """
+        reason = self._why_impossible(case)
+        if reason:
+            self.note(Entry.failed(case, self.settings, reason))
+            return True
+        reason = self._why_of_another_scan(case)
+        if reason:
+            self.note(Entry.failed(case, self.settings, reason), keep=False)
+        return bool(reason)
+
+    def _why_of_another_scan(self, case: Case) -> str:
+        """Return a reason if a case would replace the result of a scan that is still there.
+
+        "" if there is no such result, or if it is of a file with the same bytes, or if the file of
+        this case is missing.
+        """
+        known = self.ledger.entries.get(case.id)
+        now = Entry.of(case, self.settings, "done")
+        if known is None or known.status != "done" or known.scan == now.scan:
+            return ""
+        out = self.settings.out
+        is_same = digest_of(*case.files) in (known.input_sha256, None)
+        is_there = known.digest_of_scan(out) == known.input_sha256
+        if self.ledger.overwrite or is_same or not is_there:
+            return ""
+        other = absolute(out.resolve() / known.scan)
+        return (
+            f"the output folder has the result of another scan of this name, {other}: choose "
+            "another --out, or give --overwrite to replace it"
+        )
 
     def _why_impossible(self, case: Case) -> str:
         """Return why a case cannot be segmented with these settings; "" if it can."""
