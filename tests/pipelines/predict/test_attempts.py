@@ -137,13 +137,15 @@ def test_what_other_settings_had_besides_the_same_label_map_stays(two) -> None:
     assert (out / "a_aseg.stats").exists()
 
 
+@pytest.mark.parametrize("shard", [None, Shard(1, 2)])
 def test_a_table_of_labels_that_older_label_maps_need_is_replaced_with_a_warning(
-    two, logged: pytest.LogCaptureFixture
+    two, logged: pytest.LogCaptureFixture, shard: Shard | None
 ) -> None:
     scans, out = two
     by_index = replace(QUICK, format="index")
     logged.clear()
-    run_serially([str(scans / "a.nii.gz")], out, output=by_index)
+    inputs = scans if shard else [str(scans / "a.nii.gz")]
+    run_serially(inputs, out, output=by_index, shard=shard)
     assert len(logged.messages) == 1
     logged.clear()
     run_serially(scans, out, output=QUICK)
