@@ -16,6 +16,7 @@ import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from io import FileIO
+from operator import attrgetter
 from pathlib import Path, PurePosixPath
 from typing import Self
 
@@ -241,11 +242,10 @@ class LedgerContents:
     """Joint content of several ledgers.
 
     `entries` maps each case to its valid entry: the last one in a ledger, and across ledgers the
-    one with the highest attempt number. If attempt numbers are equal, because the ledgers of two
-    folders were put together, `_fit_to_files` decides. `written` has a pair (path, SHA-256) for
-    each file that the ledgers list. `writers` maps the path of each file to its case. If only the
-    entries of some cases are read, `other_suffixes` has the BIDS suffixes of the scans of the other
-    cases, such as T1w; None for scans outside of BIDS.
+    one that `_is_later` chooses, in general that with the highest attempt number. `written` has a
+    pair (path, SHA-256) for each file that the ledgers list. `writers` maps the path of each file
+    to its case. If only the entries of some cases are read, `other_suffixes` has the BIDS suffixes
+    of the scans of the other cases, such as T1w; None for scans outside of BIDS.
     """
 
     entries: dict[str, Entry] = field(default_factory=dict)
@@ -334,10 +334,16 @@ def _is_later(entry: Entry, other: Entry, folder: Path) -> bool:
     """Return True if `entry` is to be used in place of `other`, an entry of the same case.
 
     It is if it has the higher attempt number, or, for equal numbers, if it fits the present files
-    better. The entries are from two ledgers; `folder` is the output folder.
+    better. If two folders were put together, and only the files of the lower number are there, that
+    is used. The entries are from two ledgers; `folder` is the output folder.
     """
     if entry.attempt != other.attempt:
-        return entry.attempt > other.attempt
+        earlier, later = sorted((entry, other), key=attrgetter("attempt"))
+        are_results = earlier.status == later.status == "done"
+        if are_results and earlier.outputs != later.outputs:
+            is_gone = earlier.is_written(folder) and not later.is_written(folder)
+            later = earlier if is_gone else later
+        return later is entry
     # Equal entries occur if a ledger was merged from others that are still in the folder.
     if entry == other:
         return False

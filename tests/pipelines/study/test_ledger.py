@@ -188,14 +188,14 @@ def test_in_one_ledger_the_last_entry_holds_whatever_the_clock_said(
     assert held["a"].reason == "newer"
 
 
+@pytest.mark.parametrize("attempt", [1, 5])
 def test_between_ledgers_what_is_written_holds_whatever_the_clock_said(
-    tmp_path: Path,
+    tmp_path: Path, attempt: int
 ) -> None:
     (tmp_path / "o").write_bytes(b"x")
     there = replace(DONE, outputs={"o": sha256_of(tmp_path / "o")})
-    for number, entry in enumerate(
-        (there, replace(DONE, outputs={"o": ""}, finished="2027"))
-    ):
+    gone = replace(DONE, outputs={"o": ""}, attempt=attempt, finished="2027")
+    for number, entry in enumerate((there, gone)):
         with Ledger(tmp_path / f"run.{number}.jsonl") as ledger:
             ledger.add(entry)
     ledgers = ledgers_in(tmp_path)
