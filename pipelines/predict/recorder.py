@@ -289,8 +289,11 @@ class Recorder:
                 if participant is not None:
                     yield participant
                 continue
-            if self._note_if_impossible(case):
+            reason = self._why_impossible(case)
+            if reason:
+                self.note(Entry.failed(case, self.settings, reason))
                 continue
+            self._warn_of_another_scan(case)
             known = self.ledger.entries.get(case.id)
             is_alone = known is not None and known.result.longitudinal is None
             if known is not None and is_alone and known.is_current(case, self.settings):
@@ -310,8 +313,12 @@ class Recorder:
         """
         impossible = set()
         for case in participant.scans:
-            if self._note_if_impossible(case):
+            reason = self._why_impossible(case)
+            if reason:
                 impossible.add(case.id)
+                self.note(Entry.failed(case, self.settings, reason))
+            else:
+                self._warn_of_another_scan(case)
         possible = participant.only(lambda case: case.id not in impossible)
         if possible is None or self._note_if_current(possible):
             return None
@@ -378,40 +385,23 @@ class Recorder:
         unchanged = "unchanged since an earlier run"
         self.note(Entry(case.id, "skipped", case.shown, unchanged), keep=False)
 
-    def _note_if_impossible(self, case: Case) -> bool:
-        """Return True if a case must not be segmented in this run, and record that.
+    def _warn_of_another_scan(self, case: Case) -> None:
+        """Log that a case replaces the result of another scan, if that is still where it was read.
 
-        If the output folder has the result of another scan, that result stays the valid one.
-        """
-        reason = self._why_impossible(case)
-        if reason:
-            self.note(Entry.failed(case, self.settings, reason))
-            return True
-        reason = self._why_of_another_scan(case)
-        if reason:
-            self.note(Entry.failed(case, self.settings, reason), keep=False)
-        return bool(reason)
-
-    def _why_of_another_scan(self, case: Case) -> str:
-        """Return a reason if a case would replace the result of a scan that is still there.
-
-        "" if there is no such result, or if it is of a file with the same bytes, or if the file of
-        this case is missing.
+        A scan with the same bytes is the same scan.
         """
         known = self.ledger.entries.get(case.id)
         now = Entry.of(case, self.settings, "done")
         if known is None or known.status != "done" or known.scan == now.scan:
-            return ""
+            return
         out = self.settings.out
         is_same = digest_of(*case.files) in (known.input_sha256, None)
-        is_there = known.digest_of_scan(out) == known.input_sha256
-        if self.ledger.overwrite or is_same or not is_there:
-            return ""
-        other = absolute(out.resolve() / known.scan)
-        return (
-            f"the output folder has the result of another scan of this name, {other}: choose "
-            "another --out, or give --overwrite to replace it"
-        )
+        if not is_same and known.digest_of_scan(out) == known.input_sha256:
+            _log.warning(
+                "%s: the result of another scan of this name is replaced: %s",
+                case.shown,
+                absolute(out.resolve() / known.scan),
+            )
 
     def _why_impossible(self, case: Case) -> str:
         """Return why a case cannot be segmented with these settings; "" if it can."""

@@ -60,7 +60,7 @@ class Ledger:
         self.contents = LedgerContents() if contents is None else contents
         self.entries = self.contents.entries
         self._written = self.contents.written
-        self.overwrite = overwrite
+        self._overwrite = overwrite
         self._path = path
         self._folder = path.parent
         self._file: FileIO | None = None
@@ -126,7 +126,7 @@ class Ledger:
         `current` maps the paths of existing files to their present SHA-256, None if a path is not a
         regular file. With `overwrite` no file is refused.
         """
-        if self.overwrite:
+        if self._overwrite:
             return
         ours = {name for name, _ in self._written}
         for name, digest in current.items():
