@@ -300,6 +300,9 @@ def claimed(
         patch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
         patch.setattr(torch.cuda, "get_device_name", lambda device: "claimed")
         patch.setattr(torch.cuda, "mem_get_info", lambda device: (2**30, 2**30))
+        # Claimed devices have no generator of their own.
+        patch.setattr(torch.cuda, "get_rng_state", lambda device: None)
+        patch.setattr(torch.cuda, "set_rng_state", lambda state, device: None)
         patch.setattr(torch.backends.mps, "is_available", lambda: name == "mps:0")
         patch.setattr(torch.accelerator, "synchronize", lambda device: None)
         yield claims
