@@ -289,6 +289,14 @@ class Study:
             scans, key=lambda scan: (scan.entry.doubt, natural_order(scan.case))
         )
 
+    @cached_property
+    def _changed(self) -> dict[tuple[Path, int], bool]:
+        """Whether files of scans were changed since, by their path and time.
+
+        The viewer asks at each move of the pointer, and hashing a large file takes long.
+        """
+        return {}
+
     def image(self, scan: ScanFile) -> Path | None:
         """Return the path of the scan that was segmented; None if missing, changed or DICOM.
 
@@ -297,8 +305,12 @@ class Study:
         path = scan.folder / scan.entry.scan
         if self.images is not None:
             path = self.images / scan.entry.input
-        elif scan.entry.is_scan_changed(scan.folder):
-            return None
+        elif path.is_file():
+            version = (path, path.stat().st_mtime_ns)
+            if version not in self._changed:
+                self._changed[version] = scan.entry.is_scan_changed(scan.folder)
+            if self._changed[version]:
+                return None
         if path.is_file() and not scan.entry.is_in_zip:
             return path
         return self._images.get(scan.path)
