@@ -39,8 +39,8 @@ def write_changes(
 
     `entries` are the ledger entries of all scans. Scans and structures whose grade is in `excluded`
     appear as time points, but no change is computed from them, and none from lesions that were
-    corrected by hand. Paths of scans are relative to
-    `results`, by default to `folder`. Nothing is written if there are no such participants.
+    corrected by hand. Paths of scans are relative to `results`, by default to `folder`. Nothing is
+    written if there are no such participants.
     """
     if results is None:
         results = folder

@@ -168,8 +168,8 @@ class Volume:
         ----------
         scan : path, (array, affine), Volume, or image of nibabel, torchio, MONAI or SimpleITK
             A Volume is returned as it is, without a copy; with `labels`, its voxels become
-            integers. Paths are read and checked with `read`,
-            images and arrays with `of_image` and `of_array`.
+            integers. Paths are read and checked with `read`, images and arrays with `of_image`
+            and `of_array`.
         labels : bool
             Require whole numbers, as in a label map.
         image : str, optional
